@@ -1,0 +1,94 @@
+"""`lydite`: one command, one verb per file, each imported only when it is used."""
+
+import importlib
+import os
+import sys
+from importlib.metadata import version as package_version
+
+import click
+
+from lydite import __version__
+from lydite.core.errors import LyditeError
+
+VERBS = {
+    "demo": "lydite.cli.demo",
+    "generate": "lydite.cli.generate",
+    "inspect": "lydite.cli.inspect",
+    "audit": "lydite.cli.audit",
+}
+
+
+class Verbs(click.Group):
+    """Looks a verb's module up by name, so that `lydite inspect` never pays for the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        return importlib.import_module(VERBS[cmd_name]).command
+
+
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version", is_flag=True, help="Print the version and exit; with -v, what it runs on."
+)
+@click.option("-v", "--verbose", is_flag=True, help="With --version: MLX, device and BLAS.")
+@click.pass_context
+def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
+    """Run and verify diffusion models on MLX.
+
+    \b
+    lydite demo                                     see it work, nothing to download
+    lydite inspect model.safetensors                what is in a checkpoint
+    lydite audit   sd3-folder/                      is every tensor accounted for?
+    lydite generate "a red fox" --model sd3-folder/ the picture
+
+    Every verb explains itself: lydite generate --help. Exit status: 0 fine, 1 something is wrong
+    with the model or the numbers, 2 the input could not be used, 130 interrupted.
+    """
+    if version:
+        click.echo(_version(verbose))
+    elif ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Entry point: every mendable error is one line on stderr, never a traceback."""
+    try:
+        lydite.main(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except LyditeError as error:
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # `lydite inspect … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _version(verbose: bool) -> str:
+    lines = [f"lydite {__version__}"]
+    if verbose:
+        from lydite.core.blas import preload
+
+        blas = preload()  # before MLX
+        import mlx.core as mx
+
+        lines += [
+            f"python {sys.version.split()[0]} on {sys.platform}",
+            f"mlx {package_version('mlx')}, default device {mx.default_device()}",
+            f"blas {blas.describe()}",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,167 @@
+"""The weights of one model, in one safetensors file or in the many that an index names."""
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from numpy.typing import NDArray
+
+from lydite.core.errors import FileError, TensorFileError
+from lydite.core.jsonfile import read_json
+from lydite.core.tensorfile import (
+    TensorFile,
+    TensorInfo,
+    refuse_other_formats,
+    shown,
+    unknown_tensor,
+)
+
+STEMS = ("diffusion_pytorch_model", "model")  # diffusers' name, then that of transformers
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Open weights: every tensor is known, none is read before it is asked for."""
+
+    path: Path  # the file or the index
+    files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo]
+    _homes: Mapping[str, TensorFile]
+    _closer: contextlib.ExitStack
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The tensor in its stored dtype, as a read-only view of its file."""
+        return self._home(name).read(name)
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds the tensor."""
+        return self._home(name).header.path
+
+    def close(self) -> None:
+        """Close every file; arrays already read stay valid."""
+        self._closer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _home(self, name: str) -> TensorFile:
+        if name not in self._homes:
+            raise unknown_tensor(self.path, name, self._homes)
+        return self._homes[name]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a `.safetensors` file, a `.safetensors.index.json`, or a folder that holds either."""
+    if os.path.isdir(path):
+        path = _find_weights(path)
+    weight_map = _read_weight_map(path) if path.suffix == ".json" else None
+    files = [path] if weight_map is None else _find_shards(path, sorted(set(weight_map.values())))
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(TensorFile.open(file)) for file in files]
+        if weight_map is not None:
+            _check_index(path, weight_map, opened)
+        homes = {name: file for file in opened for name in file.header.tensors}
+        tensors = {name: file.header.tensors[name] for name, file in homes.items()}
+        return Checkpoint(path, tuple(files), tensors, homes, stack.pop_all())
+
+
+_SHARD = re.compile(r"-\d+-of-\d+\.")  # model-00001-of-00002.safetensors, model.fp16-00001-of-…
+_INDEX = re.compile(r".+\.safetensors\.index(\.[^.]+)?\.json")
+
+
+def _find_weights(folder: Path) -> Path:
+    """The one file or index in `folder` that must be meant."""
+    try:
+        listed = sorted(os.listdir(folder))
+    except OSError as error:
+        raise FileError(f"{folder}: cannot be read ({error.strerror or error}).") from error
+    names = [n for n in listed if n[0] != "." and n.isprintable()]  # macOS leaves ._ doubles about
+    singles = [n for n in names if n.endswith(".safetensors") and not _SHARD.search(n)]
+    weights = singles + [n for n in names if _INDEX.fullmatch(n)]
+    plain = [stem + end for stem in STEMS for end in (".safetensors", ".safetensors.index.json")]
+    variants = [[n for n in weights if n.startswith(f"{stem}.")] for stem in STEMS]
+    for group in (*([name] for name in plain if name in weights), *variants, weights):
+        if len(group) == 1:
+            return folder / group[0]
+        if group:
+            raise FileError(f"{folder}: weights could be any of {shown(group)}. Name one of them.")
+    for name in names:
+        refuse_other_formats(folder / name)
+    expected = f"Expected {', '.join(plain)}, or one other *.safetensors or its index"
+    raise FileError(f"{folder}: no weights. {expected}; found {shown(names)}.")
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    # metadata.total_size is not looked at: published indexes with tied weights often have it wrong.
+    weight_map = read_json(index).get("weight_map")
+    entries = cast(dict[str, object], weight_map if isinstance(weight_map, dict) else {})
+    if not entries or not all(isinstance(shard, str) for shard in entries.values()):
+        rule = "expected a weight_map from tensor names to file names"
+        raise TensorFileError(f"{index}: {rule}. Is it the index of a safetensors checkpoint?")
+    return cast(dict[str, str], entries)
+
+
+def _find_shards(index: Path, names: Sequence[str]) -> list[Path]:
+    """The shards called `names`, all present and none outside the places of `index`."""
+    folder = index.parent
+    for name in names:
+        if not name.isprintable() or re.search(r"[/\\:]", name):
+            raise TensorFileError(
+                f"{index}: {shown(name)} is not a plain file name. Do not use it."
+            )
+        refuse_other_formats(folder / name)
+        if not name.endswith(".safetensors"):
+            raise TensorFileError(f"{index}: {shown(name)} is not named *.safetensors.")
+    missing = [name for name in names if not os.path.isfile(folder / name)]
+    if missing:
+        count = f"{len(missing)} of {len(names)} shards are missing"
+        raise FileError(f"{index}: {count}: {shown(missing)}. Download them into {folder}.")
+    places = _places(folder)
+    for name in names:
+        target = Path(os.path.realpath(folder / name))
+        if not any(target.is_relative_to(place) for place in places):
+            link = f"{shown(name)} is a link that leads out of the folder, to {shown(str(target))}"
+            raise FileError(f"{index}: {link}. Put the file itself there.")
+    return [folder / name for name in names]
+
+
+def _places(folder: Path) -> list[Path]:
+    """Where a shard may lie: beside its index, or in the blobs of the same Hugging Face cache.
+
+    An index cannot make links, but the archive or clone it came in can, and they may lead anywhere.
+    The hub's own links go from models--*/snapshots/<revision>/ to models--*/blobs, and from there
+    (since huggingface_hub 2) to the blobs that all repositories of the cache share.
+    """
+    real = Path(os.path.realpath(folder))
+    for parent in (real, *real.parents):
+        if parent.name == "snapshots" and "--" in parent.parent.name:
+            return [real, parent.parent / "blobs", parent.parent.parent / "blobs"]
+    return [real]
+
+
+def _check_index(index: Path, weight_map: Mapping[str, str], files: Sequence[TensorFile]) -> None:
+    """Each tensor is in exactly one shard, the one that the index names."""
+    found: dict[str, str] = {}
+    for file in files:
+        for name in file.header.tensors:
+            shard = file.header.path.name
+            if found.setdefault(name, shard) != shard:
+                both = f"{found[name]} and {shard}. Download the index and its shards again."
+                raise TensorFileError(f"{index}: tensor {shown(name)} is in both {both}")
+    for name in (*found, *weight_map):
+        held, listed = found.get(name, "no shard"), weight_map.get(name, "no shard")
+        if held != listed:
+            fault = f"tensor {shown(name)} is in {held}, by the index in {listed}"
+            raise TensorFileError(f"{index}: {fault}. Download the index and its shards again.")

@@ -1,0 +1,35 @@
+"""One exception per kind of trouble; each message says what, where, expected, found, next."""
+
+
+class LyditeError(Exception):
+    """Anything a user can mend: one line on the command line, which ends with `exit_code`."""
+
+    exit_code = 2
+
+
+class FileError(LyditeError):
+    """A path that is missing, not readable, or of a kind we do not open."""
+
+
+class TensorFileError(LyditeError):
+    """A safetensors file that breaks a rule of the format."""
+
+
+class ConfigError(LyditeError):
+    """A config with keys we miss, do not understand, or whose value we cannot run."""
+
+
+class WeightsError(LyditeError):
+    """A checkpoint that does not fill its model exactly, or holds values no model can use."""
+
+    exit_code = 1
+
+
+class InputError(LyditeError):
+    """An option or argument outside what the model can do."""
+
+
+class NotFiniteError(LyditeError):
+    """NaN or Inf where a number should be, with the name of the place."""
+
+    exit_code = 1

@@ -1,0 +1,70 @@
+"""JSON from strangers: bounded, UTF-8, no duplicate keys, no NaN, one clear error."""
+
+import json
+import reprlib
+from pathlib import Path
+from typing import Any, cast
+
+from lydite.core.errors import FileError
+
+MAX_BYTES = 16 * 2**20  # configs and shard indexes are far below; tokenizer.json is read elsewhere
+
+
+class JsonError(ValueError):
+    """Why a text is not the JSON object we need; the caller adds the file's name."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, or a FileError that names the file and the reason."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise FileError(f"{path}: {path.stat().st_size} bytes of JSON, limit {MAX_BYTES}.")
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    try:
+        return parse_object(data)
+    except JsonError as error:
+        raise FileError(f"{path}: {error}.") from error
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object strictly; raises JsonError with the reason in a few words."""
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_integer,
+        )
+    except UnicodeDecodeError as error:
+        raise JsonError(f"not UTF-8 (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise JsonError(f"not JSON ({error.msg}, at character {error.pos})") from error
+    except RecursionError as error:
+        raise JsonError("JSON nested too deep") from error
+    except ValueError as error:  # ours, and Python's limit on the digits of an integer
+        raise JsonError(str(error)) from error
+    if not isinstance(value, dict):
+        raise JsonError(f"expected a JSON object, found {type(value).__name__}")
+    return cast(dict[str, Any], value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"duplicate key {reprlib.repr(key)}")
+        result[key] = value
+    return result
+
+
+def _no_constant(token: str) -> None:
+    raise ValueError(f"{token} is not JSON")
+
+
+def _integer(text: str) -> int:
+    # Other parsers read -0 as a float; as an integer it would slip past their checks and ours.
+    if text == "-0":
+        raise ValueError("-0 is not an integer")
+    return int(text)

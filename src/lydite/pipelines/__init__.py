@@ -1,0 +1,1 @@
+"""Text to image: the one place where models, weights and sampling meet."""

@@ -1,0 +1,118 @@
+"""The network classes we have, and one network of a checkpoint ready to be audited or loaded."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from lydite.core.checkpoint import open_checkpoint
+from lydite.core.config import read_config
+from lydite.core.errors import ConfigError
+from lydite.core.jsonfile import read_json
+from lydite.models.mmdit import MMDiT, MMDiTConfig
+from lydite.models.text import clip, t5
+from lydite.models.vae import kl
+from lydite.weights.audit import audit, check_values
+from lydite.weights.load import load, parameter_specs
+from lydite.weights.maps import mmdit as mmdit_map
+from lydite.weights.maps import text as text_map
+from lydite.weights.maps import vae as vae_map
+from lydite.weights.rules import Rule
+from lydite.weights.source import Scope
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One network class: how its config is read, how it is built, which names its files use."""
+
+    config: type[Any]
+    build: Callable[[Any], nn.Module]
+    rules: tuple[Rule, ...]
+    ignored: frozenset[str] = frozenset()
+    fixed: Mapping[str, Any] | None = None
+    keep_float32: tuple[str, ...] = ()  # when the rest runs in float16
+
+
+@dataclass(frozen=True)
+class Component:
+    """One network of a checkpoint, ready to be audited or loaded."""
+
+    name: str
+    path: Path
+    kind: Kind
+    config: Any
+    rules: tuple[Rule, ...]
+    prefix: str = ""  # of its tensors, in a file that holds several networks
+
+    @property
+    def where(self) -> str:
+        return f"{self.path} ({self.name})" if self.prefix else str(self.path)
+
+    @contextmanager
+    def scope(self) -> Generator[Scope]:
+        """Its tensors, by the names its rules know."""
+        with open_checkpoint(self.path) as checkpoint:
+            yield Scope(checkpoint, self.prefix)
+
+    def empty(self) -> nn.Module:
+        """The network with placeholder parameters; nothing is evaluated."""
+        return self.kind.build(self.config)
+
+    def check(self) -> None:
+        """Audit names, shapes, dtypes and values without loading; WeightsError when not clean."""
+        with self.scope() as scope:
+            ledger = audit(scope, parameter_specs(self.empty()), self.rules, where=self.where)
+            check_values(ledger, scope).require_clean()
+
+    def load(self, dtype: mx.Dtype) -> nn.Module:
+        """The network with its weights, or WeightsError."""
+        model = self.empty()
+        keep = self.kind.keep_float32 if dtype == mx.float16 else ()
+        with self.scope() as scope:
+            load(model, scope, self.rules, where=self.where, dtype=dtype, keep_float32=keep)
+        return model
+
+
+KINDS: dict[str, Kind] = {
+    "SD3Transformer2DModel": Kind(MMDiTConfig, MMDiT, mmdit_map.DIFFUSERS),
+    "AutoencoderKL": Kind(
+        kl.AutoencoderKLConfig, kl.AutoencoderKL, vae_map.DIFFUSERS, kl.IGNORED, kl.FIXED
+    ),
+    "CLIPTextModel": Kind(
+        clip.CLIPTextConfig,
+        lambda config: clip.CLIPTextModel(config, projection=False),
+        text_map.CLIP,
+        clip.IGNORED,
+        clip.FIXED,
+    ),
+    "CLIPTextModelWithProjection": Kind(
+        clip.CLIPTextConfig,
+        lambda config: clip.CLIPTextModel(config, projection=True),
+        text_map.CLIP,
+        clip.IGNORED,
+        clip.FIXED,
+    ),
+    "T5EncoderModel": Kind(
+        t5.T5Config, t5.T5EncoderModel, text_map.T5, t5.IGNORED, t5.FIXED, t5.KEEP_FLOAT32
+    ),
+}
+
+
+def folder_component(
+    folder: Path, name: str | None = None, weights: Path | None = None
+) -> Component:
+    """The network in one component's folder; `weights` names one file of it."""
+    path = folder / "config.json"
+    raw = read_json(path)
+    class_name = raw.get("_class_name") or next(iter(raw.get("architectures") or []), None)
+    if class_name not in KINDS:
+        raise ConfigError(
+            f"{path}: the class is {class_name!r}; supported are {', '.join(sorted(KINDS))}."
+        )
+    kind = KINDS[class_name]
+    config = read_config(kind.config, raw, where=path, ignored=kind.ignored, fixed=kind.fixed)
+    return Component(name or folder.name, weights or folder, kind, config, kind.rules)

@@ -1,0 +1,128 @@
+"""What a PNG remembers of how it was made: A1111's text for other tools, one JSON key for us."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
+
+from lydite import __version__
+from lydite.core.errors import FileError
+from lydite.core.files import atomic_path
+from lydite.pipelines.components import Component
+
+KEY = "lydite"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Every setting of one picture. The same record on the same machine gives the same bytes."""
+
+    model: str
+    model_hash: str
+    prompt: str
+    negative: str
+    seed: int
+    steps: int
+    guidance: float
+    width: int
+    height: int
+    schedule: str
+    text_length: int
+    noise: str
+    dtype: str
+    components: str | None = None
+    image: str | None = None
+    image_hash: str | None = None
+    strength: float | None = None
+    sampler: str = "euler"
+    version: str = __version__
+    mlx: str = ""
+
+    def a1111(self) -> str:
+        """The text that A1111 and the tools around it read."""
+        facts = {
+            "Steps": self.steps,
+            "Sampler": "Euler",
+            "Schedule type": self.schedule,
+            "CFG scale": f"{self.guidance:g}",
+            "Seed": self.seed,
+            "Size": f"{self.width}x{self.height}",
+            "Model hash": self.model_hash[:10],
+            "Model": Path(self.model).stem.replace(",", "_"),
+        }
+        if self.strength is not None:
+            facts["Denoising strength"] = f"{self.strength:g}"
+        facts["Version"] = f"lydite {self.version}"
+        lines = [self.prompt]
+        if self.negative:
+            lines.append(f"Negative prompt: {self.negative}")
+        lines.append(", ".join(f"{name}: {value}" for name, value in facts.items()))
+        return "\n".join(lines)
+
+
+def save_png(path: Path, pixels: NDArray[np.uint8], record: Record) -> None:
+    """Write the picture with its record; the file is whole or not there."""
+    text = PngImagePlugin.PngInfo()
+    text.add_itxt("parameters", record.a1111())
+    text.add_itxt(KEY, msgspec.json.encode(asdict(record)).decode())
+    with atomic_path(path) as temporary:
+        Image.fromarray(pixels).save(temporary, format="PNG", pnginfo=text)
+
+
+def read_record(path: Path) -> Record:
+    """The record inside a PNG made by us."""
+    text = _open(path).info.get(KEY)
+    if not isinstance(text, str):
+        raise FileError(f"{path}: has no {KEY!r} metadata, so it cannot be replayed.")
+    try:
+        return msgspec.json.decode(str(text), type=Record)
+    except msgspec.DecodeError as error:
+        raise FileError(f"{path}: its {KEY!r} metadata cannot be read ({error}).") from error
+
+
+def read_pixels(path: Path) -> NDArray[np.uint8]:
+    """An image file as (H, W, 3); transparency is dropped."""
+    return np.asarray(_open(path).convert("RGB"))
+
+
+def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Lanczos, as diffusers resizes the input of img2img."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def pixel_hash(pixels: NDArray[np.uint8]) -> str:
+    """A hash of the pixels themselves, whatever file they came from."""
+    return hashlib.sha256(f"{pixels.shape}".encode() + pixels.tobytes()).hexdigest()
+
+
+def model_hash(components: Mapping[str, Component]) -> str:
+    """A fingerprint of all networks: names, shapes, dtypes, and a kilobyte from each tensor."""
+    total = hashlib.sha256()
+    for name, component in sorted(components.items()):
+        with component.scope() as scope:
+            for tensor, info in sorted(scope.tensors.items()):
+                total.update(f"{name} {tensor} {info.dtype} {info.shape}\n".encode())
+                flat = scope.read(tensor).reshape(-1)
+                middle = flat.size // 2
+                total.update(flat[middle : middle + 1024 // flat.itemsize].tobytes())
+    return total.hexdigest()
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        image = Image.open(path)
+        image.load()
+    except FileNotFoundError as error:
+        raise FileError(f"{path}: no such file.") from error
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
+        raise FileError(f"{path}: cannot be read as an image ({error}).") from error
+    except Image.DecompressionBombError as error:
+        raise FileError(f"{path}: {error}") from error
+    return image

@@ -1,0 +1,64 @@
+"""Rearrangements of one tensor, each with its inverse and with what it does to a shape."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor of the file becomes a parameter of the model, and back."""
+
+    name: str
+    forward: Callable[[Array], Array]
+    inverse: Callable[[Array], Array]
+    shape: Callable[[Shape], Shape]  # raises ValueError when the rank or size does not fit
+
+
+def _permutation(name: str, axes: tuple[int, ...]) -> Layout:
+    back = tuple(int(axis) for axis in np.argsort(axes))
+
+    def shape(found: Shape) -> Shape:
+        if len(found) != len(axes):
+            raise ValueError(f"expected {len(axes)} dimensions, found {found}")
+        return tuple(found[axis] for axis in axes)
+
+    return Layout(name, lambda x: x.transpose(axes), lambda x: x.transpose(back), shape)
+
+
+def _swap(x: Array) -> Array:
+    half = x.shape[0] // 2
+    return np.concatenate([x[half:], x[:half]])
+
+
+def _even_rows(found: Shape) -> Shape:
+    if not found or found[0] % 2:
+        raise ValueError(f"expected an even number of rows, found {found}")
+    return found
+
+
+def _one_by_one(found: Shape) -> Shape:
+    if len(found) != 4 or found[2:] != (1, 1):
+        raise ValueError(f"expected (O, I, 1, 1), found {found}")
+    return found[:2]
+
+
+# A 2-d convolution's weight: torch's channels-first to MLX's channels-last.
+OIHW_TO_OHWI = _permutation("oihw_to_ohwi", (0, 2, 3, 1))
+
+# A 1×1 convolution that we run as a linear.
+CONV1X1_TO_LINEAR = Layout(
+    "conv1x1_to_linear",
+    forward=lambda x: x.reshape(x.shape[:2]),
+    inverse=lambda x: x.reshape((*x.shape, 1, 1)),
+    shape=_one_by_one,
+)
+
+# Rows stored (shift, scale) where the model reads (scale, shift); its own inverse.
+SWAP_HALVES = Layout("swap_halves", forward=_swap, inverse=_swap, shape=_even_rows)

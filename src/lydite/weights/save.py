@@ -1,0 +1,38 @@
+"""Parameters back on disk under the names and in the layout a rule table reads."""
+# pyright: standard
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from lydite.core.names import match
+from lydite.core.tensorfile import save as save_tensors
+from lydite.weights.layout import Array
+from lydite.weights.load import parameters
+from lydite.weights.rules import Convert, Rule
+
+
+def save(model: nn.Module, path: Path, rules: Sequence[Rule]) -> None:
+    """Write every parameter of `model` to one file; `load` with the same rules reads it back.
+
+    Undoes layouts only: the tables for diffusers' own folders rename nothing.
+    """
+    tensors: dict[str, Array] = {}
+    for target, value in parameters(model).items():
+        array = to_numpy(value)
+        for rule in rules:
+            if isinstance(rule, Convert) and match(rule.target, target) is not None:
+                array = rule.layout.inverse(array)
+        tensors[target] = array
+    save_tensors(path, tensors, {"format": "pt"})
+
+
+def to_numpy(value: mx.array) -> Array:
+    """An MLX array as NumPy, bf16 included."""
+    if value.dtype == mx.bfloat16:
+        return np.array(value.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(value)

@@ -1,0 +1,30 @@
+"""The tensors one model is filled from: a checkpoint, or the part of one under a prefix."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lydite.core.checkpoint import Checkpoint
+from lydite.core.tensorfile import TensorInfo
+from lydite.weights.layout import Array
+
+
+class Scope:
+    """Tensors of `checkpoint` under `prefix` and not under `exclude`, by their names without it."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, prefix: str = "", exclude: tuple[str, ...] = ()
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._prefix = prefix
+        self.tensors: Mapping[str, TensorInfo] = {
+            name.removeprefix(prefix): replace(info, name=name.removeprefix(prefix))
+            for name, info in checkpoint.tensors.items()
+            if name.startswith(prefix) and not name.startswith(exclude)
+        }
+
+    def read(self, name: str) -> Array:
+        return self._checkpoint.read(self._prefix + name)
+
+    def full_name(self, name: str) -> str:
+        """The name in the file: what a message has to say."""
+        return self._prefix + name

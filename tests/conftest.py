@@ -1,0 +1,8 @@
+"""Settings that have to be in the environment before torch and MLX start."""
+
+import os
+
+os.environ["MLX_ENABLE_TF32"] = "0"  # parity in float32 means float32
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # torch bf16 dies on some CPUs without it
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"

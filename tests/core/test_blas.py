@@ -1,0 +1,310 @@
+"""Each case is a process of its own: MLX takes a BLAS once, while it is imported."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SITE = Path(sysconfig.get_path("platlib"))
+CPU_WHEEL = (SITE / "mlx_cpu.libs").is_dir() and not any(SITE.glob("mlx_cuda*.libs"))
+COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not CPU_WHEEL or not COMPILER,
+    reason="needs MLX's Linux CPU wheel and a C compiler",
+)
+needs_torch = pytest.mark.skipif(not (SITE / "torch").is_dir(), reason="needs torch")
+
+PRELOAD = """
+from lydite.core.blas import found, preload
+from lydite.core.errors import ConfigError
+try:
+    blas = preload()
+    out.update(kind=blas.kind, detail=blas.detail, says=blas.describe())
+except ConfigError as error:
+    out["error"] = str(error)
+"""
+NO_TORCH = "sys.modules['torch'] = None"
+MAPPED = "out['mapped'] = any('shim-' in line for line in open('/proc/self/maps'))"
+
+COUNT = """
+import ctypes
+calls, kept = out.setdefault("calls", {}), []
+def count(name, scalar):  # stands between the shim and OpenBLAS
+    slot = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "lydite_" + name)
+    i, p = ctypes.c_int, ctypes.c_void_p
+    signature = ctypes.CFUNCTYPE(None, i, i, i, i, i, i, scalar, p, i, p, i, scalar, p, i)
+    real, calls[name] = signature(slot.value), 0
+    def counted(*arguments):
+        calls[name] += 1
+        real(*arguments)
+    kept.append(signature(counted))
+    slot.value = ctypes.cast(kept[-1], ctypes.c_void_p).value
+count("sgemm", ctypes.c_float)
+count("dgemm", ctypes.c_double)
+count("cgemm", ctypes.c_void_p)
+"""
+
+MATMUL = """
+import mlx.core as mx
+import numpy as np
+mx.set_default_device(mx.cpu)
+a, b = np.random.default_rng(0).standard_normal((2, 150, 150))
+def error(dtype):
+    product = mx.array(a, dtype=dtype) @ mx.array(b, dtype=dtype)
+    return float(np.abs(np.array(product) - a @ b).max())
+out["errors"] = [error(dtype) for dtype in (mx.float32, mx.complex64, mx.float64)]
+"""
+
+BITS = """
+import hashlib
+def bits(*arrays):
+    return [hashlib.sha256(np.asarray(array).tobytes()).hexdigest() for array in arrays]
+"""
+
+MLX_BITS = f"""
+import mlx.core as mx
+import numpy as np
+{BITS}
+mx.set_default_device(mx.cpu)
+a, b = mx.random.normal((2, 512, 512), key=mx.random.key(0))
+x, w = mx.random.normal((2, 64, 16, 16, 64), key=mx.random.key(1))
+out["bits"] = bits(a @ b, mx.conv2d(x, w[:, :3, :3], padding=1), (a + 1j * b) @ (b + 1j * a))
+"""
+
+LAPACK = f"""
+import mlx.core as mx
+import numpy as np
+{BITS}
+mx.set_default_device(mx.cpu)
+a = np.random.default_rng(0).standard_normal((96, 96)).astype(np.float32)
+s = np.matmul(a, a.T) / 96 + np.eye(96, dtype=np.float32)
+u, d, v = map(np.array, mx.linalg.svd(mx.array(a)))
+q, r = map(np.array, mx.linalg.qr(mx.array(a)))
+inverse, low = np.array(mx.linalg.inv(mx.array(a))), np.array(mx.linalg.cholesky(mx.array(s)))
+w, e = map(np.array, mx.linalg.eigh(mx.array(s)))
+pairs = [((u * d) @ v, a), (q @ r, a), (inverse @ a, np.eye(96))]
+pairs += [(low @ low.T, s), ((e * w) @ e.T, s)]
+out["errors"] = [float(np.abs(ours - right).max()) for ours, right in pairs]
+out["bits"] = bits(u, d, v, q, r, inverse, low, w, e)
+"""
+
+TORCH_BITS = f"""
+import numpy as np
+import torch
+{BITS}
+torch.manual_seed(0)
+results = []
+for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+    a, b = torch.randn(129, 200, dtype=dtype), torch.randn(200, 77, dtype=dtype)
+    x, w = torch.randn(1, 8, 16, 16, dtype=dtype), torch.randn(12, 8, 3, 3, dtype=dtype)
+    results += [a @ b, a @ b[:, 0], torch.bmm(a.expand(3, -1, -1), b.expand(3, -1, -1))]
+    results += [torch.nn.functional.linear(a, b.T.contiguous()), torch.nn.functional.conv2d(x, w)]
+    results += [torch.linalg.inv(a[:, :129]), *torch.linalg.qr(a)]
+out["bits"] = bits(*results)
+"""
+
+
+def run(*code: str, **env: str) -> dict[str, Any]:
+    """What `code` left in `out`, run in a fresh interpreter."""
+    script = "\n".join(["import json, sys", "out = {}", *code, "print(json.dumps(out))"])
+    clean = {k: v for k, v in os.environ.items() if k not in ("LYDITE_BLAS", "CC", "LD_PRELOAD")}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where shims are kept; not there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lydite" / "blas"
+
+
+def test_mlx_calls_the_shim():
+    out = run(PRELOAD, COUNT, MATMUL)
+    assert out["kind"] == "openblas"
+    assert out["calls"] == {"sgemm": 1, "dgemm": 1, "cgemm": 1}
+    assert max(out["errors"][:2]) < 1e-4  # sums of 150 float32 products
+    assert out["errors"][2] < 1e-12
+
+
+def test_off_loads_nothing(cache: Path):
+    out = run(PRELOAD, MAPPED, MATMUL, LYDITE_BLAS="off")
+    assert out["says"] == "MLX multiplies with the slow BLAS of its wheel: LYDITE_BLAS=off."
+    assert not out["mapped"] and not cache.exists()
+
+
+def test_after_mlx_it_is_too_late_and_said_so(cache: Path):
+    out = run("import mlx.core", PRELOAD, MAPPED)
+    assert out["kind"] == "none" and "mlx.core was imported before" in out["says"]
+    assert not out["mapped"] and not cache.exists()
+
+
+def test_a_shim_loaded_after_mlx_is_never_called():
+    hidden = "import mlx.core; module = sys.modules.pop('mlx.core')"
+    out = run(hidden, PRELOAD, "sys.modules['mlx.core'] = module", COUNT, MATMUL)
+    assert out["kind"] == "openblas"
+    assert out["calls"] == {"sgemm": 0, "dgemm": 0, "cgemm": 0}
+
+
+def test_preload_twice_is_one_object():
+    assert run(PRELOAD, "out['same'] = preload() is blas and found() is blas")["same"]
+
+
+@pytest.mark.parametrize("value", ["mkl", "OFF", " openblas"])
+def test_unknown_choice_is_one_clear_error(value: str):
+    expected = f"LYDITE_BLAS={value}: expected one of auto, torch, openblas, system, off."
+    assert run(PRELOAD, LYDITE_BLAS=value) == {"error": expected}
+
+
+def test_a_choice_that_cannot_be_had_is_an_error():
+    out = run(NO_TORCH, PRELOAD, LYDITE_BLAS="torch")
+    assert out == {"error": "LYDITE_BLAS=torch: no torch, torch is not installed."}
+
+
+def test_no_compiler_is_harmless(cache: Path):
+    out = run(NO_TORCH, PRELOAD, MATMUL, PATH="")
+    assert out["kind"] == "none" and "no openblas, no C compiler" in out["says"]
+    assert max(out["errors"]) < 1e-4 and not cache.exists()
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false -v", "'unbalanced"])
+def test_compiler_of_the_environment_is_the_one_used(compiler: str):
+    out = run(NO_TORCH, PRELOAD, CC=compiler)
+    assert out["kind"] == "none" and "no openblas, " in out["detail"]
+
+
+def test_damaged_shim_is_made_again(cache: Path):
+    run(PRELOAD)
+    (shim,) = cache.iterdir()
+    whole = shim.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 3], bytes(len(whole))):
+        shim.write_bytes(damaged)
+        out = run(PRELOAD, MATMUL)
+        assert out["kind"] == "openblas" and str(shim) in out["detail"]
+        assert len(shim.read_bytes()) == len(whole) and max(out["errors"]) < 1e-4
+
+
+def test_kept_shim_needs_no_compiler(cache: Path):
+    run(PRELOAD)
+    out = run(PRELOAD, COUNT, MATMUL, PATH="")
+    assert out["kind"] == "openblas" and out["calls"]["sgemm"] == 1
+    (shim,) = cache.iterdir()
+    assert cache.stat().st_mode & 0o777 == 0o700 and shim.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_folder_others_can_write_is_not_used(cache: Path, mode: int):
+    run(PRELOAD)
+    (shim,) = cache.iterdir()
+    before = shim.stat().st_mtime_ns
+    cache.chmod(mode)
+    assert run(NO_TORCH, PRELOAD, PATH="")["kind"] == "none"  # the kept one would have done
+    out = run(PRELOAD, COUNT, MATMUL)
+    assert "a shim for this process only" in out["says"] and out["calls"]["sgemm"] == 1
+    assert shim.stat().st_mtime_ns == before and list(cache.iterdir()) == [shim]
+
+
+def test_shim_others_can_write_is_replaced(cache: Path):
+    run(PRELOAD)
+    (shim,) = cache.iterdir()
+    shim.chmod(0o666)
+    assert run(PRELOAD)["kind"] == "openblas"
+    assert shim.stat().st_mode & 0o777 == 0o600
+
+
+def test_shim_of_another_user_is_not_used(cache: Path):
+    run(PRELOAD)
+    another = "import os; user = os.geteuid() + 1; os.geteuid = lambda: user"
+    assert run(another, NO_TORCH, PRELOAD, PATH="")["kind"] == "none"
+    assert "a shim for this process only" in run(another, PRELOAD)["says"]
+
+
+@pytest.mark.parametrize("home", [{"XDG_CACHE_HOME": "/dev/null"}, {"XDG_CACHE_HOME": "a/b"}])
+def test_home_that_cannot_be_written(home: dict[str, str]):
+    out = run(PRELOAD, COUNT, MATMUL, HOME="/dev/null", **home)
+    assert "a shim for this process only, /dev/null/" in out["says"]
+    assert out["calls"]["sgemm"] == 1
+
+
+def test_several_processes_at_once(cache: Path):
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda _: run(PRELOAD, COUNT, MATMUL), range(4)))
+    assert all(out["kind"] == "openblas" and out["calls"]["sgemm"] == 1 for out in outs)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_nothing_to_do_elsewhere(tmp_path: Path, cache: Path):
+    assert run("sys.platform = 'darwin'", PRELOAD)["kind"] == "native"
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx_cuda_13.libs").mkdir()
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    assert run(PRELOAD, PYTHONPATH=path)["kind"] == "native"
+    assert not cache.exists()
+
+
+def test_a_blas_the_user_brought_stays(cache: Path):
+    run(PRELOAD)
+    (shim,) = cache.iterdir()
+    out = run(PRELOAD, LD_PRELOAD=str(shim))
+    assert out["kind"] == "native" and "already" in out["says"]
+
+
+def test_system_library_serves_mlx_and_nobody_else():
+    (library,) = (SITE / "mlx_cpu.libs").glob("libblas-*")  # any library with a cblas_sgemm will do
+    installed = f"import ctypes.util; ctypes.util.find_library = lambda name: {str(library)!r}"
+    leaked = "out['leaked'] = hasattr(ctypes.CDLL(None), 'sgemm_')"
+    out = run(installed, PRELOAD, COUNT, leaked, MATMUL, LYDITE_BLAS="system")
+    assert out["kind"] == "system" and str(library) in out["detail"]
+    assert out["calls"] == {"sgemm": 1, "dgemm": 1, "cgemm": 1}
+    assert not out["leaked"] and max(out["errors"]) < 1e-4
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_same_setting_same_bits(threads: str):
+    ask = (
+        "out['n'] = ctypes.CDLL(blas.detail.split(' through ')[0]).scipy_openblas_get_num_threads()"
+    )
+    first = run(PRELOAD, "import ctypes", ask, MLX_BITS, OMP_NUM_THREADS=threads)
+    assert first["n"] == min(int(threads), os.cpu_count() or 1)
+    assert run(PRELOAD, MLX_BITS, OMP_NUM_THREADS=threads)["bits"] == first["bits"]
+
+
+def test_lapack_is_left_alone():
+    off, on = run(PRELOAD, LAPACK, LYDITE_BLAS="off"), run(PRELOAD, LAPACK)
+    assert (off["kind"], on["kind"]) == ("off", "openblas")
+    assert on["bits"] == off["bits"]
+    assert max(on["errors"]) < 1e-4
+
+
+@needs_torch
+@pytest.mark.parity
+def test_torch_keeps_its_own_blas():
+    without = run(TORCH_BITS)
+    out = run(PRELOAD, COUNT, MATMUL, TORCH_BITS)
+    assert out["kind"] == "openblas" and out["calls"]["sgemm"] == 1  # MLX's; none from torch
+    assert out["calls"] == {"sgemm": 1, "dgemm": 1, "cgemm": 1}
+    assert out["bits"] == without["bits"]
+
+
+@needs_torch
+@pytest.mark.parity
+@pytest.mark.parametrize("first", ["import torch", ""], ids=["imported", "on disk"])
+def test_mlx_on_torchs_blas(first: str, tmp_path: Path):
+    # glibc's own record of what the wheel's cblas_sgemm was bound to
+    debug = {"LD_DEBUG": "bindings", "LD_DEBUG_OUTPUT": str(tmp_path / "ld")}
+    choice = {} if first else {"LYDITE_BLAS": "torch"}
+    out = run(first, PRELOAD, MATMUL, LAPACK, "import torch", **debug, **choice)
+    assert out["kind"] == "torch" and max(out["errors"]) < 1e-4
+    log = "".join(path.read_text() for path in tmp_path.glob("ld.*"))
+    bound = [line for line in log.splitlines() if "/libblas-" in line and "`sgemm_'" in line]
+    assert bound and all("libtorch_cpu.so" in line for line in bound)
