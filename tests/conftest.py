@@ -1,8 +1,19 @@
-"""Settings that have to be in the environment before torch and MLX start."""
+"""Settings that have to be in the environment before torch and MLX start, and a model for all."""
 
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # parity in float32 means float32
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # torch bf16 dies on some CPUs without it
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that needs no reference: the random model of the demo."""
+    from lydite.pipelines.untrained import make_untrained
+
+    return make_untrained(tmp_path_factory.mktemp("models") / "untrained")

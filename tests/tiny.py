@@ -208,3 +208,115 @@ def t5_tokenizer(folder: Path) -> Any:
     pieces += [(f"▁{word}", -3.0) for word in WORDS]
     pieces += [(chr(code), -6.0) for code in range(ord("a"), ord("z") + 1)]
     return T5Tokenizer(vocab=pieces, extra_ids=100)
+
+
+def reload(model: Any, folder: Path, dtype: Any) -> Any:
+    """The saved model as the reference loads it in another precision."""
+    return type(model).from_pretrained(folder, torch_dtype=dtype).eval()
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """Every tensor of a component's folder or file, as NumPy arrays."""
+    from lydite.core.checkpoint import open_checkpoint
+
+    with open_checkpoint(path) as checkpoint:
+        return {name: checkpoint.read(name).copy() for name in checkpoint.tensors}
+
+
+def original_file(folder: Path) -> dict[str, Any]:
+    """A pipeline's tensors as SD3's authors put them in a single file; sizes are ORIGINAL.
+
+    test_single_file proves it against diffusers' own converters, which go the other way.
+    """
+    named = {
+        "model.diffusion_model.": original_transformer(read_tensors(folder / "transformer")),
+        "first_stage_model.": original_vae(read_tensors(folder / "vae")),
+        "text_encoders.clip_l.transformer.": read_tensors(folder / "text_encoder"),
+        "text_encoders.clip_g.transformer.": read_tensors(folder / "text_encoder_2"),
+        "text_encoders.t5xxl.transformer.": read_tensors(folder / "text_encoder_3"),
+    }
+    del named["text_encoders.clip_l.transformer."]["text_projection.weight"]
+    return {prefix + name: x for prefix, part in named.items() for name, x in part.items()}
+
+
+def original_transformer(tensors: dict[str, Any]) -> dict[str, Any]:
+    """SD3Transformer2DModel's tensors under the names and in the order of the original MMDiT."""
+    import numpy as np
+
+    tensors = dict(tensors)
+    depth = 1 + max(int(name.split(".")[1]) for name in tensors if "transformer_blocks" in name)
+    for norm in (f"transformer_blocks.{depth - 1}.norm1_context", "norm_out"):
+        for part in ("weight", "bias"):
+            scale, shift = np.split(tensors[f"{norm}.linear.{part}"], 2)
+            tensors[f"{norm}.linear.{part}"] = np.concatenate([shift, scale])
+    for block in [f"transformer_blocks.{index}." for index in range(depth)]:
+        for attention, stem in (
+            ("attn.to_{}", "attn.qkv"),
+            ("attn2.to_{}", "attn2.qkv"),
+            ("attn.add_{}_proj", "attn.add_qkv"),
+        ):
+            for part in ("weight", "bias"):
+                names = [f"{block}{attention.format(each)}.{part}" for each in "qkv"]
+                if names[0] in tensors:
+                    joined = np.concatenate([tensors.pop(name) for name in names])
+                    tensors[f"{block}{stem}.{part}"] = joined
+    return {_renamed(name, _ORIGINAL_TRANSFORMER): x for name, x in tensors.items()}
+
+
+def original_vae(tensors: dict[str, Any]) -> dict[str, Any]:
+    """AutoencoderKL's tensors under the names and shapes of the original one."""
+    levels = 1 + max(int(name.split(".")[2]) for name in tensors if "up_blocks" in name)
+    for level in range(levels):
+        _ORIGINAL_VAE[f"decoder.up_blocks.{level}."] = f"decoder.up.{levels - 1 - level}."
+    return {
+        _renamed(name, _ORIGINAL_VAE): x[:, :, None, None] if ".to_" in name and x.ndim == 2 else x
+        for name, x in tensors.items()
+    }
+
+
+def _renamed(name: str, table: dict[str, str]) -> str:
+    for ours, theirs in table.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+_ORIGINAL_TRANSFORMER = {
+    "pos_embed.proj.": "x_embedder.proj.",
+    "pos_embed.pos_embed": "pos_embed",
+    "time_text_embed.timestep_embedder.linear_1.": "t_embedder.mlp.0.",
+    "time_text_embed.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
+    "time_text_embed.text_embedder.linear_1.": "y_embedder.mlp.0.",
+    "time_text_embed.text_embedder.linear_2.": "y_embedder.mlp.2.",
+    "norm_out.linear.": "final_layer.adaLN_modulation.1.",
+    "proj_out.": "final_layer.linear.",
+    "transformer_blocks.": "joint_blocks.",
+    "norm1.linear.": "x_block.adaLN_modulation.1.",
+    "norm1_context.linear.": "context_block.adaLN_modulation.1.",
+    "attn.add_qkv.": "context_block.attn.qkv.",
+    "attn.to_add_out.": "context_block.attn.proj.",
+    "attn.norm_added_": "context_block.attn.ln_",
+    ".attn.qkv.": ".x_block.attn.qkv.",
+    ".attn.to_out.0.": ".x_block.attn.proj.",
+    ".attn.norm_": ".x_block.attn.ln_",
+    ".attn2.to_out.0.": ".x_block.attn2.proj.",
+    ".attn2.norm_": ".x_block.attn2.ln_",
+    ".attn2.qkv.": ".x_block.attn2.qkv.",
+    "ff_context.net.0.proj.": "context_block.mlp.fc1.",
+    "ff_context.net.2.": "context_block.mlp.fc2.",
+    "ff.net.0.proj.": "x_block.mlp.fc1.",
+    "ff.net.2.": "x_block.mlp.fc2.",
+    "block.x_block.": "block.",
+}
+_ORIGINAL_VAE = {
+    "down_blocks.": "down.",
+    ".downsamplers.0.": ".downsample.",
+    ".upsamplers.0.": ".upsample.",
+    ".conv_norm_out.": ".norm_out.",
+    ".mid_block.attentions.0.group_norm.": ".mid.attn_1.norm.",
+    ".mid_block.attentions.0.to_out.0.": ".mid.attn_1.proj_out.",
+    ".mid_block.attentions.0.to_": ".mid.attn_1.",
+    ".mid_block.resnets.0.": ".mid.block_1.",
+    ".mid_block.resnets.1.": ".mid.block_2.",
+    ".resnets.": ".block.",
+    ".conv_shortcut.": ".nin_shortcut.",
+}

@@ -158,6 +158,14 @@ def test_folder_with_shards_means_their_index(index: str, tmp_path: Path) -> Non
         assert len(checkpoint.files) == 2
 
 
+@pytest.mark.parametrize("stem", ["diffusion_pytorch_model", "model"])
+def test_folder_means_the_plain_index_rather_than_a_variant(stem: str, tmp_path: Path) -> None:
+    index = sharded(tmp_path, f"{stem}.safetensors.index.json")
+    write(tmp_path / f"{stem}.fp16.safetensors", "a")
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.path == index
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -412,6 +420,14 @@ def test_blobs_folder_that_is_a_link_opens_no_way_out(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     index.with_name(SECOND).rename(tmp_path / "private" / "x")
     (repository / "blobs").symlink_to(tmp_path / "private")
+    index.with_name(SECOND).symlink_to("../../blobs/x")
+    assert "leads out of the folder" in refusal(index, FileError)
+
+
+def test_blobs_of_what_is_no_hub_cache_are_outside(tmp_path: Path) -> None:
+    index = sharded(tmp_path / "photos" / "snapshots" / "rev")
+    (tmp_path / "photos" / "blobs").mkdir()
+    index.with_name(SECOND).rename(tmp_path / "photos" / "blobs" / "x")
     index.with_name(SECOND).symlink_to("../../blobs/x")
     assert "leads out of the folder" in refusal(index, FileError)
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from lydite.core import tensorfile
+from lydite.core import tensorfile, tensorheader
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, LyditeError, TensorFileError
 from lydite.core.tensorfile import TensorFile, read_header, save
@@ -287,7 +287,12 @@ BAD = {
         "overlaps",
         "t0001",
     ),
-    # other formats under this name
+    # other formats under this name, and one that only begins like them
+    "length that reads as a pickle's start": Bad(
+        lambda: pack(json.dumps({A: entry([9])}).encode().ljust(0x280), bytes(24)),
+        "do not match",
+        A,
+    ),
     "Git LFS pointer": Bad(
         lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
         "git lfs pull",
@@ -345,9 +350,18 @@ def test_too_many_tensors_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "x.safetensors"
     path.write_bytes(two((0, 4), (4, 8), 8))
     assert len(read_header(path).tensors) == 2
-    monkeypatch.setattr(tensorfile, "MAX_TENSORS", 1)
+    monkeypatch.setattr(tensorheader, "MAX_TENSORS", 1)
     with pytest.raises(TensorFileError, match="2 tensors, limit 1"):
         read_header(path)
+
+
+def test_brackets_are_counted_before_they_are_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(pack(b'{"a":[' + b"[]," * 4_000_000 + b"[]]}"))  # 300 MB as Python lists
+    start = time.perf_counter()
+    with pytest.raises(TensorFileError, match="more than 4000000 brackets"):
+        read_header(path)
+    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -363,6 +377,7 @@ def test_too_many_tensors_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         one(shape=[1] * 31 + [6]),
         two((4, 8), (0, 4), 8),
         two((0, 0), (0, 0), 0),
+        two((0, 4), (0, 0), 4),
         pack(json.dumps({A: entry()}).encode().ljust(0x280), bytes(24)),  # begins like a pickle
     ],
 )
@@ -427,23 +442,29 @@ def test_save_takes_arrays_that_are_not_contiguous(dtype: str, tmp_path: Path) -
             assert file.read(name).tobytes() == view.tobytes()
 
 
-def test_save_gives_equal_bytes_for_equal_input_and_aligns_tensors(tmp_path: Path) -> None:
+def test_save_gives_equal_bytes_for_equal_input(tmp_path: Path) -> None:
     dtypes = {"d": "U8", "c": "F64", "b": "BF16", "a": "F32"}
     tensors = {name: sample(dtype, (3,)) for name, dtype in dtypes.items()}
     metadata = {f"key{i}": "v" for i in range(9)}
     for name, order in {"one": 1, "two": -1}.items():
         save(tmp_path / name, dict(list(tensors.items())[::order]), metadata)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    for info in read_header(tmp_path / "one").tensors.values():
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_save_aligns_every_tensor(length: int, tmp_path: Path) -> None:
+    tensors = {dtype + "a" * length: sample(dtype, (3,)) for dtype in ("U8", "F64", "BF16", "F32")}
+    save(tmp_path / "x.safetensors", tensors)
+    for info in read_header(tmp_path / "x.safetensors").tensors.values():
         assert info.start % NUMPY_DTYPES[info.dtype].itemsize == 0
 
 
 @pytest.mark.parametrize(
     ("tensors", "metadata", "says"),
     [
-        ({"a": np.array([object()])}, None, "tensor 'a': object cannot be stored"),
-        ({"a": np.zeros(2, ">f4")}, None, "tensor 'a': >f4 cannot be stored"),
-        ({"__metadata__": np.zeros(2)}, None, "tensor '__metadata__'"),
+        ({"a": np.array([object()])}, None, "tensor 'a': .* no dtype object"),
+        ({"a": np.zeros(2, ">f4")}, None, "tensor 'a': .* no dtype >f4"),
+        ({"__metadata__": np.zeros(2)}, None, "tensor '__metadata__': .* no such name"),
         ({"a\nb": np.zeros(2)}, None, "printable"),
         ({"": np.zeros(2)}, None, "printable"),
         ({"a": np.zeros((1,) * 33)}, None, "at most 32"),
@@ -591,7 +612,7 @@ def test_error_while_reading_is_a_file_error(
         raise OSError(5, "Input/output error")
 
     save(tmp_path / "x.safetensors", {})
-    monkeypatch.setattr(tensorfile, "_parse", broken)
+    monkeypatch.setattr(tensorfile, "parse_header", broken)
     with pytest.raises(FileError, match="Input/output error"):
         read_header(tmp_path / "x.safetensors")
 

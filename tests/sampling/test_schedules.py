@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lydite.core.errors import ConfigError, InputError
@@ -107,6 +107,7 @@ def test_the_two_forms_agree_at_shift_one(steps: int):
     np.testing.assert_array_equal(flow_shift(steps, 1.0).sigmas, sd3_diffusers(steps, 1.0).sigmas)
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(sorted(FLOW_SCHEDULES)),
     steps=st.integers(1, 1200),

@@ -1,7 +1,6 @@
 """`lydite`: one command, one verb per file, each imported only when it is used."""
 
 import importlib
-import os
 import sys
 from importlib.metadata import version as package_version
 
@@ -73,9 +72,6 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # `lydite inspect … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
 
 
 def _version(verbose: bool) -> str:

@@ -10,15 +10,11 @@ from typing import Any, Self, cast
 
 from numpy.typing import NDArray
 
-from lydite.core.errors import FileError, TensorFileError
+from lydite.core.errors import FileError, TensorFileError, shown
+from lydite.core.formats import refuse_other_formats
 from lydite.core.jsonfile import read_json
-from lydite.core.tensorfile import (
-    TensorFile,
-    TensorInfo,
-    refuse_other_formats,
-    shown,
-    unknown_tensor,
-)
+from lydite.core.tensorfile import TensorFile, unknown_tensor
+from lydite.core.tensorheader import TensorInfo
 
 STEMS = ("diffusion_pytorch_model", "model")  # diffusers' name, then that of transformers
 

@@ -1,5 +1,8 @@
 """One exception per kind of trouble; each message says what, where, expected, found, next."""
 
+import reprlib
+from pathlib import Path
+
 
 class LyditeError(Exception):
     """Anything a user can mend: one line on the command line, which ends with `exit_code`."""
@@ -33,3 +36,18 @@ class NotFiniteError(LyditeError):
     """NaN or Inf where a number should be, with the name of the place."""
 
     exit_code = 1
+
+
+def shown(value: object) -> str:
+    """`value` for an error message: one line, and short whatever a stranger put in it."""
+    return _SHORT.repr(value)
+
+
+def at(path: Path) -> str:
+    """A path for an error message: one line whatever its name."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxlist, _SHORT.maxtuple = 100, 8, 8

@@ -2,6 +2,7 @@
 
 import json
 import reprlib
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
             data.decode("utf-8"),
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
-            parse_int=_integer,
+            parse_int=_integer if b"-0" in data else int,  # a call per number is slow
         )
     except UnicodeDecodeError as error:
         raise JsonError(f"not UTF-8 (byte {error.start})") from error
@@ -51,11 +52,10 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"duplicate key {reprlib.repr(key)}")
-        result[key] = value
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"duplicate key {reprlib.repr(key)}")
     return result
 
 

@@ -12,7 +12,8 @@ from lydite.pipelines import single_file
 from lydite.pipelines.catalog import find_components
 from lydite.pipelines.components import Component
 from lydite.pipelines.hub import locate
-from lydite.weights.audit import Ledger, audit, check_values, compare, digests
+from lydite.weights.audit import Ledger, audit
+from lydite.weights.checks import check_values, compare, digests
 from lydite.weights.digest import Digest
 from lydite.weights.load import parameter_specs
 
@@ -31,12 +32,12 @@ def audit_model(
         with component.scope() as scope:
             ledger = audit(scope, expected, component.rules, where=component.where)
             if values:
-                ledger = check_values(ledger, scope)
+                ledger = check_values(ledger, scope, component.rules)
             if reference is not None:
                 theirs = _counterpart(name, against or "", reference, len(components))
                 ledger = compare(ledger, scope, expected, component.rules, theirs)
         ledgers[name] = ledger
-    if any(component.prefix for component in components.values()):
+    if not path.is_dir():
         rest = single_file.leftovers(path)
         if rest.dropped or rest.unexpected:
             ledgers["outside every network"] = rest

@@ -5,6 +5,7 @@ Nothing is read here but configs and headers.
 
 from pathlib import Path
 
+from lydite.core.checkpoint import open_checkpoint
 from lydite.core.errors import ConfigError, FileError
 from lydite.core.jsonfile import read_json
 from lydite.pipelines import single_file
@@ -24,7 +25,7 @@ def pipeline_components(folder: Path) -> dict[str, Component]:
                 raise ConfigError(
                     f"{folder / 'model_index.json'}: {name!r} is not a folder's name."
                 )
-            components[name] = folder_component(folder / name, name)
+            components[name] = folder_component(folder / name, name, class_name=class_name)
         elif class_name != "None" and not _has_no_weights(class_name):
             raise ConfigError(
                 f"{folder / 'model_index.json'}: {name} is a {class_name}; "
@@ -46,7 +47,9 @@ def find_components(path: Path) -> dict[str, Component]:
         raise FileError(
             f"{path}: neither model_index.json (a pipeline) nor config.json (a component) is here."
         )
-    if (path.parent / "config.json").exists():
+    with open_checkpoint(path) as checkpoint:
+        alone = not single_file.is_single_file(checkpoint.tensors)
+    if alone and (path.parent / "config.json").exists():
         component = folder_component(path.parent, weights=path)
         return {component.name: component}
     return single_file.components(path)

@@ -13,10 +13,12 @@ from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
 from lydite.core.errors import ConfigError
 from lydite.core.jsonfile import read_json
+from lydite.core.tensorfile import shown
 from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.models.text import clip, t5
 from lydite.models.vae import kl
-from lydite.weights.audit import audit, check_values
+from lydite.weights.audit import audit
+from lydite.weights.checks import check_values
 from lydite.weights.load import load, parameter_specs
 from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map
@@ -66,7 +68,7 @@ class Component:
         """Audit names, shapes, dtypes and values without loading; WeightsError when not clean."""
         with self.scope() as scope:
             ledger = audit(scope, parameter_specs(self.empty()), self.rules, where=self.where)
-            check_values(ledger, scope).require_clean()
+            check_values(ledger, scope, self.rules).require_clean()
 
     def load(self, dtype: mx.Dtype) -> nn.Module:
         """The network with its weights, or WeightsError."""
@@ -103,16 +105,24 @@ KINDS: dict[str, Kind] = {
 
 
 def folder_component(
-    folder: Path, name: str | None = None, weights: Path | None = None
+    folder: Path,
+    name: str | None = None,
+    weights: Path | None = None,
+    class_name: str | None = None,
 ) -> Component:
-    """The network in one component's folder; `weights` names one file of it."""
+    """The network in one component's folder.
+
+    `weights` names one file of it; `class_name` is what model_index.json says, which goes before
+    what the network's own config says.
+    """
     path = folder / "config.json"
     raw = read_json(path)
-    class_name = raw.get("_class_name") or next(iter(raw.get("architectures") or []), None)
-    if class_name not in KINDS:
+    found = class_name or raw.get("_class_name") or raw.get("architectures")
+    found = found[0] if isinstance(found, list) and len(found) == 1 else found
+    if not isinstance(found, str) or found not in KINDS:
         raise ConfigError(
-            f"{path}: the class is {class_name!r}; supported are {', '.join(sorted(KINDS))}."
+            f"{path}: the class is {shown(found)}; supported are {', '.join(sorted(KINDS))}."
         )
-    kind = KINDS[class_name]
+    kind = KINDS[found]
     config = read_config(kind.config, raw, where=path, ignored=kind.ignored, fixed=kind.fixed)
-    return Component(name or folder.name, weights or folder, kind, config, kind.rules)
+    return Component(name or folder.resolve().name, weights or folder, kind, config, kind.rules)

@@ -31,6 +31,11 @@ class Networks:
     def __contains__(self, name: str) -> bool:
         return name in self._components
 
+    @property
+    def in_memory(self) -> tuple[str, ...]:
+        """Names of the networks that are loaded right now."""
+        return tuple(self._loaded)
+
     def get(self, name: str) -> nn.Module:
         """The network, loaded now if it is not in memory."""
         if name not in self._loaded:

@@ -1,12 +1,12 @@
 """SD3 in one file, in its authors' names: which networks are inside, and their geometry.
 
-Such a file has no config, so sizes are read off tensor shapes. Where many tensors show the same
-size the majority decides: one damaged tensor is then named by the audit instead of bending the
-whole model to fit it. Constants that no shape shows are SD3's own.
+Such a file has no config, so sizes are read off tensor shapes. The majority decides: one damaged
+tensor is then named by the audit instead of bending the whole model to fit it. What no tensor
+shows, or only one and that one is damaged, is taken to be as in SD3 itself.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
-from lydite.core.errors import ConfigError, WeightsError
-from lydite.core.names import match
-from lydite.core.tensorfile import TensorInfo
+from lydite.core.errors import ConfigError
+from lydite.core.names import fill, match
+from lydite.core.tensorfile import shown
 from lydite.pipelines.components import KINDS, Component
 from lydite.weights.audit import Ledger, audit
+from lydite.weights.layout import Shape
 from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import vae as vae_map
@@ -26,191 +27,219 @@ from lydite.weights.rules import Drop, Rule
 from lydite.weights.source import Scope
 
 HEAD_DIM = 64  # of every attention in SD3, its CLIP encoders and T5
+CHANNELS = 16  # of its latents
 
-PREFIXES = {
-    "transformer": "model.diffusion_model.",
-    "vae": "first_stage_model.",
-    "text_encoder": "text_encoders.clip_l.transformer.",
-    "text_encoder_2": "text_encoders.clip_g.transformer.",
-    "text_encoder_3": "text_encoders.t5xxl.transformer.",
+# Network -> prefix of its tensors, and how some of their names go on. Text encoders come first:
+# the transformer is as wide as they are.
+NETWORKS = {
+    "text_encoder": ("text_encoders.clip_l.transformer.", "text_model."),
+    "text_encoder_2": ("text_encoders.clip_g.transformer.", "text_model."),
+    "text_encoder_3": ("text_encoders.t5xxl.transformer.", "encoder.block."),
+    "vae": ("first_stage_model.", "encoder.down."),
+    "transformer": ("model.diffusion_model.", "joint_blocks."),
 }
 
 # What may lie outside those prefixes.
-LEFTOVERS: tuple[Rule, ...] = (
-    Drop("text_encoders.{p}.logit_scale", because="used by contrastive training only"),
+LEFTOVERS: tuple[Rule, ...] = tuple(
+    Drop(f"text_encoders.{name}.logit_scale", because="used by contrastive training only")
+    for name in ("clip_l", "clip_g", "t5xxl")
 )
+
+
+def is_single_file(names: Iterable[str]) -> bool:
+    """Whether these tensors are called as in SD3's single file."""
+    return bool(_prefixes(list(names)))
 
 
 def components(path: Path) -> dict[str, Component]:
     """The networks inside a single-file checkpoint."""
     with open_checkpoint(path) as checkpoint:
-        names = dict(checkpoint.tensors)
-    bare = any(name.startswith("joint_blocks.") for name in names)
-    prefixes = {"transformer": ""} if bare else PREFIXES
-    found: dict[str, Component] = {}
-    for name, prefix in prefixes.items():
-        tensors = {key.removeprefix(prefix): names[key] for key in names if key.startswith(prefix)}
-        if tensors:
-            found[name] = _component(name, path, Shapes(path, prefix, tensors))
-    if "transformer" not in found and "vae" not in found:
+        tensors = dict(checkpoint.tensors)
+    prefixes = _prefixes(list(tensors))
+    if not prefixes:
         raise ConfigError(
             f"{path}: no network we know. Expected SD3's names (joint_blocks.…, "
-            f"first_stage_model.…), found {', '.join(sorted(names)[:3])} … "
+            f"first_stage_model.…), found {shown(sorted(tensors)[:3])}. "
             "A component's file needs its config.json beside it."
         )
+    found: dict[str, Component] = {}
+    for name, prefix in prefixes.items():
+        inside = [key for key in tensors if key.startswith(prefix)]
+        mark = prefix + NETWORKS[name][1]
+        if not any(key.startswith(mark) for key in inside):
+            raise ConfigError(f"{path}: {shown(inside[0])} is not of SD3, whose {name} has {mark}…")
+        shapes = Shapes({key.removeprefix(prefix): tensors[key].shape for key in inside})
+        class_name, raw, rules = _INFER[name](shapes, found)
+        kind = KINDS[class_name]
+        config = read_config(kind.config, raw, where=f"{path} ({name}, read off its shapes)")
+        found[name] = Component(name, path, kind, config, rules, prefix)
     return found
 
 
 def leftovers(path: Path) -> Ledger:
     """The tensors outside every network: dropped for a reason, or unexpected."""
+    where = f"{path} (outside every network)"
     with open_checkpoint(path) as checkpoint:
-        bare = any(name.startswith("joint_blocks.") for name in checkpoint.tensors)
-        scope = Scope(checkpoint, exclude=("",) if bare else tuple(PREFIXES.values()))
-        return audit(scope, {}, LEFTOVERS, where=f"{path} (outside every network)")
+        prefixes = tuple(_prefixes(list(checkpoint.tensors)).values())
+        if not prefixes:
+            return Ledger(where)  # one component's file: all of it is that component's
+        return audit(Scope(checkpoint, exclude=prefixes), {}, LEFTOVERS, where=where)
+
+
+def _prefixes(names: list[str]) -> dict[str, str]:
+    """Network -> prefix, of those in the file; a transformer alone may come without its prefix."""
+    prefix, mark = NETWORKS["transformer"]
+    bare = sum(name.startswith(mark) for name in names)
+    if bare > sum(name.startswith(prefix + mark) for name in names):
+        return {"transformer": ""}
+    return {
+        network: prefix
+        for network, (prefix, _) in NETWORKS.items()
+        if any(name.startswith(prefix) for name in names)
+    }
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Tensor shapes under one prefix, asked by pattern."""
+    """Shapes of one network's tensors, by their names without the prefix."""
 
-    path: Path
-    prefix: str
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, Shape]
 
-    def vote(self, axis: int, *patterns: str, rank: int | None = None) -> int:
-        """The size along `axis` that most tensors of these names agree on."""
-        sizes = Counter(
-            info.shape[axis]
-            for name, info in self.tensors.items()
+    def sizes(self, axes: Mapping[str, str]) -> dict[str, int]:
+        """The size of each axis that `axes` names for some tensors, as most of them have it.
+
+        A tensor speaks for one of its axes only where the others are what most tensors have.
+        """
+        seen: list[list[tuple[str, int]]] = []
+        for pattern, words in axes.items():
+            for name, shape in self.tensors.items():
+                slots = match(pattern, name)
+                if slots is not None and len(shape) == len(words.split()):
+                    seen.append(list(zip(fill(words, slots).split(), shape, strict=True)))
+        return _majority(seen, _majority(seen, {}))
+
+    def count(self, *patterns: str) -> int:
+        """How many numbers {i} takes, leaving out those that far fewer tensors have than others."""
+        found = Counter(
+            int(slots["i"])
+            for name in self.tensors
             for pattern in patterns
-            if match(pattern, name) is not None
-            and -len(info.shape) <= axis < len(info.shape)
-            and rank in (None, len(info.shape))
+            if (slots := match(pattern, name)) and len(slots["i"]) < 4
         )
-        if not sizes:
-            raise WeightsError(
-                f"{self.path}: {self.prefix}{patterns[0]} is missing or has the wrong number of "
-                "dimensions; the geometry of the model is read from it."
-            )
-        return sizes.most_common(1)[0][0]
+        most = max(found.values(), default=0)
+        return max((number for number, times in found.items() if 2 * times >= most), default=0) + 1
 
-    def count(self, pattern: str) -> int:
-        """One more than the largest number that {i} takes."""
-        found = [int(slots["i"]) for name in self.tensors if (slots := match(pattern, name))]
-        if not found or max(found) > 999:
-            raise WeightsError(f"{self.path}: no usable tensors {self.prefix}{pattern}.")
-        return max(found) + 1
-
-    def has(self, pattern: str) -> bool:
-        return any(match(pattern, name) is not None for name in self.tensors)
+    def most(self, pattern: str, whole: int) -> bool:
+        """Whether at least half of the `whole` tensors that `pattern` can stand for are here."""
+        return 2 * sum(match(pattern, name) is not None for name in self.tensors) >= whole
 
 
-def _component(name: str, path: Path, shapes: Shapes) -> Component:
-    class_name, raw, rules = _INFER[name](shapes)
-    kind = KINDS[class_name]
-    config = read_config(kind.config, raw, where=f"{path} ({name}, read off its shapes)")
-    return Component(name, path, kind, config, rules, shapes.prefix)
+def _majority(seen: list[list[tuple[str, int]]], sizes: Mapping[str, int]) -> dict[str, int]:
+    """The commonest size of each axis, among tensors that do not contradict `sizes` elsewhere."""
+    votes: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for tensor in seen:
+        wrong = [
+            index for index, (axis, size) in enumerate(tensor) if sizes.get(axis, size) != size
+        ]
+        for index, (axis, size) in enumerate(tensor):
+            if wrong in ([], [index]):
+                votes[axis][size] += 1
+    return {axis: counter.most_common(1)[0][0] for axis, counter in votes.items()}
 
 
+Found = Mapping[str, Component]
 Inferred = tuple[str, dict[str, Any], tuple[Rule, ...]]  # class, config, table
 
 
-def _transformer(shapes: Shapes) -> Inferred:
+def _transformer(shapes: Shapes, found: Found) -> Inferred:
     depth = shapes.count("joint_blocks.{i}.{p}")
-    width = shapes.vote(0, "joint_blocks.{i}.x_block.attn.proj.bias")
-    channels = shapes.vote(1, "x_embedder.proj.weight", rank=4)
-    patch = isqrt(shapes.vote(0, "final_layer.linear.bias") // channels)
-    side = isqrt(shapes.vote(1, "pos_embed", rank=3))
-    dual = {
-        int(slots["i"])
-        for name in shapes.tensors
-        if (slots := match("joint_blocks.{i}.x_block.attn2.{p}", name))
-    }
+    sizes = {"width": 1536, "joint": 4096, "pooled": 2048, "positions": 192**2}
+    if "text_encoder_3" in found:
+        sizes["joint"] = found["text_encoder_3"].config.d_model
+    if "text_encoder" in found and "text_encoder_2" in found:
+        clips = (found["text_encoder"], found["text_encoder_2"])
+        sizes["pooled"] = sum(clip.config.projection_dim for clip in clips)
+    sizes |= shapes.sizes(_TRANSFORMER_AXES)
     config = dict(
         sample_size=128,
-        patch_size=patch,
-        in_channels=channels,
+        patch_size=2,
+        in_channels=CHANNELS,
         num_layers=depth,
         attention_head_dim=HEAD_DIM,
-        num_attention_heads=width // HEAD_DIM,
-        joint_attention_dim=shapes.vote(1, "context_embedder.weight", rank=2),
-        caption_projection_dim=width,
-        pooled_projection_dim=shapes.vote(1, "y_embedder.mlp.0.weight", rank=2),
-        out_channels=channels,
-        pos_embed_max_size=side,
-        dual_attention_layers=tuple(sorted(dual)),
-        qk_norm="rms_norm" if shapes.has("joint_blocks.{i}.{p}.ln_q.weight") else None,
+        num_attention_heads=sizes["width"] // HEAD_DIM,
+        joint_attention_dim=sizes["joint"],
+        caption_projection_dim=sizes["width"],
+        pooled_projection_dim=sizes["pooled"],
+        out_channels=CHANNELS,
+        pos_embed_max_size=isqrt(sizes["positions"]),
+        dual_attention_layers=tuple(
+            index
+            for index in range(depth)
+            if shapes.most(f"joint_blocks.{index}.x_block.attn2.{{p}}", 6)
+        ),
+        qk_norm="rms_norm" if shapes.most("joint_blocks.{i}.{p}.attn.ln_{q}", 4 * depth) else None,
     )
     return "SD3Transformer2DModel", config, mmdit_map.original(depth)
 
 
-def _vae(shapes: Shapes) -> Inferred:
-    levels = shapes.count("encoder.down.{i}.{p}")
+def _vae(shapes: Shapes, found: Found) -> Inferred:
+    levels = shapes.count("encoder.down.{i}.{p}", "decoder.up.{i}.{p}")
+    sizes = shapes.sizes(_VAE_AXES)
     config = dict(
         in_channels=3,
         out_channels=3,
         down_block_types=("DownEncoderBlock2D",) * levels,
         up_block_types=("UpDecoderBlock2D",) * levels,
-        block_out_channels=tuple(
-            shapes.vote(
-                0,
-                *(f"encoder.down.{level}.block.{{j}}.{part}.bias" for part in ("conv1", "conv2")),
-                f"encoder.down.{level}.block.{{j}}.norm2.weight",
-            )
-            for level in range(levels)
-        ),
-        layers_per_block=shapes.count("encoder.down.0.block.{i}.{p}"),
-        latent_channels=shapes.vote(1, "decoder.conv_in.weight", rank=4),
+        block_out_channels=tuple(sizes.get(f"width{level}", 512) for level in range(levels)),
+        layers_per_block=shapes.count("encoder.down.{j}.block.{i}.{p}"),
+        latent_channels=CHANNELS,
         norm_num_groups=32,
         scaling_factor=1.5305,
         shift_factor=0.0609,
-        use_quant_conv=shapes.has("quant_conv.{p}"),
-        use_post_quant_conv=shapes.has("post_quant_conv.{p}"),
-        mid_block_add_attention=shapes.has("{p}.mid.attn_1.{q}"),
+        use_quant_conv=shapes.most("quant_conv.{p}", 2),
+        use_post_quant_conv=shapes.most("post_quant_conv.{p}", 2),
+        mid_block_add_attention=shapes.most("{p}.mid.attn_1.{q}", 20),
     )
     return "AutoencoderKL", config, vae_map.original(levels)
 
 
-def _clip_l(shapes: Shapes) -> Inferred:
-    return "CLIPTextModelWithProjection", _clip(shapes, "quick_gelu"), text_map.CLIP_L_ORIGINAL
+def _clip_l(shapes: Shapes, found: Found) -> Inferred:
+    config = _clip(shapes, "quick_gelu", width=768)
+    return "CLIPTextModelWithProjection", config, text_map.CLIP_L_ORIGINAL
 
 
-def _clip_g(shapes: Shapes) -> Inferred:
-    return "CLIPTextModelWithProjection", _clip(shapes, "gelu"), text_map.CLIP
+def _clip_g(shapes: Shapes, found: Found) -> Inferred:
+    return "CLIPTextModelWithProjection", _clip(shapes, "gelu", width=1280), text_map.CLIP
 
 
-def _clip(shapes: Shapes, activation: str) -> dict[str, Any]:
-    layer = "text_model.encoder.layers.{i}"
-    width = shapes.vote(0, f"{layer}.layer_norm1.weight", f"{layer}.layer_norm2.weight")
+def _clip(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
+    sizes = {"vocabulary": 49408, "positions": 77, "width": width, "hidden": 4 * width}
+    sizes |= shapes.sizes(_CLIP_AXES)
     return dict(
-        vocab_size=shapes.vote(0, "text_model.embeddings.token_embedding.weight", rank=2),
-        hidden_size=width,
-        intermediate_size=shapes.vote(0, f"{layer}.mlp.fc1.bias"),
+        vocab_size=sizes["vocabulary"],
+        hidden_size=sizes["width"],
+        intermediate_size=sizes["hidden"],
         num_hidden_layers=shapes.count("text_model.encoder.layers.{i}.{p}"),
-        num_attention_heads=max(width // HEAD_DIM, 1),
-        max_position_embeddings=shapes.vote(
-            0, "text_model.embeddings.position_embedding.weight", rank=2
-        ),
+        num_attention_heads=max(sizes["width"] // HEAD_DIM, 1),
+        max_position_embeddings=sizes["positions"],
         hidden_act=activation,
         layer_norm_eps=1e-5,
         eos_token_id=2,  # the pooled output is taken at the highest token id, the end of text
-        projection_dim=width,
+        projection_dim=sizes["width"],
     )
 
 
-def _t5(shapes: Shapes) -> Inferred:
-    attention = "encoder.block.{i}.layer.0.SelfAttention"
-    dense = "encoder.block.{i}.layer.1.DenseReluDense"
+def _t5(shapes: Shapes, found: Found) -> Inferred:
+    sizes = {"vocabulary": 32128, "width": 4096, "hidden": 10240, "inner": 4096}
+    sizes |= shapes.sizes(_T5_AXES)
     config = dict(
-        vocab_size=shapes.vote(0, "shared.weight", "encoder.embed_tokens.weight", rank=2),
-        d_model=shapes.vote(0, "encoder.block.{i}.layer.{j}.layer_norm.weight"),
+        vocab_size=sizes["vocabulary"],
+        d_model=sizes["width"],
         d_kv=HEAD_DIM,
-        d_ff=shapes.vote(0, f"{dense}.wi_0.weight", f"{dense}.wi_1.weight", f"{dense}.wi.weight"),
+        d_ff=sizes["hidden"],
         num_layers=shapes.count("encoder.block.{i}.{p}"),
-        num_heads=shapes.vote(0, f"{attention}.q.weight", f"{attention}.k.weight") // HEAD_DIM,
-        relative_attention_num_buckets=shapes.vote(
-            0, f"{attention}.relative_attention_bias.weight", rank=2
-        ),
+        num_heads=sizes["inner"] // HEAD_DIM,
+        relative_attention_num_buckets=32,
         relative_attention_max_distance=128,
         layer_norm_epsilon=1e-6,
         feed_forward_proj="gated-gelu",
@@ -218,10 +247,47 @@ def _t5(shapes: Shapes) -> Inferred:
     return "T5EncoderModel", config, text_map.T5
 
 
-_INFER: dict[str, Callable[[Shapes], Inferred]] = {
+_INFER: dict[str, Callable[[Shapes, Found], Inferred]] = {
     "transformer": _transformer,
     "vae": _vae,
     "text_encoder": _clip_l,
     "text_encoder_2": _clip_g,
     "text_encoder_3": _t5,
+}
+
+_TRANSFORMER_AXES = {
+    "pos_embed": "one positions width",
+    "context_embedder.weight": "width joint",
+    "context_embedder.bias": "width",
+    "y_embedder.mlp.0.weight": "width pooled",
+    "y_embedder.mlp.0.bias": "width",
+    "joint_blocks.{i}.x_block.attn.proj.weight": "width width",
+    "joint_blocks.{i}.x_block.attn.proj.bias": "width",
+    "joint_blocks.{i}.x_block.mlp.fc2.bias": "width",
+}
+_VAE_AXES = {
+    "encoder.down.{i}.block.{j}.conv1.bias": "width{i}",
+    "encoder.down.{i}.block.{j}.conv2.bias": "width{i}",
+    "encoder.down.{i}.block.{j}.norm2.bias": "width{i}",
+    "encoder.down.{i}.block.{j}.norm2.weight": "width{i}",
+}
+_CLIP_AXES = {
+    "text_model.embeddings.token_embedding.weight": "vocabulary width",
+    "text_model.embeddings.position_embedding.weight": "positions width",
+    "text_model.final_layer_norm.bias": "width",
+    "text_model.encoder.layers.{i}.layer_norm1.bias": "width",
+    "text_model.encoder.layers.{i}.mlp.fc1.weight": "hidden width",
+    "text_model.encoder.layers.{i}.mlp.fc1.bias": "hidden",
+    "text_model.encoder.layers.{i}.mlp.fc2.weight": "width hidden",
+}
+_T5_AXES = {
+    "shared.weight": "vocabulary width",
+    "encoder.embed_tokens.weight": "vocabulary width",
+    "encoder.block.{i}.layer.{j}.layer_norm.weight": "width",
+    "encoder.block.{i}.layer.0.SelfAttention.q.weight": "inner width",
+    "encoder.block.{i}.layer.0.SelfAttention.k.weight": "inner width",
+    "encoder.block.{i}.layer.0.SelfAttention.o.weight": "width inner",
+    "encoder.block.{i}.layer.1.DenseReluDense.wi_0.weight": "hidden width",
+    "encoder.block.{i}.layer.1.DenseReluDense.wi_1.weight": "hidden width",
+    "encoder.block.{i}.layer.1.DenseReluDense.wo.weight": "width hidden",
 }

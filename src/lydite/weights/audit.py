@@ -1,25 +1,20 @@
-"""Every tensor of a checkpoint in exactly one bin, before a step is run. Decides nothing else.
-
-Shapes and dtypes come from headers alone; `check_values` and `compare` read the data.
-"""
+"""Every tensor of a checkpoint in exactly one bin, from headers alone. Decides nothing else."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from typing import Any
 
 from lydite.core.dtypes import FLOAT_NAMES
 from lydite.core.errors import WeightsError
-from lydite.weights.digest import Digest, comparable, digest, same_values
-from lydite.weights.layout import Array, Shape
-from lydite.weights.rules import Resolution, Rule, filling, resolve, stored_names
+from lydite.weights.layout import Shape
+from lydite.weights.rules import Recipe, Resolution, Rule, filling, resolve, stored_names
 from lydite.weights.source import Scope
-from lydite.weights.values import count_nonfinite, suspicion
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One tensor and what there is to say of it."""
+    """One tensor, by its name in the file, and what there is to say of it."""
 
     tensor: str
     detail: str
@@ -27,19 +22,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The bins. The first two are fine; any entry in the next five means the load is refused."""
+    """The bins. A stored tensor is in one of loaded, dropped, unexpected, wrong_shape, wrong_dtype.
+
+    `missing` and `filled` are not in the file. `not_finite`, `different` and `suspicious` come on
+    top, from reading values. The load is refused when any bin of WRONG has an entry.
+    """
 
     where: str
-    loaded: tuple[str, ...]
-    dropped: tuple[Finding, ...]
-    missing: tuple[Finding, ...]
-    unexpected: tuple[Finding, ...]
-    wrong_shape: tuple[Finding, ...]
-    wrong_dtype: tuple[Finding, ...]
+    loaded: tuple[str, ...] = ()
+    dropped: tuple[Finding, ...] = ()
+    filled: tuple[Finding, ...] = ()
+    missing: tuple[Finding, ...] = ()
+    unexpected: tuple[Finding, ...] = ()
+    wrong_shape: tuple[Finding, ...] = ()
+    wrong_dtype: tuple[Finding, ...] = ()
     not_finite: tuple[Finding, ...] = ()
-    different: tuple[Finding, ...] = ()  # from a second checkpoint or its digests
+    different: tuple[Finding, ...] = ()  # from a reference, or from its own copy
     suspicious: tuple[Finding, ...] = ()  # notes; they do not stop a load
-    undecidable: tuple[str, ...] = ()  # a transpose of these could not be seen
+    undecidable: tuple[Finding, ...] = ()  # a fault in these could not be seen
 
     WRONG = ("missing", "unexpected", "wrong_shape", "wrong_dtype", "not_finite", "different")
 
@@ -53,11 +53,11 @@ class Ledger:
             return
         parts: list[str] = []
         for name in self.WRONG:
-            findings: tuple[Finding, ...] = getattr(self, name)
-            if findings:
-                shown = "; ".join(f"{each.tensor}: {each.detail}" for each in findings[:5])
-                more = f"; and {len(findings) - 5} more" if len(findings) > 5 else ""
-                parts.append(f"{len(findings)} {name.replace('_', ' ')} ({shown}{more})")
+            rows: tuple[Finding, ...] = getattr(self, name)
+            if rows:
+                shown = "; ".join(f"{row.tensor:.500}: {row.detail:.500}" for row in rows[:5])
+                more = f"; and {len(rows) - 5} more" if len(rows) > 5 else ""
+                parts.append(f"{len(rows)} {name.replace('_', ' ')} ({shown}{more})")
         raise WeightsError(
             f"{self.where}: the checkpoint does not fit its model: {', '.join(parts)}. "
             "`lydite audit` lists everything."
@@ -65,15 +65,9 @@ class Ledger:
 
     def to_json(self) -> dict[str, Any]:
         """The bins as plain data."""
-        rows: dict[str, Any] = {"where": self.where, "clean": self.clean}
-        for name in ("loaded", "dropped", *self.WRONG, "suspicious", "undecidable"):
-            entries = getattr(self, name)
-            rows[name] = [
-                {"tensor": each.tensor, "detail": each.detail}
-                if isinstance(each, Finding)
-                else each
-                for each in entries
-            ]
+        rows: dict[str, Any] = {"where": self.where, "clean": self.clean, "loaded": self.loaded}
+        for name in ("dropped", "filled", *self.WRONG, "suspicious", "undecidable"):
+            rows[name] = [asdict(finding) for finding in getattr(self, name)]
         return rows
 
 
@@ -82,113 +76,43 @@ def audit(
 ) -> Ledger:
     """Sort every tensor of `source` into its bin against the parameters a model expects."""
     resolution = resolve(source.tensors, rules)
-    full = source.full_name
-    bad: dict[str, list[Finding]] = {name: [] for name in Ledger.WRONG}
-    undecidable: list[str] = []
-    used: set[str] = set()
+    verdicts = _Verdicts()
+    missing: dict[str, str] = {}
+    filled: dict[str, str] = {}
+    undecidable: dict[str, str] = {}
     for target, shape in expected.items():
         recipe = resolution.recipes.get(target)
-        sources = recipe.sources if recipe else stored_names(target, rules)
-        absent = [name for name in sources if name not in source.tensors]
-        if absent:
-            if filling(target, rules) is None:
-                bad["missing"] += [
-                    Finding(full(name), f"needed for {target} {shape}") for name in absent
-                ]
-            continue
-        assert recipe is not None
-        infos = [source.tensors[name] for name in sources]
-        used.update(sources)
-        for name, info in zip(sources, infos, strict=True):
-            if info.dtype not in FLOAT_NAMES:
-                bad["wrong_dtype"].append(
-                    Finding(full(name), f"stored as {info.dtype}, expected a float type")
-                )
-        try:
-            found = recipe.shape([info.shape for info in infos])
-        except ValueError as error:
-            bad["wrong_shape"].append(Finding(full(sources[0]), str(error)))
-            continue
-        if found != shape:
-            detail = f"model expects {shape}, file has {found}"
-            if sorted(found) == sorted(shape):
-                detail += " (the same sizes in another order: stored transposed?)"
-            bad["wrong_shape"].append(Finding(full(sources[0]), detail))
-        elif next(_rearrangements(shape), None):
-            undecidable.append(full(sources[0]))
-    bad["unexpected"] = _unexpected(source, resolution, used)
-    wrong = {each.tensor for name in ("wrong_shape", "wrong_dtype") for each in bad[name]}
+        names = recipe.sources if recipe else stored_names(target, rules, resolution.aliases)
+        absent = [name for name in names if recipe is None or name not in source.tensors]
+        if absent and (rule := filling(target, rules)):
+            filled[target] = rule.because
+        elif absent or recipe is None:
+            missing = {name: f"needed for {target} {shape}" for name in absent} | missing
+        else:
+            _judge(recipe, shape, source, verdicts)
+            if next(rearrangements(shape), None):
+                undecidable[names[0]] = "would look the same with its axes in another order"
+    _judge_the_rest(source, expected, resolution, verdicts)
+    bins: dict[str, dict[str, str]] = {name: {} for name in _BINS}
+    for name in source.tensors:
+        verdict, detail = verdicts.get(name, ("unexpected", "what belongs with it is missing"))
+        bins[verdict][name] = detail
     return Ledger(
         where=where,
-        loaded=tuple(full(name) for name in sorted(used) if full(name) not in wrong),
-        dropped=tuple(Finding(full(name), why) for name, why in resolution.dropped.items()),
-        undecidable=tuple(dict.fromkeys(undecidable)),
-        **{name: _unique(findings) for name, findings in bad.items()},
+        loaded=tuple(source.full_name(name) for name in bins.pop("loaded")),
+        filled=findings(source, filled),
+        missing=findings(source, missing),
+        undecidable=findings(source, undecidable),
+        **{name: findings(source, rows) for name, rows in bins.items()},
     )
 
 
-def check_values(ledger: Ledger, source: Scope) -> Ledger:
-    """The same ledger after reading every tensor: NaN and Inf found, odd statistics noted."""
-    not_finite: list[Finding] = []
-    suspicious: list[Finding] = []
-    for name, info in source.tensors.items():
-        array = source.read(name)
-        if trouble := describe_nonfinite(array):
-            not_finite.append(Finding(source.full_name(name), trouble))
-        elif info.dtype in FLOAT_NAMES and (note := suspicion(name, array)):
-            suspicious.append(Finding(source.full_name(name), note))
-    return replace(ledger, not_finite=tuple(not_finite), suspicious=tuple(suspicious))
+def findings(source: Scope, rows: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What is said of each tensor, under its name in the file."""
+    return tuple(Finding(source.full_name(name), detail) for name, detail in rows.items())
 
 
-def describe_nonfinite(array: Array) -> str | None:
-    """How many values are NaN or infinite, in words, or None when all are finite."""
-    nan, inf = count_nonfinite(array)
-    return f"{nan} NaN and {inf} Inf of {array.size} values" if nan or inf else None
-
-
-def digests(
-    source: Scope, expected: Mapping[str, Shape], rules: Sequence[Rule]
-) -> dict[str, Digest]:
-    """Digest of every parameter, under the model's names: comparable across file layouts."""
-    recipes = resolve(source.tensors, rules).recipes
-    return {
-        target: digest(
-            recipes[target].build([source.read(name) for name in recipes[target].sources])
-        )
-        for target in expected
-        if target in recipes and all(name in source.tensors for name in recipes[target].sources)
-    }
-
-
-def compare(
-    ledger: Ledger,
-    source: Scope,
-    expected: Mapping[str, Shape],
-    rules: Sequence[Rule],
-    reference: Mapping[str, Digest],
-) -> Ledger:
-    """The same ledger with every parameter held against the digests of a reference."""
-    different: list[Finding] = []
-    undecidable: list[str] = []
-    recipes = resolve(source.tensors, rules).recipes
-    for target in expected:
-        recipe, wanted = recipes.get(target), reference.get(target)
-        if recipe is None or any(name not in source.tensors for name in recipe.sources):
-            continue  # already in another bin
-        label = source.full_name(recipe.sources[0])
-        if wanted is None:
-            different.append(Finding(label, "the reference has no such parameter"))
-            continue
-        array = recipe.build([source.read(name) for name in recipe.sources])
-        ours = digest(array)
-        if not comparable(ours, wanted):
-            undecidable.append(label)
-        elif not same_values(ours, wanted):
-            different.append(Finding(label, _difference(array, wanted)))
-    return replace(ledger, different=_unique(different), undecidable=tuple(undecidable))
-
-
-def _rearrangements(shape: Shape) -> Iterator[tuple[int, ...]]:
+def rearrangements(shape: Shape) -> Iterator[tuple[int, ...]]:
     """Orders of the axes, other than the given one, that leave the shape as it is."""
     identity = tuple(range(len(shape)))
     for axes in permutations(identity):
@@ -197,23 +121,58 @@ def _rearrangements(shape: Shape) -> Iterator[tuple[int, ...]]:
             yield axes
 
 
-def _difference(array: Array, wanted: Digest) -> str:
-    for axes in _rearrangements(array.shape):
-        if same_values(digest(array.transpose(axes)), wanted):
-            return f"transposed: equal to the reference with its axes in the order {axes}"
-    return "values differ from the reference"
+_BINS = ("loaded", "dropped", "unexpected", "wrong_shape", "wrong_dtype")
 
 
-def _unexpected(source: Scope, resolution: Resolution, used: set[str]) -> list[Finding]:
-    findings: list[Finding] = []
-    for name, info in source.tensors.items():
-        if name in used or name in resolution.dropped:
-            continue
-        reason = resolution.surplus.get(name, "no parameter of the model has this name")
-        findings.append(Finding(source.full_name(name), f"{reason} ({info.dtype} {info.shape})"))
-    return findings
+class _Verdicts(dict[str, tuple[str, str]]):
+    """Stored name -> its bin and why. The first fault found stays; "loaded" gives way to any."""
+
+    def settle(self, name: str, verdict: str, detail: str) -> None:
+        if self.get(name, ("loaded", ""))[0] == "loaded":
+            self[name] = verdict, detail
 
 
-def _unique(findings: list[Finding]) -> tuple[Finding, ...]:
-    """One finding per tensor: a split tensor is met once for each of its parts."""
-    return tuple({each.tensor: each for each in reversed(findings)}.values())[::-1]
+def _judge(recipe: Recipe, shape: Shape, source: Scope, verdicts: _Verdicts) -> None:
+    """Settle the tensors that one parameter is made from."""
+    stored = [source.tensors[name].shape for name in recipe.sources]
+    detail = ""
+    try:
+        found = recipe.shape(stored)
+        if found != shape:
+            read = "" if [found] == stored else f", read as {found}"
+            detail = f"model expects {shape}, file has {', '.join(map(str, stored))}{read}"
+            if sorted(found) == sorted(shape):
+                detail += " (the same sizes in another order: stored transposed?)"
+    except ValueError as error:
+        detail = f"model expects {shape}, but {error}"
+    for name in recipe.sources:
+        _settle_dtype(name, source, verdicts)
+        verdicts.settle(name, "wrong_shape" if detail else "loaded", detail)
+
+
+def _judge_the_rest(
+    source: Scope, expected: Mapping[str, Shape], resolution: Resolution, verdicts: _Verdicts
+) -> None:
+    """Settle the tensors that no parameter, or only part of one, is made from."""
+    for name, reason in resolution.dropped.items():
+        verdicts.settle(name, "dropped", reason)
+    for name, original in resolution.copies.items():
+        ours, theirs = source.tensors[name].shape, source.tensors[original].shape
+        label = source.full_name(original)
+        _settle_dtype(name, source, verdicts)
+        if ours != theirs:
+            verdicts.settle(name, "wrong_shape", f"file has {ours}, but {theirs} for {label}")
+        verdicts.settle(name, "dropped", f"a second copy of {label}")
+    reasons = dict(resolution.surplus)
+    for target, recipe in resolution.recipes.items():
+        if target not in expected:
+            reasons |= dict.fromkeys(recipe.sources, f"the model has no {target}")
+    for name, reason in reasons.items():
+        if info := source.tensors.get(name):
+            verdicts.settle(name, "unexpected", f"{reason} ({info.dtype} {info.shape})")
+
+
+def _settle_dtype(name: str, source: Scope, verdicts: _Verdicts) -> None:
+    dtype = source.tensors[name].dtype
+    if dtype not in FLOAT_NAMES:
+        verdicts.settle(name, "wrong_dtype", f"stored as {dtype}, expected a float type")

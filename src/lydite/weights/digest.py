@@ -8,44 +8,48 @@ import numpy as np
 from lydite.core.dtypes import NAMES, NUMPY_DTYPES, widen
 from lydite.weights.layout import Array
 
-# A checkpoint cast from another is equal to it at the narrower of the two precisions. F16 and BF16
-# are not comparable: neither holds the other's values.
-_PRECISIONS = ("F32", "F16", "BF16")
-
 
 @dataclass(frozen=True)
 class Digest:
-    """Shape, stored dtype, and one hash per precision the values were rounded to."""
+    """Shape, stored dtype, and a hash of the values rounded to each precision of a cast."""
 
     shape: tuple[int, ...]
     dtype: str
-    hashes: dict[str, str]
+    float32: str
+    float16: str
+    bfloat16: str
 
 
 def digest(array: Array) -> Digest:
     """Hash the values as float32 and rounded to each half precision."""
-    wide = np.ascontiguousarray(widen(array), dtype=np.float32)
-    with np.errstate(
-        over="ignore"
-    ):  # a value beyond fp16's range becomes Inf, equally on both sides
-        hashes = {
-            name: hashlib.sha256(wide.astype(NUMPY_DTYPES[name]).tobytes()).hexdigest()
-            for name in _PRECISIONS
-        }
-    return Digest(tuple(array.shape), NAMES[array.dtype], hashes)
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond fp16's range is Inf on both sides
+        wide = np.ascontiguousarray(widen(array), dtype=np.float32).reshape(-1)
+        hashes = [
+            hashlib.sha256(wide.astype(NUMPY_DTYPES[name]).view(np.uint8).data).hexdigest()
+            for name in ("F32", "F16", "BF16")
+        ]
+    return Digest(tuple(array.shape), NAMES[array.dtype], *hashes)
 
 
 def comparable(ours: Digest, theirs: Digest) -> bool:
-    """Whether one of the two could be a plain cast of the other."""
+    """Whether one of the two could be a plain cast of the other.
+
+    F16 and BF16 could not, neither holds the other's values. F8 might be a cast of a cast, which
+    rounds differently from a cast of the original.
+    """
     dtypes = {ours.dtype, theirs.dtype}
-    return dtypes <= {"F64", "F32", "F16", "BF16"} and dtypes != {"F16", "BF16"}
+    return len(dtypes) == 1 or (dtypes <= {"F64", "F32", "F16", "BF16"} and len(dtypes & _HALF) < 2)
 
 
 def same_values(ours: Digest, theirs: Digest) -> bool:
     """Equal at the narrower of the two stored precisions."""
     if ours.shape != theirs.shape:
         return False
-    precision = ours.dtype if ours.dtype in {"F16", "BF16"} else theirs.dtype
-    if precision not in {"F16", "BF16"}:
-        precision = "F32"
-    return ours.hashes[precision] == theirs.hashes[precision]
+    if "F16" in (ours.dtype, theirs.dtype):
+        return ours.float16 == theirs.float16
+    if "BF16" in (ours.dtype, theirs.dtype):
+        return ours.bfloat16 == theirs.bfloat16
+    return ours.float32 == theirs.float32
+
+
+_HALF = {"F16", "BF16"}

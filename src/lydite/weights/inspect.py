@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lydite.core.tensorfile import TensorInfo
+from lydite.core.tensorheader import TensorInfo
 
 
 @dataclass

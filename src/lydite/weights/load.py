@@ -13,9 +13,10 @@ from mlx.utils import tree_flatten
 
 from lydite.core.dtypes import NAMES, widen
 from lydite.core.errors import WeightsError
-from lydite.weights.audit import Ledger, audit, describe_nonfinite
+from lydite.weights.audit import Finding, Ledger, audit
+from lydite.weights.checks import describe_nonfinite, parameter, unequal_copies
 from lydite.weights.layout import Array, Shape
-from lydite.weights.rules import Rule, filling, resolve
+from lydite.weights.rules import Rule, resolve
 from lydite.weights.source import Scope
 
 
@@ -32,42 +33,42 @@ def load(
     where: str,
     dtype: mx.Dtype,
     keep_float32: Sequence[str] = (),
-) -> Ledger:
+) -> None:
     """Fill every parameter of `model` from `source`, or raise before the model has changed.
 
     Parameters whose path matches a pattern of `keep_float32` stay in float32.
     """
     expected = parameter_specs(model)
-    ledger = audit(source, expected, rules, where=where)
-    ledger.require_clean()
-    recipes = resolve(source.tensors, rules).recipes
+    audit(source, expected, rules, where=where).require_clean()
+    resolution = resolve(source.tensors, rules)
+    Ledger(where, different=unequal_copies(source, resolution)).require_clean()
+    checked: set[str] = set()  # a tensor may hold several parameters
     weights: list[tuple[str, mx.array]] = []
     for target, shape in expected.items():
-        recipe = recipes.get(target)
-        if recipe is None:
-            fill = filling(target, rules)
-            assert fill is not None  # the audit would have called it missing
-            array = fill.make(shape)
-        else:
-            array = recipe.build([source.read(name) for name in recipe.sources])
-            if trouble := describe_nonfinite(array):
-                label = source.full_name(recipe.sources[0])
-                raise WeightsError(f"{where}: {label}: {trouble}; the checkpoint is damaged.")
-        wanted = mx.float32 if any(fnmatchcase(target, each) for each in keep_float32) else dtype
-        value = to_mlx(array).astype(wanted)
-        mx.eval(value)  # one tensor at a time, so that the stored copy can go
+        recipe = resolution.recipes.get(target)
+        for name in set(recipe.sources if recipe else ()) - checked:
+            if trouble := describe_nonfinite(source.read(name)):
+                found = (Finding(source.full_name(name), trouble),)
+                Ledger(where, not_finite=found).require_clean()
+            checked.add(name)
+        array = parameter(target, shape, source, resolution, rules)
+        assert array is not None  # the audit would have called it missing
+        keep = any(fnmatchcase(target, each) for each in keep_float32)
+        value = to_mlx(array).astype(mx.float32 if keep else dtype)
+        if not mx.isfinite(value).all().item():  # evaluates: one stored copy in memory at a time
+            raise WeightsError(
+                f"{where}: {target} has values beyond the range of {value.dtype}. "
+                "Load the model in bfloat16 or float32."
+            )
         weights.append((target, value))
     model.load_weights(weights, strict=True)
-    return ledger
 
 
 def to_mlx(array: Array) -> mx.array:
     """A NumPy array, whatever its strides and float type, as an MLX array of the same values."""
-    if NAMES[array.dtype].startswith("F8"):  # MLX has no such type
-        array = widen(array)
-    if array.dtype == np.float64:
-        array = array.astype(np.float32)
-    return mx.array(array)
+    array = widen(array) if NAMES[array.dtype].startswith("F8") else array  # MLX has no such type
+    with np.errstate(over="ignore"):  # float64 beyond float32's range is seen by the caller
+        return mx.array(array.astype(np.float32) if array.dtype == np.float64 else array)
 
 
 def parameter_hash(model: nn.Module) -> str:

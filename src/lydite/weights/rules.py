@@ -1,7 +1,7 @@
-"""Weight maps as tables: rename, convert, split, join, fill, drop with a reason.
+"""Weight maps as tables: rename, alias, convert, split, join, fill, drop with a reason.
 
-A name of the file that no rule mentions keeps its name; one that two rules claim is a mistake in
-the table. `resolve` turns a table and the names of a file into one recipe per parameter.
+A name of the file that no rule mentions keeps its name. `resolve` turns a table and the names of a
+file into one recipe per parameter; a name with no place, or with two, is said to be surplus.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,15 @@ from lydite.weights.layout import Array, Layout, Shape
 
 @dataclass(frozen=True)
 class Rename:
-    """The tensor is stored under another name."""
+    """The tensor is stored under another name, and never under its own."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name of the tensor: in place of its own or, as a second copy, beside it."""
 
     source: str
     target: str
@@ -62,7 +70,7 @@ class Drop:
     because: str
 
 
-Rule = Rename | Split | Join | Convert | Fill | Drop
+Rule = Rename | Alias | Split | Join | Convert | Fill | Drop
 
 
 @dataclass(frozen=True)
@@ -100,43 +108,64 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Resolution:
-    """Every name of a file: part of a recipe, dropped, or claimed by a target already taken."""
+    """What a table makes of the names of a file."""
 
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, Recipe]  # by target
     dropped: Mapping[str, str]  # source -> reason
+    copies: Mapping[str, str]  # source -> the source it repeats
     surplus: Mapping[str, str]  # source -> why it has no place
+    aliases: frozenset[Alias]  # those the file makes use of
 
 
 def resolve(names: Iterable[str], rules: Sequence[Rule]) -> Resolution:
     """Apply a table to the names of a file."""
     recipes: dict[str, Recipe] = {}
     dropped: dict[str, str] = {}
+    copies: dict[str, str] = {}
     surplus: dict[str, str] = {}
+    aliases: dict[str, tuple[Alias, str]] = {}
     for name in sorted(names):
-        rule, slots = _claim(name, rules)
-        if isinstance(rule, Drop):
+        claims = _claims(name, rules)
+        rule, slots = claims[0] if claims else (None, {})
+        if len(claims) > 1:
+            surplus[name] = "two rules of the table claim it"
+        elif isinstance(rule, Drop):
             dropped[name] = rule.because
-            continue
-        for recipe in _recipes(name, rule, slots):
-            taken = recipes.get(recipe.target)
-            if taken is None:
-                recipes[recipe.target] = replace(recipe, layout=_layout(recipe.target, rules))
-            elif taken.sources != recipe.sources:  # equal when a Join meets its second source
-                surplus[name] = f"{recipe.target} is already stored as {taken.sources[0]}"
-    return Resolution(recipes, dropped, surplus)
+        elif isinstance(rule, Alias):
+            aliases[name] = rule, fill(rule.target, slots)
+        elif rule is None and (stored := stored_names(name, rules)) != (name,):
+            surplus[name] = f"in this layout it is stored as {', '.join(stored)}"
+        else:
+            for recipe in _recipes(name, rule, slots):
+                taken = recipes.setdefault(recipe.target, recipe)
+                if taken.sources != recipe.sources:
+                    surplus[name] = f"{recipe.target} is already stored as {taken.sources[0]}"
+    for name, (_, target) in aliases.items():  # last, when it is known which targets are taken
+        original = recipes.setdefault(target, Recipe(target, (name,))).sources[0]
+        if original != name:
+            copies[name] = original
+    recipes = {
+        target: replace(recipe, layout=layout_of(target, rules))
+        for target, recipe in recipes.items()
+    }
+    used = frozenset(alias for alias, _ in aliases.values())
+    return Resolution(recipes, dropped, copies, surplus, used)
 
 
-def stored_names(target: str, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """Where the table expects a parameter in the file: what to call it when it is missing."""
+def stored_names(
+    target: str, rules: Sequence[Rule], aliases: frozenset[Alias] = frozenset()
+) -> tuple[str, ...]:
+    """Where a parameter is looked for in a file that goes by these of the table's aliases."""
     for rule in rules:
-        if isinstance(rule, Rename) and (slots := match(rule.target, target)) is not None:
-            return (fill(rule.source, slots),)
-        if isinstance(rule, Join) and (slots := match(rule.target, target)) is not None:
-            return tuple(fill(source, slots) for source in rule.sources)
-        if isinstance(rule, Split):
-            for pattern in rule.targets:
-                if (slots := match(pattern, target)) is not None:
-                    return (fill(rule.source, slots),)
+        if isinstance(rule, Convert | Fill | Drop) or (
+            isinstance(rule, Alias) and rule not in aliases
+        ):
+            continue
+        targets = rule.targets if isinstance(rule, Split) else (rule.target,)
+        sources = rule.sources if isinstance(rule, Join) else (rule.source,)
+        for pattern in targets:
+            if (slots := match(pattern, target)) is not None:
+                return tuple(fill(source, slots) for source in sources)
     return (target,)
 
 
@@ -148,23 +177,24 @@ def filling(target: str, rules: Sequence[Rule]) -> Fill | None:
     return None
 
 
-def _claim(name: str, rules: Sequence[Rule]) -> tuple[Rule | None, Slots]:
+def layout_of(target: str, rules: Sequence[Rule]) -> Layout | None:
+    """How the parameter is stored, when it is not stored as it is."""
+    for rule in rules:
+        if isinstance(rule, Convert) and match(rule.target, target) is not None:
+            return rule.layout
+    return None
+
+
+def _claims(name: str, rules: Sequence[Rule]) -> list[tuple[Rule, Slots]]:
     claims: list[tuple[Rule, Slots]] = []
     for rule in rules:
-        sources: tuple[str, ...]
-        if isinstance(rule, Rename | Split | Drop):
-            sources = (rule.source,)
-        elif isinstance(rule, Join):
-            sources = rule.sources
-        else:
+        if isinstance(rule, Convert | Fill):
             continue
-        for source in sources:
+        for source in rule.sources if isinstance(rule, Join) else (rule.source,):
             if (slots := match(source, name)) is not None:
                 claims.append((rule, slots))
                 break
-    if len(claims) > 1:
-        raise ValueError(f"{name} is claimed by two rules: {claims[0][0]} and {claims[1][0]}")
-    return claims[0] if claims else (None, {})
+    return claims
 
 
 def _recipes(name: str, rule: Rule | None, slots: Slots) -> list[Recipe]:
@@ -178,10 +208,3 @@ def _recipes(name: str, rule: Rule | None, slots: Slots) -> list[Recipe]:
         sources = tuple(fill(source, slots) for source in rule.sources)
         return [Recipe(fill(rule.target, slots), sources)]
     return [Recipe(fill(rule.target, slots) if isinstance(rule, Rename) else name, (name,))]
-
-
-def _layout(target: str, rules: Sequence[Rule]) -> Layout | None:
-    for rule in rules:
-        if isinstance(rule, Convert) and match(rule.target, target) is not None:
-            return rule.layout
-    return None

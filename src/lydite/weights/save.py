@@ -9,11 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from lydite.core.names import match
 from lydite.core.tensorfile import save as save_tensors
 from lydite.weights.layout import Array
 from lydite.weights.load import parameters
-from lydite.weights.rules import Convert, Rule
+from lydite.weights.rules import Rule, layout_of
 
 
 def save(model: nn.Module, path: Path, rules: Sequence[Rule]) -> None:
@@ -23,11 +22,8 @@ def save(model: nn.Module, path: Path, rules: Sequence[Rule]) -> None:
     """
     tensors: dict[str, Array] = {}
     for target, value in parameters(model).items():
-        array = to_numpy(value)
-        for rule in rules:
-            if isinstance(rule, Convert) and match(rule.target, target) is not None:
-                array = rule.layout.inverse(array)
-        tensors[target] = array
+        array, layout = to_numpy(value), layout_of(target, rules)
+        tensors[target] = layout.inverse(array) if layout else array
     save_tensors(path, tensors, {"format": "pt"})
 
 

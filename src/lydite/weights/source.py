@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lydite.core.checkpoint import Checkpoint
-from lydite.core.tensorfile import TensorInfo
+from lydite.core.tensorheader import TensorInfo
 from lydite.weights.layout import Array
 
 

@@ -4,18 +4,17 @@ Reference: huggingface/transformers 5.22.2, models/t5/modeling_t5.py. Names foll
 table is `shared`; `encoder.embed_tokens` of a checkpoint is the same array and no parameter here.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from lydite.models.layers import join_heads, split_heads
 from lydite.models.text import pretrained
 from lydite.models.text.pretrained import ACTIVATIONS, Activation, Count, Epsilon, Size
+from lydite.models.text.relative_positions import relative_position_buckets
 
 IGNORED = pretrained.IGNORED
 FIXED: Mapping[str, Any] = {**pretrained.FIXED, "model_type": "t5"}
@@ -135,10 +134,8 @@ class T5Stack(nn.Module):
         super().__init__()
         self.block = [T5Block(config) for _ in range(config.num_layers)]
         self.final_layer_norm = T5LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
-        first = self.block[0].layer[0]["SelfAttention"]  # has the table for all blocks
-        first.relative_attention_bias = nn.Embedding(
-            config.relative_attention_num_buckets, config.num_heads
-        )
+        table = nn.Embedding(config.relative_attention_num_buckets, config.num_heads)
+        self.block[0].layer[0]["SelfAttention"].relative_attention_bias = table  # for all blocks
 
     def __call__(self, x: mx.array, buckets: mx.array) -> mx.array:
         bias = self.block[0].layer[0]["SelfAttention"].relative_attention_bias(buckets)
@@ -157,27 +154,12 @@ class T5EncoderModel(nn.Module):
 
     def __call__(self, input_ids: mx.array) -> mx.array:
         """Encode ids (B, S) to (B, S, D); padding is attended to, as diffusers has it."""
-        buckets = relative_position_buckets(input_ids.shape[1], self.config)  # (S, S)
+        buckets = relative_position_buckets(
+            input_ids.shape[1],
+            num_buckets=self.config.relative_attention_num_buckets,
+            max_distance=self.config.relative_attention_max_distance,
+        )
         return self.encoder(self.shared(input_ids), mx.array(buckets))
-
-
-def relative_position_buckets(length: int, config: T5Config) -> np.ndarray:
-    """Bucket of each key position relative to each query position: int32 (S, S).
-
-    Half of them are for keys ahead of the query. In either half near distances have a bucket each
-    and far ones share. float32 as in the reference: a distance may lie on the border of two.
-    """
-    half = config.relative_attention_num_buckets // 2
-    exact = half // 2
-    scale = math.log(config.relative_attention_max_distance / exact)
-    positions = np.arange(length, dtype=np.int32)
-    relative = positions[None, :] - positions[:, None]  # key minus query
-    distance = np.abs(relative)
-    logs = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
-    steps = logs / np.float32(scale) * np.float32(half - exact)
-    shared = np.minimum(exact + steps.astype(np.int32), half - 1)
-    buckets = np.where(distance < exact, distance, shared) + np.where(relative > 0, half, 0)
-    return buckets.astype(np.int32)
 
 
 def clamp_float16(x: mx.array) -> mx.array:

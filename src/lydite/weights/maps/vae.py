@@ -4,7 +4,7 @@ Reference for the original names: Stability-AI/sd3.5 @ fbf8f48, sd3_impls.py.
 """
 
 from lydite.weights.layout import CONV1X1_TO_LINEAR, OIHW_TO_OHWI
-from lydite.weights.rules import Convert, Rename, Rule
+from lydite.weights.rules import Alias, Convert, Rename, Rule
 
 _CONVS: tuple[Rule, ...] = (
     Convert("{p}.conv_in.weight", OIHW_TO_OHWI),
@@ -20,10 +20,10 @@ _CONVS: tuple[Rule, ...] = (
 DIFFUSERS: tuple[Rule, ...] = (
     *_CONVS,
     # Names of the attention before diffusers 0.17; published files still carry them.
-    Rename("{p}.attentions.0.query.{q}", "{p}.attentions.0.to_q.{q}"),
-    Rename("{p}.attentions.0.key.{q}", "{p}.attentions.0.to_k.{q}"),
-    Rename("{p}.attentions.0.value.{q}", "{p}.attentions.0.to_v.{q}"),
-    Rename("{p}.attentions.0.proj_attn.{q}", "{p}.attentions.0.to_out.0.{q}"),
+    Alias("{p}.attentions.0.query.{q}", "{p}.attentions.0.to_q.{q}"),
+    Alias("{p}.attentions.0.key.{q}", "{p}.attentions.0.to_k.{q}"),
+    Alias("{p}.attentions.0.value.{q}", "{p}.attentions.0.to_v.{q}"),
+    Alias("{p}.attentions.0.proj_attn.{q}", "{p}.attentions.0.to_out.0.{q}"),
 )
 
 

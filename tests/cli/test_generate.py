@@ -1,0 +1,203 @@
+"""`lydite generate` as a person uses it, on the untrained model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from lydite.cli.main import lydite
+from lydite.core.errors import FileError, InputError, LyditeError
+from lydite.pipelines.metadata import read_pixels, read_record
+
+SMALL = ["--steps", "2", "--size", "32x32", "--text-length", "4"]
+
+
+def run(*arguments: object) -> Result:
+    """Run in this process; a LyditeError comes back as the result's exception."""
+    return CliRunner().invoke(lydite, [str(each) for each in arguments])
+
+
+def draw(model: Path, *arguments: object) -> Result:
+    result = run("generate", "a red fox", "-m", model, *SMALL, *arguments)
+    if result.exception and not isinstance(result.exception, (LyditeError, SystemExit)):
+        raise result.exception
+    return result
+
+
+def test_a_picture_is_replayed_bit_for_bit_from_its_own_metadata(untrained, tmp_path) -> None:
+    first, again = tmp_path / "first.png", tmp_path / "again.png"
+    draw(
+        untrained, "--seed", 0, "--guidance", 3.5, "-n", "snow", "--dtype", "bfloat16", "-o", first
+    )
+    result = run("generate", "--from", first, "-o", again)
+    assert result.exit_code == 0, result.exception
+    assert np.array_equal(read_pixels(first), read_pixels(again))
+    assert read_record(first) == read_record(again)
+    assert read_record(first).seed == 0  # 0 is a seed
+
+
+def test_options_override_what_a_picture_remembers(untrained, tmp_path) -> None:
+    first, other = tmp_path / "first.png", tmp_path / "other.png"
+    draw(untrained, "--seed", 3, "-o", first)
+    run("generate", "a blue ring", "--from", first, "--seed", 4, "-o", other)
+    record = read_record(other)
+    assert (record.prompt, record.seed, record.steps, record.width) == ("a blue ring", 4, 2, 32)
+
+
+def test_metadata_is_readable_by_other_tools(untrained, tmp_path) -> None:
+    path = tmp_path / "picture.png"
+    draw(untrained, "--seed", 12, "-n", "ünïcode 🦊", "-o", path)
+    with Image.open(path) as image:
+        info = image.info
+    lines = str(info["parameters"]).split("\n")
+    assert lines[0] == "a red fox" and lines[1] == "Negative prompt: ünïcode 🦊"
+    assert lines[2].startswith(
+        "Steps: 2, Sampler: Euler, Schedule type: sd3_diffusers, CFG scale: 7"
+    )
+    assert "Seed: 12, Size: 32x32" in lines[2]
+    assert json.loads(info["lydite"])["negative"] == "ünïcode 🦊"
+
+
+def test_several_seeds_in_batches_get_names_of_their_own(untrained, tmp_path) -> None:
+    draw(
+        untrained,
+        "--seed",
+        "5-6,9",
+        "--batch",
+        2,
+        "-o",
+        tmp_path / "{index:02d}_{seed}_{prompt}.png",
+    )
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["00_5_a_red_fox.png", "01_6_a_red_fox.png", "02_9_a_red_fox.png"]
+
+
+def test_a_batch_from_one_seed_counts_upwards(untrained, tmp_path) -> None:
+    draw(untrained, "--seed", 7, "--batch", 2, "-o", f"{tmp_path}/")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lydite_7.png", "lydite_8.png"]
+
+
+def test_nothing_is_overwritten_unasked(untrained, tmp_path) -> None:
+    path = tmp_path / "picture.png"
+    draw(untrained, "--seed", 1, "-o", path)
+    before = path.read_bytes()
+    draw(untrained, "--seed", 2, "-o", path)
+    assert path.read_bytes() == before and (tmp_path / "picture_2.png").exists()
+    draw(untrained, "--seed", 2, "-o", path, "--overwrite")
+    assert read_record(path).seed == 2
+
+
+def test_previews_are_written_every_n_steps(untrained, tmp_path) -> None:
+    draw(untrained, "--seed", 1, "--steps", 5, "--preview", 2, "-o", tmp_path / "a.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.png",
+        "a_step002.png",
+        "a_step004.png",
+    ]
+
+
+def test_img2img_replays_and_refuses_another_image(untrained, tmp_path) -> None:
+    source, out = tmp_path / "in.png", tmp_path / "out.png"
+    Image.new("RGB", (40, 40), "red").save(source)
+    draw(untrained, "--seed", 1, "--image", source, "--strength", 0.5, "-o", out)
+    assert run("generate", "--from", out, "-o", tmp_path / "same.png").exit_code == 0
+    assert np.array_equal(read_pixels(out), read_pixels(tmp_path / "same.png"))
+    Image.new("RGB", (40, 40), "blue").save(source)
+    result = run("generate", "--from", out, "-o", tmp_path / "other.png")
+    assert isinstance(result.exception, InputError) and "not the image" in str(result.exception)
+
+
+def test_a_cut_prompt_is_said(untrained, tmp_path) -> None:
+    path = tmp_path / "a.png"
+    result = run("generate", "x " * 76 + "tail", "-m", untrained, *SMALL, "-s", 1, "-o", path)
+    assert "it does not see" in result.stderr and "tail" in result.stderr
+
+
+def test_debug_names_every_place(untrained, tmp_path) -> None:
+    result = draw(untrained, "--seed", 1, "--debug", "all", "-o", tmp_path / "a.png")
+    for place in (
+        "text_encoder_2 pooled",
+        "step 1 transformer cond",
+        "step 1 latent",
+        "vae output",
+    ):
+        assert place in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (["--size", "100"], InputError, "--size is '100'; expected WIDTHxHEIGHT"),
+        (["--seed", "abc"], InputError, "--seed is 'abc'"),
+        (["--seed", "9-3"], InputError, "rising range"),
+        (["--batch", "0"], InputError, "--batch is 0"),
+        (["--debug", "nans"], InputError, "--debug has nans"),
+        (["--out", "a.jpg"], InputError, "end the name in .png"),
+        (["--out", "{nope}.png"], InputError, "the fields are"),
+        (["--out", "{seed.__class__}.png"], InputError, "the fields are"),
+        (["--out", "{prompt:d}.png"], InputError, "--out"),
+        (["--image", "absent.png"], FileError, "absent.png: no such file"),
+        (["--image", __file__], FileError, "cannot be read as an image"),
+        (["--schedule", "karras"], InputError, "schedule is 'karras'"),
+        (["--steps", "-1"], InputError, "steps is -1"),
+    ],
+)
+def test_bad_options_are_one_clear_error(untrained, tmp_path, arguments, kind, message) -> None:
+    result = run("generate", "a", "-m", untrained, "-o", tmp_path / "x.png", *SMALL, *arguments)
+    assert isinstance(result.exception, kind)
+    assert message in str(result.exception) and "\n" not in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("absent", "absent: no such file or folder"),
+        ("absent/model.safetensors", "no such file or folder"),
+        ("nobody/nothing", "neither a local path nor to be had from the hub"),
+    ],
+)
+def test_a_model_that_is_not_there(model: str, message: str) -> None:
+    result = run("generate", "a", "-m", model)
+    assert isinstance(result.exception, FileError) and message in str(result.exception)
+
+
+def test_a_prompt_and_a_model_are_asked_for() -> None:
+    assert "no prompt" in str(run("generate").exception)
+    assert "no model" in str(run("generate", "a fox").exception)
+
+
+def test_a_picture_without_our_metadata_cannot_be_replayed(tmp_path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "plain.png")
+    result = run("generate", "--from", tmp_path / "plain.png")
+    assert "has no 'lydite' metadata" in str(result.exception)
+
+
+def test_the_process_prints_one_line_and_exits_with_2(tmp_path) -> None:
+    command = [sys.executable, "-m", "lydite", "generate", "a", "-m", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error:")
+
+
+def test_ctrl_c_keeps_what_is_finished(untrained, tmp_path) -> None:
+    command = [sys.executable, "-m", "lydite", "generate", "a fox", "-m", str(untrained)]
+    command += [*SMALL, "--seed", "1-500", "-o", f"{tmp_path}/"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("lydite_*.png")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "pictures are saved" in errors and "Traceback" not in errors
+    finished = list(tmp_path.iterdir())
+    assert finished and all(read_pixels(path).shape == (32, 32, 3) for path in finished)

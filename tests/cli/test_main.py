@@ -1,0 +1,51 @@
+"""The command as a whole: help that teaches, versions, verbs loaded one by one."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from lydite import __version__
+from lydite.cli.main import VERBS, lydite
+
+
+def test_help_shows_what_to_type_and_every_verb() -> None:
+    text = CliRunner().invoke(lydite, []).output
+    assert "lydite generate" in text and "Exit status" in text
+    for verb in VERBS:
+        assert f"  {verb} " in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_teaches_by_example(verb: str) -> None:
+    result = CliRunner().invoke(lydite, [verb, "--help"])
+    assert result.exit_code == 0 and len(result.output.splitlines()) > 8
+
+
+def test_version_says_what_it_runs_on() -> None:
+    assert CliRunner().invoke(lydite, ["--version"]).output == f"lydite {__version__}\n"
+    verbose = CliRunner().invoke(lydite, ["--version", "-v"]).output
+    assert "mlx 0." in verbose and "device" in verbose and "blas" in verbose
+
+
+def test_help_imports_neither_mlx_nor_numpy() -> None:
+    code = (
+        "import sys; from lydite.cli.main import lydite;"
+        "lydite.main(['generate', '--help'], standalone_mode=False);"
+        "sys.exit(any(name in sys.modules for name in ('mlx.core', 'numpy', 'torch')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_an_unknown_verb_or_option_exits_with_2() -> None:
+    for arguments in (["dance"], ["inspect", "--nope"]):
+        command = [sys.executable, "-m", "lydite", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_error(untrained) -> None:
+    command = f"{sys.executable} -m lydite inspect {untrained} --all | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert not done.stderr and done.returncode == 0

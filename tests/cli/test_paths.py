@@ -1,0 +1,41 @@
+"""Names of pictures."""
+
+from pathlib import Path
+
+import pytest
+
+from lydite.cli.paths import check_template, free_path, picture_path
+from lydite.core.errors import InputError
+from lydite.pipelines.sd3 import Request
+
+REQUEST = Request("../../etc/passwd: a\x00b 狐", width=32, height=16)
+
+
+def test_a_prompt_cannot_leave_the_folder() -> None:
+    path = picture_path("out/{prompt}.png", REQUEST, seed=1, index=0, model="/models/x.safetensors")
+    assert path == Path("out/etc_passwd_a_b_狐.png")
+
+
+def test_fields_take_format_specs() -> None:
+    template = check_template("{model}_{seed:06d}_{guidance:.1f}_{width}x{height}.png")
+    path = picture_path(template, REQUEST, seed=12, index=0, model="a/sd3.safetensors")
+    assert str(path) == "sd3_000012_7.0_32x16.png"
+
+
+def test_a_folder_gets_the_default_name(tmp_path: Path) -> None:
+    assert check_template(str(tmp_path)).endswith("/lydite_{seed}.png")
+
+
+@pytest.mark.parametrize(
+    "template", ["{", "{}.png", "{seed!r}.png", "{seed[0]}.png", "a", "{seed:{x}}.png"]
+)
+def test_templates_that_are_refused(template: str) -> None:
+    with pytest.raises(InputError, match="--out"):
+        check_template(template)
+
+
+def test_the_first_free_number_is_taken(tmp_path: Path) -> None:
+    for name in ("a.png", "a_2.png"):
+        (tmp_path / name).touch()
+    assert free_path(tmp_path / "a.png", overwrite=False).name == "a_3.png"
+    assert free_path(tmp_path / "a.png", overwrite=True).name == "a.png"

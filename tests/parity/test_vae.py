@@ -1,0 +1,92 @@
+"""AutoencoderKL against diffusers', encoder and decoder, with and without the quant convs."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from measures import relative_l2
+
+import tiny
+from lydite.models.vae.kl import AutoencoderKL
+from lydite.pipelines.components import folder_component
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.parity
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sd3": {"use_quant_conv": False, "use_post_quant_conv": False},
+    "sd1": {"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None},
+    "no-attention": {"mid_block_add_attention": False},
+    "deeper": {"layers_per_block": 2, "block_out_channels": (16, 32, 32)},
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    torch.manual_seed(2)
+    reference = tiny.make_vae(**VARIANTS[request.param])
+    folder = tmp_path_factory.mktemp(request.param) / "vae"
+    reference.save_pretrained(folder)
+    return reference, folder
+
+
+def load(folder, dtype: mx.Dtype = mx.float32) -> AutoencoderKL:
+    model = folder_component(folder).load(dtype)
+    assert isinstance(model, AutoencoderKL)
+    return model
+
+
+def last(x: Any) -> mx.array:
+    return mx.array(x.numpy().transpose(0, 2, 3, 1))
+
+
+def first(x: mx.array) -> np.ndarray:
+    return np.array(x.astype(mx.float32)).transpose(0, 3, 1, 2)
+
+
+def picture() -> Any:
+    return torch.rand(2, 3, 32, 24, generator=torch.Generator().manual_seed(3)) * 2 - 1
+
+
+def latent(model: Any) -> Any:
+    shape = (2, model.config.latent_channels, 8, 6)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(4))
+
+
+def test_encoder_and_decoder_are_equal_in_float32(pair) -> None:
+    reference, folder = pair
+    ours = load(folder)
+    with torch.no_grad():
+        theirs = reference.encode(picture()).latent_dist
+        decoded = reference.decode(latent(reference)).sample
+    posterior = ours.encode(last(picture()))
+    assert relative_l2(first(posterior.mean), theirs.mean) < 1e-5
+    assert relative_l2(first(posterior.std), theirs.std) < 1e-5
+    assert relative_l2(first(ours.decode(last(latent(reference)))), decoded) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_half_precision_is_as_good_as_the_references_own(pair, name: str) -> None:
+    reference, folder = pair
+    dtype, half = getattr(mx, name), tiny.reload(reference, folder, getattr(torch, name))
+    z, x = latent(reference), picture()
+    ours = load(folder, dtype)
+    with torch.no_grad():
+        decoded, mean = reference.decode(z).sample, reference.encode(x).latent_dist.mean
+        theirs = half.decode(z.to(half.dtype)).sample.float()
+        their_mean = half.encode(x.to(half.dtype)).latent_dist.mean.float()
+    floor = relative_l2(theirs, decoded)
+    assert relative_l2(first(ours.decode(last(z).astype(dtype))), decoded) < 2 * floor
+    floor = relative_l2(their_mean, mean)
+    assert relative_l2(first(ours.encode(last(x).astype(dtype)).mean), mean) < 2 * floor
+
+
+def test_scale_and_shift_are_each_others_inverse(pair) -> None:
+    reference, folder = pair
+    ours = load(folder)
+    z = last(latent(reference))
+    shift = reference.config.shift_factor or 0.0
+    expected = (latent(reference) - shift) * reference.config.scaling_factor
+    assert relative_l2(first(ours.normalize(z)), expected) < 1e-6
+    assert relative_l2(ours.denormalize(ours.normalize(z)), z) < 1e-6

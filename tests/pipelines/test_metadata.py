@@ -1,0 +1,70 @@
+"""Records in PNG files, good and hostile."""
+
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from lydite.core.errors import FileError
+from lydite.pipelines.metadata import Record, model_hash, read_pixels, read_record, resize, save_png
+from lydite.pipelines.sd3_files import open_files
+
+RECORD = Record(
+    model="m", model_hash="ab" * 32, prompt='a "fox"\nin snow, 狐', negative="", seed=2**63, steps=4,
+    guidance=1.25, width=8, height=8, schedule="flow_shift", text_length=77, noise="torch",
+    dtype="float32",
+)  # fmt: skip
+
+
+def test_a_record_survives_the_file(tmp_path: Path) -> None:
+    pixels = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    save_png(tmp_path / "a.png", pixels, RECORD)
+    assert read_record(tmp_path / "a.png") == RECORD
+    assert np.array_equal(read_pixels(tmp_path / "a.png"), pixels)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]  # no part file is left
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"seed": "x"}', "{" * 5000, '{"model": NaN}'])
+def test_damaged_metadata_is_one_error(tmp_path: Path, text: str) -> None:
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("lydite", text)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png", pnginfo=info)
+    with pytest.raises(FileError, match=r"a\.png") as caught:
+        read_record(tmp_path / "a.png")
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_image_files_are_one_error(tmp_path: Path) -> None:
+    save_png(tmp_path / "whole.png", np.zeros((64, 64, 3), np.uint8), RECORD)
+    whole = (tmp_path / "whole.png").read_bytes()
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    bomb = whole[:8] + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    for name, data in {"empty": b"", "text": b"hello", "cut": whole[:60], "bomb": bomb}.items():
+        path = tmp_path / f"{name}.png"
+        path.write_bytes(data)
+        for read in (read_record, read_pixels):
+            with pytest.raises(FileError, match=name):
+                read(path)
+
+
+def test_resizing_to_the_same_size_is_no_resizing() -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 6, 3), dtype=np.uint8)
+    assert resize(pixels, 6, 8) is pixels
+    assert resize(pixels, 12, 4).shape == (4, 12, 3)
+
+
+def test_the_model_hash_notices_another_model(untrained: Path, tmp_path: Path) -> None:
+    from lydite.pipelines.untrained import make_untrained
+
+    ours = model_hash(open_files(untrained).components)
+    assert ours == model_hash(open_files(make_untrained(tmp_path / "same")).components)
+    assert ours != model_hash(open_files(make_untrained(tmp_path / "other", seed=9)).components)
+
+
+def test_a1111_text_names_the_strength_only_for_img2img() -> None:
+    assert "Denoising" not in RECORD.a1111()
+    assert "Denoising strength: 0.5" in replace(RECORD, strength=0.5).a1111()
