@@ -19,7 +19,7 @@ WORDS = ["a", "red", "star", "fox", "in", "snow", "the", "of", "blue", "ring"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths of the tiny model; single files need heads of 64, everything else is faster without."""
+    """Widths of the tiny model; single files need heads of 64, the rest is faster without."""
 
     head: int = 8
     heads: int = 4
@@ -266,10 +266,11 @@ def original_transformer(tensors: dict[str, Any]) -> dict[str, Any]:
 def original_vae(tensors: dict[str, Any]) -> dict[str, Any]:
     """AutoencoderKL's tensors under the names and shapes of the original one."""
     levels = 1 + max(int(name.split(".")[2]) for name in tensors if "up_blocks" in name)
+    table = dict(_ORIGINAL_VAE)
     for level in range(levels):
-        _ORIGINAL_VAE[f"decoder.up_blocks.{level}."] = f"decoder.up.{levels - 1 - level}."
+        table[f"decoder.up_blocks.{level}."] = f"decoder.up.{levels - 1 - level}."
     return {
-        _renamed(name, _ORIGINAL_VAE): x[:, :, None, None] if ".to_" in name and x.ndim == 2 else x
+        _renamed(name, table): x[:, :, None, None] if ".to_" in name and x.ndim == 2 else x
         for name, x in tensors.items()
     }
 

@@ -6,10 +6,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from measures import relative_l2
 
 import tiny
 from lydite.pipelines.sd3 import Request, StableDiffusion3
+from measures import relative_l2
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity

@@ -5,11 +5,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from measures import relative_l2
 
 import tiny
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines.components import folder_component
+from measures import relative_l2
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity

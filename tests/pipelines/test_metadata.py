@@ -10,14 +10,25 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from lydite.core.errors import FileError
-from lydite.pipelines.metadata import Record, model_hash, read_pixels, read_record, resize, save_png
+from lydite.pipelines.images import read_pixels, resize
+from lydite.pipelines.metadata import Record, model_hash, read_record, save_png
 from lydite.pipelines.sd3_files import open_files
 
 RECORD = Record(
-    model="m", model_hash="ab" * 32, prompt='a "fox"\nin snow, 狐', negative="", seed=2**63, steps=4,
-    guidance=1.25, width=8, height=8, schedule="flow_shift", text_length=77, noise="torch",
+    model="m",
+    model_hash="ab" * 32,
+    prompt='a "fox"\nin snow, 狐',
+    negative="",
+    seed=2**63,
+    steps=4,
+    guidance=1.25,
+    width=8,
+    height=8,
+    schedule="flow_shift",
+    text_length=77,
+    noise="torch",
     dtype="float32",
-)  # fmt: skip
+)
 
 
 def test_a_record_survives_the_file(tmp_path: Path) -> None:

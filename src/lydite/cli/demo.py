@@ -49,7 +49,7 @@ def _draw(model: Path, folder: Path) -> None:
     import numpy as np
 
     from lydite.cli.main import lydite
-    from lydite.pipelines.metadata import read_pixels
+    from lydite.pipelines.images import read_pixels
 
     # 256 text tokens of zeros would be most of the work, and there is no T5 to fill them
     settings = ["-m", str(model), "--steps", "8", "--text-length", "16", "--overwrite"]

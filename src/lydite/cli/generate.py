@@ -199,7 +199,7 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(settings: dict[str, Any]) -> Plan:
-    from lydite.pipelines.metadata import pixel_hash, read_pixels, resize
+    from lydite.pipelines.images import pixel_hash, read_pixels
     from lydite.pipelines.sd3 import Request
 
     width, height = _size(settings["size"])
@@ -213,8 +213,6 @@ def _plan(settings: dict[str, Any]) -> Plan:
                 f"{settings['image']}: not the image this picture was made from; "
                 "name the right one with --image."
             )
-        if width and height:
-            image = resize(image, width, height)
     request = Request(
         prompt=settings["prompt"],
         negative=settings["negative"],

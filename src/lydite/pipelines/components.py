@@ -11,9 +11,8 @@ import mlx.nn as nn
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
-from lydite.core.errors import ConfigError
+from lydite.core.errors import ConfigError, shown
 from lydite.core.jsonfile import read_json
-from lydite.core.tensorfile import shown
 from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.models.text import clip, t5
 from lydite.models.vae import kl

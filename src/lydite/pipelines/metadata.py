@@ -6,14 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from PIL import Image, PngImagePlugin
 
 from lydite import __version__
 from lydite.core.errors import FileError
 from lydite.core.files import atomic_path
 from lydite.pipelines.components import Component
+from lydite.pipelines.images import Pixels, open_image
 
 KEY = "lydite"
 
@@ -65,7 +64,7 @@ class Record:
         return "\n".join(lines)
 
 
-def save_png(path: Path, pixels: NDArray[np.uint8], record: Record) -> None:
+def save_png(path: Path, pixels: Pixels, record: Record) -> None:
     """Write the picture with its record; the file is whole or not there."""
     text = PngImagePlugin.PngInfo()
     text.add_itxt("parameters", record.a1111())
@@ -76,30 +75,13 @@ def save_png(path: Path, pixels: NDArray[np.uint8], record: Record) -> None:
 
 def read_record(path: Path) -> Record:
     """The record inside a PNG made by us."""
-    text = _open(path).info.get(KEY)
+    text = open_image(path).info.get(KEY)
     if not isinstance(text, str):
         raise FileError(f"{path}: has no {KEY!r} metadata, so it cannot be replayed.")
     try:
         return msgspec.json.decode(str(text), type=Record)
     except msgspec.DecodeError as error:
         raise FileError(f"{path}: its {KEY!r} metadata cannot be read ({error}).") from error
-
-
-def read_pixels(path: Path) -> NDArray[np.uint8]:
-    """An image file as (H, W, 3); transparency is dropped."""
-    return np.asarray(_open(path).convert("RGB"))
-
-
-def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
-    """Lanczos, as diffusers resizes the input of img2img."""
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
-
-
-def pixel_hash(pixels: NDArray[np.uint8]) -> str:
-    """A hash of the pixels themselves, whatever file they came from."""
-    return hashlib.sha256(f"{pixels.shape}".encode() + pixels.tobytes()).hexdigest()
 
 
 def model_hash(components: Mapping[str, Component]) -> str:
@@ -113,16 +95,3 @@ def model_hash(components: Mapping[str, Component]) -> str:
                 middle = flat.size // 2
                 total.update(flat[middle : middle + 1024 // flat.itemsize].tobytes())
     return total.hexdigest()
-
-
-def _open(path: Path) -> Image.Image:
-    try:
-        image = Image.open(path)
-        image.load()
-    except FileNotFoundError as error:
-        raise FileError(f"{path}: no such file.") from error
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
-        raise FileError(f"{path}: cannot be read as an image ({error}).") from error
-    except Image.DecompressionBombError as error:
-        raise FileError(f"{path}: {error}") from error
-    return image

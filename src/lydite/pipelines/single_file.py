@@ -14,9 +14,8 @@ from typing import Any
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
-from lydite.core.errors import ConfigError
+from lydite.core.errors import ConfigError, shown
 from lydite.core.names import fill, match
-from lydite.core.tensorfile import shown
 from lydite.pipelines.components import KINDS, Component
 from lydite.weights.audit import Ledger, audit
 from lydite.weights.layout import Shape
@@ -213,7 +212,7 @@ def _clip_g(shapes: Shapes, found: Found) -> Inferred:
 
 
 def _clip(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
-    sizes = {"vocabulary": 49408, "positions": 77, "width": width, "hidden": 4 * width}
+    sizes = {"vocabulary": 49408, "width": width, "hidden": 4 * width}
     sizes |= shapes.sizes(_CLIP_AXES)
     return dict(
         vocab_size=sizes["vocabulary"],
@@ -221,7 +220,7 @@ def _clip(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
         intermediate_size=sizes["hidden"],
         num_hidden_layers=shapes.count("text_model.encoder.layers.{i}.{p}"),
         num_attention_heads=max(sizes["width"] // HEAD_DIM, 1),
-        max_position_embeddings=sizes["positions"],
+        max_position_embeddings=77,
         hidden_act=activation,
         layer_norm_eps=1e-5,
         eos_token_id=2,  # the pooled output is taken at the highest token id, the end of text
@@ -273,7 +272,6 @@ _VAE_AXES = {
 }
 _CLIP_AXES = {
     "text_model.embeddings.token_embedding.weight": "vocabulary width",
-    "text_model.embeddings.position_embedding.weight": "positions width",
     "text_model.final_layer_norm.bias": "width",
     "text_model.encoder.layers.{i}.layer_norm1.bias": "width",
     "text_model.encoder.layers.{i}.mlp.fc1.weight": "hidden width",

@@ -50,15 +50,26 @@ VAE = AutoencoderKLConfig(
 )
 
 
-def make_untrained(folder: Path, *, seed: int = 0) -> Path:
+def make_untrained(
+    folder: Path,
+    *,
+    transformer: MMDiTConfig = TRANSFORMER,
+    vae: AutoencoderKLConfig = VAE,
+    clip_widths: tuple[int, int] = (32, 64),
+    seed: int = 0,
+) -> Path:
     """Write the folder; the same seed gives the same weights."""
     vocabulary = _write_tokenizer(folder / "tokenizer", pad="<|endoftext|>")
     _write_tokenizer(folder / "tokenizer_2", pad="!")
+    clip_l, clip_g = (
+        _clip_config(vocabulary, width, activation)
+        for width, activation in zip(clip_widths, ("quick_gelu", "gelu"), strict=True)
+    )
     networks = {
-        "transformer": ("SD3Transformer2DModel", TRANSFORMER),
-        "vae": ("AutoencoderKL", VAE),
-        "text_encoder": ("CLIPTextModelWithProjection", _clip_config(vocabulary, 32, "quick_gelu")),
-        "text_encoder_2": ("CLIPTextModelWithProjection", _clip_config(vocabulary, 64, "gelu")),
+        "transformer": ("SD3Transformer2DModel", transformer),
+        "vae": ("AutoencoderKL", vae),
+        "text_encoder": ("CLIPTextModelWithProjection", clip_l),
+        "text_encoder_2": ("CLIPTextModelWithProjection", clip_g),
     }
     for index, (name, (class_name, config)) in enumerate(networks.items()):
         _write(folder / name, class_name, config, seed + index)

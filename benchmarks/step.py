@@ -1,0 +1,222 @@
+"""One denoising step and one whole image: ours against diffusers, same machine, same weights.
+
+    .venv/bin/python benchmarks/step.py                      the demo's size, on this machine
+    .venv/bin/python benchmarks/step.py --preset sd3-medium --size 512 --dtype bfloat16 --step-only
+
+A random checkpoint is written once; each side then runs in a process of its own, turn and turn
+about, so that neither warms the other up and peak memory is its own. Ratios are ours / theirs:
+below 1 we are faster. Needs the `reference` extra. On CUDA both sides use the GPU.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROUNDS = 3
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--preset", choices=("demo", "embedded", "sd3-medium"), default="embedded")
+    parser.add_argument("--size", type=int, default=128, help="side of the picture in pixels")
+    parser.add_argument("--batch", type=int, default=1, help="pictures; guidance doubles it")
+    parser.add_argument("--text-length", type=int, default=16, help="tokens beside CLIP's 77")
+    parser.add_argument("--steps", type=int, default=8, help="of the whole image")
+    parser.add_argument("--repeat", type=int, default=10, help="timed steps per round")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--step-only", action="store_true", help="leave the whole image out")
+    parser.add_argument("--torch-compile", action="store_true", help="the reference compiled too")
+    parser.add_argument("--side", choices=("ours", "diffusers"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        run = run_ours if options.side == "ours" else run_diffusers
+        print(json.dumps(run(options)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        write_checkpoint(options)
+        results = {"ours": [], "diffusers": []}
+        for _ in range(ROUNDS):
+            for side, rows in results.items():
+                rows.append(in_a_process(side, options))
+    report(options, results)
+
+
+def write_checkpoint(options: argparse.Namespace) -> None:
+    """Random weights in the geometry of the preset."""
+    from lydite.pipelines.untrained import TRANSFORMER, VAE, make_untrained
+
+    if options.preset == "demo":
+        make_untrained(options.folder)
+        return
+    small = options.preset == "embedded"
+    transformer = replace(
+        TRANSFORMER,
+        num_layers=6 if small else 24,
+        attention_head_dim=64,
+        num_attention_heads=3 if small else 24,
+        caption_projection_dim=192 if small else 1536,
+        joint_attention_dim=256 if small else 4096,
+        pooled_projection_dim=192 if small else 2048,
+        pos_embed_max_size=24 if small else 192,
+        qk_norm="rms_norm" if small else None,
+    )
+    vae = replace(VAE, block_out_channels=(32, 64, 64, 64) if small else (128, 256, 512, 512))
+    make_untrained(
+        options.folder,
+        transformer=transformer,
+        vae=replace(vae, norm_num_groups=8 if small else 32),
+        clip_widths=(64, 128) if small else (768, 1280),
+    )
+
+
+def run_ours(options: argparse.Namespace) -> dict[str, Any]:
+    from lydite.core.blas import preload
+
+    blas = preload().describe()
+    import mlx.core as mx
+    import numpy as np
+
+    from lydite.pipelines.sd3 import Request, StableDiffusion3
+
+    dtype = getattr(mx, options.dtype)
+    pipeline = StableDiffusion3.load(options.folder, dtype=dtype)
+    request = Request(
+        "a red fox",
+        steps=options.steps,
+        guidance=3.0,
+        width=options.size,
+        height=options.size,
+        text_length=options.text_length,
+    )
+    request = pipeline.complete(request)
+    denoiser = pipeline.denoiser(request, pipeline.encode(request), options.batch)
+    side = options.size // pipeline.files.components["vae"].config.factor
+    x = mx.array(
+        np.random.default_rng(0).standard_normal((options.batch, side, side, 16), np.float32)
+    )
+
+    def step() -> None:
+        mx.eval(denoiser.velocity(x, 0))
+
+    def image() -> None:
+        list(pipeline.generate(request, range(options.batch), batch=options.batch))
+
+    result = measure(options, step, image)
+    peak = mx.get_peak_memory() if mx.default_device() != mx.Device(mx.cpu) else peak_rss()
+    return {**result, "peak": peak, "runs_on": f"mlx {mx.default_device()}; {blas}"}
+
+
+def run_diffusers(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    from diffusers.pipelines.stable_diffusion_3 import StableDiffusion3Pipeline
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, options.dtype)
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        options.folder, text_encoder_3=None, tokenizer_3=None, torch_dtype=dtype
+    ).to(device)
+    pipeline.set_progress_bar_config(disable=True)
+    transformer, config = pipeline.transformer, pipeline.transformer.config
+    if options.torch_compile:
+        transformer = pipeline.transformer = torch.compile(transformer)
+    side = options.size // pipeline.vae_scale_factor
+    double = 2 * options.batch
+    inputs = {
+        "hidden_states": torch.randn(double, 16, side, side),
+        "encoder_hidden_states": torch.randn(
+            double, 77 + options.text_length, config.joint_attention_dim
+        ),
+        "pooled_projections": torch.randn(double, config.pooled_projection_dim),
+    }
+    inputs = {name: value.to(device, dtype) for name, value in inputs.items()}
+    timestep = torch.full((double,), 500.0, device=device)
+
+    def step() -> None:
+        with torch.no_grad():
+            transformer(**inputs, timestep=timestep)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def image() -> None:
+        pipeline(
+            "a red fox",
+            num_inference_steps=options.steps,
+            guidance_scale=3.0,
+            width=options.size,
+            height=options.size,
+            max_sequence_length=options.text_length,
+            num_images_per_prompt=options.batch,
+        )
+
+    result = measure(options, step, image)
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else peak_rss()
+    return {**result, "peak": peak, "runs_on": f"torch {torch.__version__} {device}"}
+
+
+def measure(
+    options: argparse.Namespace, step: Callable[[], None], image: Callable[[], None]
+) -> dict[str, Any]:
+    """Median of the timed steps, and the image once warm; seconds."""
+    for _ in range(3):
+        step()
+    steps = [timed(step) for _ in range(options.repeat)]
+    result: dict[str, Any] = {"step": statistics.median(steps)}
+    if not options.step_only:
+        image()
+        result["image"] = timed(image)
+    return result
+
+
+def timed(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def peak_rss() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def in_a_process(side: str, options: argparse.Namespace) -> dict[str, Any]:
+    arguments = [*sys.argv[1:], "--side", side, "--folder", str(options.folder)]
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def report(options: argparse.Namespace, results: dict[str, list[dict[str, Any]]]) -> None:
+    """The best round of each side, since other work on the machine only ever adds time."""
+    print(
+        f"{options.preset}, {options.size}², batch {options.batch} with guidance, {options.dtype}"
+    )
+    for side, rows in results.items():
+        print(f"  {side:<10} {rows[0]['runs_on']}")
+    rows = [
+        ("step", f"one step, {77 + options.text_length} text tokens", "ms", 1e3),
+        ("image", f"whole image, {options.steps} steps", "ms", 1e3),
+        ("peak", "peak memory of the process", "MiB", 2**-20),
+    ]
+    for key, label, unit, scale in rows:
+        if key in results["ours"][0]:
+            ours, theirs = (scale * min(row[key] for row in results[side]) for side in results)
+            figures = f"ours {ours:9.1f} {unit:<3}   diffusers {theirs:9.1f} {unit:<3}"
+            print(f"  {label:<28} {figures}   ratio {ours / theirs:.2f}")
+
+
+if __name__ == "__main__":
+    main()

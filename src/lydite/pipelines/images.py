@@ -1,0 +1,43 @@
+"""Pixels from files, and at another size."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from lydite.core.errors import FileError
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+
+
+def open_image(path: Path) -> Image.Image:
+    """A decoded image file, or FileError."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except FileNotFoundError as error:
+        raise FileError(f"{path}: no such file.") from error
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
+        raise FileError(f"{path}: cannot be read as an image ({error}).") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+def read_pixels(path: Path) -> Pixels:
+    """An image file as (H, W, 3); transparency is dropped."""
+    return np.asarray(open_image(path).convert("RGB"))
+
+
+def resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    """Lanczos, as diffusers resizes the input of img2img."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def pixel_hash(pixels: Pixels) -> str:
+    """A hash of the pixels themselves, whatever file they came from."""
+    return hashlib.sha256(f"{pixels.shape}".encode() + pixels.tobytes()).hexdigest()
