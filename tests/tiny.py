@@ -152,7 +152,7 @@ def make_t5(sizes: Sizes = SMALL) -> Any:
 
 
 def randomize(model: Any) -> Any:
-    """Disturb every parameter, so that no norm or bias is left at 0 or 1 where a slip could hide."""
+    """Disturb every parameter: a norm or bias left at 0 or 1 could hide a slip."""
     import torch
 
     with torch.no_grad():

@@ -6,6 +6,7 @@ file into one recipe per parameter; a name with no place, or with two, is said t
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -119,37 +120,7 @@ class Resolution:
 
 def resolve(names: Iterable[str], rules: Sequence[Rule]) -> Resolution:
     """Apply a table to the names of a file."""
-    recipes: dict[str, Recipe] = {}
-    dropped: dict[str, str] = {}
-    copies: dict[str, str] = {}
-    surplus: dict[str, str] = {}
-    aliases: dict[str, tuple[Alias, str]] = {}
-    for name in sorted(names):
-        claims = _claims(name, rules)
-        rule, slots = claims[0] if claims else (None, {})
-        if len(claims) > 1:
-            surplus[name] = "two rules of the table claim it"
-        elif isinstance(rule, Drop):
-            dropped[name] = rule.because
-        elif isinstance(rule, Alias):
-            aliases[name] = rule, fill(rule.target, slots)
-        elif rule is None and (stored := stored_names(name, rules)) != (name,):
-            surplus[name] = f"in this layout it is stored as {', '.join(stored)}"
-        else:
-            for recipe in _recipes(name, rule, slots):
-                taken = recipes.setdefault(recipe.target, recipe)
-                if taken.sources != recipe.sources:
-                    surplus[name] = f"{recipe.target} is already stored as {taken.sources[0]}"
-    for name, (_, target) in aliases.items():  # last, when it is known which targets are taken
-        original = recipes.setdefault(target, Recipe(target, (name,))).sources[0]
-        if original != name:
-            copies[name] = original
-    recipes = {
-        target: replace(recipe, layout=layout_of(target, rules))
-        for target, recipe in recipes.items()
-    }
-    used = frozenset(alias for alias, _ in aliases.values())
-    return Resolution(recipes, dropped, copies, surplus, used)
+    return _resolve(tuple(sorted(names)), tuple(rules))
 
 
 def stored_names(
@@ -183,6 +154,41 @@ def layout_of(target: str, rules: Sequence[Rule]) -> Layout | None:
         if isinstance(rule, Convert) and match(rule.target, target) is not None:
             return rule.layout
     return None
+
+
+@lru_cache(maxsize=4)  # one load asks several times
+def _resolve(names: tuple[str, ...], rules: tuple[Rule, ...]) -> Resolution:
+    recipes: dict[str, Recipe] = {}
+    dropped: dict[str, str] = {}
+    copies: dict[str, str] = {}
+    surplus: dict[str, str] = {}
+    aliases: dict[str, tuple[Alias, str]] = {}
+    for name in names:
+        claims = _claims(name, rules)
+        rule, slots = claims[0] if claims else (None, {})
+        if len(claims) > 1:
+            surplus[name] = "two rules of the table claim it"
+        elif isinstance(rule, Drop):
+            dropped[name] = rule.because
+        elif isinstance(rule, Alias):
+            aliases[name] = rule, fill(rule.target, slots)
+        elif rule is None and (stored := stored_names(name, rules)) != (name,):
+            surplus[name] = f"in this layout it is stored as {', '.join(stored)}"
+        else:
+            for recipe in _recipes(name, rule, slots):
+                taken = recipes.setdefault(recipe.target, recipe)
+                if taken.sources != recipe.sources:
+                    surplus[name] = f"{recipe.target} is already stored as {taken.sources[0]}"
+    for name, (_, target) in aliases.items():  # last, when it is known which targets are taken
+        original = recipes.setdefault(target, Recipe(target, (name,))).sources[0]
+        if original != name:
+            copies[name] = original
+    recipes = {
+        target: replace(recipe, layout=layout_of(target, rules))
+        for target, recipe in recipes.items()
+    }
+    used = frozenset(alias for alias, _ in aliases.values())
+    return Resolution(recipes, dropped, copies, surplus, used)
 
 
 def _claims(name: str, rules: Sequence[Rule]) -> list[tuple[Rule, Slots]]:

@@ -31,9 +31,12 @@ def original(levels: int) -> tuple[Rule, ...]:
     """The table for `encoder.down.*` names of a model with this many resolutions."""
     return (
         *_CONVS,
-        *_level("encoder.down", "encoder.down_blocks", "downsample", "downsamplers.0", levels),
-        *_level(
-            "decoder.up", "decoder.up_blocks", "upsample", "upsamplers.0", levels, reverse=True
+        *_level("encoder.down.{i}", "encoder.down_blocks.{i}"),
+        # The original counts the decoder's resolutions from the picture inwards.
+        *(
+            rule
+            for level in range(levels)
+            for rule in _level(f"decoder.up.{level}", f"decoder.up_blocks.{levels - 1 - level}")
         ),
         *(
             Rename(f"{{p}}.mid.block_{index + 1}.{{q}}", f"{{p}}.mid_block.resnets.{index}.{{q}}")
@@ -53,29 +56,17 @@ def original(levels: int) -> tuple[Rule, ...]:
 
 
 _ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
-_RESNET = {
-    "norm1": "norm1",
-    "conv1": "conv1",
-    "norm2": "norm2",
-    "conv2": "conv2",
-    "nin_shortcut": "conv_shortcut",
+_LEVEL = {
+    "downsample.conv.{q}": "downsamplers.0.conv.{q}",
+    "upsample.conv.{q}": "upsamplers.0.conv.{q}",
+    "block.{j}.norm1.{q}": "resnets.{j}.norm1.{q}",
+    "block.{j}.conv1.{q}": "resnets.{j}.conv1.{q}",
+    "block.{j}.norm2.{q}": "resnets.{j}.norm2.{q}",
+    "block.{j}.conv2.{q}": "resnets.{j}.conv2.{q}",
+    "block.{j}.nin_shortcut.{q}": "resnets.{j}.conv_shortcut.{q}",
 }
 
 
-def _level(
-    theirs: str, ours: str, resample: str, our_resample: str, levels: int, *, reverse: bool = False
-) -> list[Rule]:
-    """Blocks of each resolution; the original counts the decoder's from the picture inwards."""
-    rules: list[Rule] = []
-    for level in range(levels):
-        block = f"{ours}.{levels - 1 - level if reverse else level}"
-        rules.append(
-            Rename(f"{theirs}.{level}.{resample}.conv.{{q}}", f"{block}.{our_resample}.conv.{{q}}")
-        )
-        rules.extend(
-            Rename(
-                f"{theirs}.{level}.block.{{j}}.{part}.{{q}}", f"{block}.resnets.{{j}}.{our}.{{q}}"
-            )
-            for part, our in _RESNET.items()
-        )
-    return rules
+def _level(theirs: str, ours: str) -> list[Rule]:
+    """The blocks of one resolution."""
+    return [Rename(f"{theirs}.{their}", f"{ours}.{our}") for their, our in _LEVEL.items()]
