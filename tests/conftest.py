@@ -7,6 +7,8 @@ import pytest
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # parity in float32 means float32
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # torch bf16 dies on some CPUs without it
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny matrices: threads would mostly wait for each other
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 

@@ -78,8 +78,8 @@ CLIP_FILES: dict[str, dict[str, Any]] = {
         "tokenizer_config.json": {**OLD_ROLES, "pad_token": END, "model_max_length": 77},
         "special_tokens_map.json": {**OLD_MAP, "pad_token": END},
     },
-    "sdxl tokenizer_2": {
-        "tokenizer_config.json": {**OLD_ROLES, "pad_token": "!", "model_max_length": 77},
+    "sdxl tokenizer_2": {  # the map counts, not the config
+        "tokenizer_config.json": {**OLD_ROLES, "pad_token": END, "model_max_length": 77},
         "special_tokens_map.json": {**OLD_MAP, "pad_token": "!"},
     },
     "sd3 tokenizer": {
@@ -102,10 +102,20 @@ CLIP_FILES: dict[str, dict[str, Any]] = {
     "learned words": {
         "tokenizer_config.json": {
             **OLD_ROLES,
+            "unk_token": END,  # replaces how eos_token is matched, and pad_token repeats eos_token
+            "pad_token": typed(END),
             "model_max_length": 40,
             "additional_special_tokens": ["<foo>"],
         },
         "added_tokens.json": {"<cat-toy>": 49408, "<foo>": 49409},
+    },
+    "other marks": {
+        "tokenizer_config.json": {
+            "bos_token": "[start]",
+            "eos_token": "[end]",
+            "unk_token": "?",
+            "pad_token": "?",
+        },
     },
 }
 
@@ -310,7 +320,7 @@ BPE = {"vocab": SMALL, "merges": ["a b</w>", ["a", "b"]]}
 )
 def test_small_vocabulary(tmp_path, files):
     tokenizer = load_clip_tokenizer(write(tmp_path, files))
-    assert tokenizer("AB abb z").tolist()[:7] == [5, 4, 2, 3, 6, 6, 6]
+    assert tokenizer("AB abb zz ab").tolist()[:8] == [5, 4, 2, 3, 6, 6, 4, 6]
     assert tokenizer.vocab_size == 7
 
 

@@ -7,7 +7,7 @@ loader, in diffusers' layout and in the original one, where the file alone tells
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import tiny
 from lydite.core.errors import WeightsError
 from lydite.core.tensorfile import save
 from lydite.pipelines import single_file
-from lydite.pipelines.components import folder_component
+from lydite.pipelines.components import Component, folder_component
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -29,76 +29,78 @@ Tensors = dict[str, Any]
 NETWORKS = [f"transformer {variant}" for variant in tiny.VARIANTS]
 NETWORKS += ["vae", "text_encoder", "text_encoder_2", "text_encoder_3"]
 
-
 # Heads of 64, as the single file has them, and hardly anything else.
-ORIGINAL = replace(tiny.ORIGINAL, heads=1, clip_g=64, t5_heads=1)
+SIZES = replace(tiny.ORIGINAL, heads=1, clip_g=64, t5_heads=1)
 
 
 @dataclass(frozen=True)
 class Sound:
-    """A checkpoint without fault: its tensors, where to write them, and how they are loaded."""
+    """A checkpoint without fault: its tensors, where to write them, and what is found there."""
 
     tensors: Tensors
     path: Path
-    load: Callable[[], object]
+    components: Callable[[], Iterable[Component]]
+
+    def load(self) -> None:
+        for component in self.components():
+            component.load(mx.float32)
+        single_file.leftovers(self.path).require_clean()
+
+    def check(self) -> None:
+        for component in self.components():
+            component.check()
 
 
-def make(network: str, sizes: tiny.Sizes) -> Any:
+def make(network: str) -> Any:
     name, _, variant = network.partition(" ")
     if name == "transformer":
-        return tiny.make_transformer(variant, pooled=sizes.clip_l + sizes.clip_g, sizes=sizes)
+        return tiny.make_transformer(variant, pooled=SIZES.clip_l + SIZES.clip_g, sizes=SIZES)
     if name == "vae":
-        levels = {"down_block_types": ("DownEncoderBlock2D",) * 2, "use_post_quant_conv": False}
-        levels |= {"up_block_types": ("UpDecoderBlock2D",) * 2}
-        return tiny.make_vae(sizes=sizes, block_out_channels=(32, 64), **levels)
+        blocks = {"block_out_channels": (32, 64), "use_post_quant_conv": False}
+        blocks |= {"down_block_types": ("DownEncoderBlock2D",) * 2}
+        return tiny.make_vae(sizes=SIZES, up_block_types=("UpDecoderBlock2D",) * 2, **blocks)
     if name == "text_encoder_3":
-        return tiny.make_t5(sizes)
-    width = sizes.clip_l if name == "text_encoder" else sizes.clip_g
-    return tiny.make_clip(90, width, sizes.clip_heads, "gelu")
+        return tiny.make_t5(SIZES)
+    return tiny.make_clip(90, SIZES.clip_l, SIZES.clip_heads, "gelu")
 
 
 def in_folder(network: str, folder: Path) -> Sound:
-    make(network, tiny.SMALL).save_pretrained(folder)
-    (weights,) = folder.glob("*.safetensors")
+    make(network).save_pretrained(folder)
+    (path,) = folder.glob("*.safetensors")
     component = folder_component(folder)
-    return Sound(tiny.read_tensors(folder), weights, lambda: component.load(mx.float32))
+    return Sound(tiny.read_tensors(folder), path, lambda: [component])
 
 
 def in_one_file(network: str, folder: Path) -> Sound:
-    name = network.partition(" ")[0]
-    make(network, ORIGINAL).save_pretrained(folder / name)
+    name, path = network.partition(" ")[0], folder / "sd3.safetensors"
+    make(network).save_pretrained(folder / name)
     tensors = tiny.read_tensors(folder / name)
+    shutil.rmtree(folder / name)
     if name == "transformer":
         tensors = tiny.original_transformer(tensors)
     if name == "vae":
         tensors = tiny.original_vae(tensors)
     if name == "text_encoder":
         del tensors["text_projection.weight"]
-    shutil.rmtree(folder / name)
-    path, prefix = folder / "sd3.safetensors", single_file.NETWORKS[name][0]
-
-    def load() -> None:
-        for component in single_file.components(path).values():
-            component.load(mx.float32)
-        single_file.leftovers(path).require_clean()
-
-    return Sound({prefix + key: array for key, array in tensors.items()}, path, load)
+    prefix = single_file.NETWORKS[name][0]
+    tensors = {prefix + key: array for key, array in tensors.items()}
+    return Sound(tensors, path, lambda: single_file.components(path).values())
 
 
 LAYOUTS = {"diffusers": in_folder, "original": in_one_file}
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested here need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-@pytest.fixture(scope="module", params=[f"{n} {l}" for n in NETWORKS for l in LAYOUTS])
+@pytest.fixture(scope="module", params=[f"{name} {each}" for name in NETWORKS for each in LAYOUTS])
 def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sound:
     network, _, layout = request.param.rpartition(" ")
     torch.manual_seed(0)
     return LAYOUTS[layout](network, tmp_path_factory.mktemp("network"))
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These files need not survive a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def drop(name: str, x: Any) -> Tensors:
@@ -109,65 +111,48 @@ def rename(name: str, x: Any) -> Tensors:
     return {f"{name}.renamed": x}
 
 
-def count_on(name: str, x: Any) -> Tensors | None:
+def renumber(name: str, x: Any) -> Tensors | None:
     """joint_blocks.1 is called joint_blocks.8."""
     other = re.sub(r"\.(\d+)\.", lambda found: f".{int(found[1]) + 7}.", name, count=1)
     return {other: x} if other != name else None
 
 
-def flatten(name: str, x: Any) -> Tensors | None:
-    return {name: x.reshape(-1)} if x.ndim > 1 else None
-
-
-def add_axis(name: str, x: Any) -> Tensors:
-    return {name: x[None]}
-
-
-def fold(name: str, x: Any) -> Tensors | None:
-    """As many values in another shape."""
-    return (
-        {name: x.reshape(-1, 2, x.shape[0])}
-        if x.ndim > 1 and x.size % (2 * x.shape[0]) == 0
-        else None
-    )
+def reshape(name: str, x: Any) -> Tensors:
+    """As many values in another shape, each tensor in one of three ways."""
+    shapes = [(1, *x.shape), (*x.shape, 1), (2, -1), (-1,)]
+    return {name: x.reshape(shapes[len(name) % (4 if x.ndim > 1 else 2)])}
 
 
 def transpose(name: str, x: Any) -> Tensors | None:
-    if x.ndim == 1:
-        return None
-    y = x.swapaxes(0, 1) if x.ndim == 4 else x.swapaxes(-1, -2)
-    return {name: y} if y.shape != x.shape else None  # else undecidable: see test_audits
+    """None where the shape stays the same: test_audits shows these as undecidable."""
+    y = x.swapaxes(0, 1) if x.ndim == 4 else x.swapaxes(-1, x.ndim - 2)
+    return {name: y} if y.shape != x.shape else None
 
 
 def cast(name: str, x: Any) -> Tensors:
     return {name: (x * 100).astype(np.int32)}
 
 
-def poison(value: float) -> Callable[[str, Any], Tensors]:
-    def put(name: str, x: Any) -> Tensors:
-        y = x.copy()
-        y.flat[x.size // 2] = value
-        return {name: y}
-
-    return put
+def poison(name: str, x: Any, value: float = np.nan) -> Tensors:
+    y = x.copy()
+    y.flat[x.size // 2] = value
+    return {name: y}
 
 
-MUTATIONS = {
+MUTATIONS: dict[str, Callable[[str, Any], Tensors | None]] = {
     "dropped": drop,
     "renamed": rename,
-    "renumbered": count_on,
-    "flattened": flatten,
-    "extra axis": add_axis,
-    "folded": fold,
+    "renumbered": renumber,
+    "reshaped": reshape,
     "transposed": transpose,
     "integers": cast,
-    "NaN": poison(float("nan")),
-    "Inf": poison(float("-inf")),
+    "NaN": poison,
+    "Inf": lambda name, x: poison(name, x, -np.inf),
 }
 
 
 def survivors(sound: Sound, mutation: str) -> tuple[list[str], int]:
-    """Damages the loader let pass or blamed on something else, and how many were tried."""
+    """Damages that were let pass or blamed on something else, and how many were tried."""
     found: list[str] = []
     tried = 0
     for name, array in sound.tensors.items():
@@ -177,17 +162,18 @@ def survivors(sound: Sound, mutation: str) -> tuple[list[str], int]:
         tried += 1
         save(sound.path, {**{n: x for n, x in sound.tensors.items() if n != name}, **changed})
         try:
-            sound.load()
+            sound.check() if mutation == "Inf" else sound.load()
             found.append(f"{name} was loaded")
         except WeightsError as error:
-            if not all(each in str(error) for each in {name, *changed}):
+            if not all(each in str(error) for each in (name, *changed)):
                 found.append(f"{name} is not named: {error}")
     return found, tried
 
 
-def test_nothing_is_caught_in_the_sound_one(sound: Sound) -> None:
+def test_nothing_is_wrong_with_the_sound_one(sound: Sound) -> None:
     save(sound.path, sound.tensors)
     sound.load()
+    sound.check()
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

@@ -159,8 +159,8 @@ def test_float16_everywhere_clamps_as_the_reference_does(tmp_path):
     half = transformers.T5EncoderModel.from_pretrained(tmp_path).half()
     expected = run_reference(half, prompts(20))
     ours = run_ours(load_ours(tmp_path, "float16"), prompts(20))
-    assert np.isfinite(ours).all()
-    assert relative_l2(ours, expected) < 0.02
+    # measured 1e-3; 7e-3 when clamped to 65504 instead of 64504
+    assert relative_l2(ours, expected) < 3e-3
 
 
 # text_encoder_3/config.json of stabilityai/stable-diffusion-3-medium-diffusers

@@ -14,7 +14,7 @@ class GELUTanh(nn.Module):
         self.proj = nn.Linear(dim, hidden)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return nn.gelu_approx(self.proj(x))
+        return gelu_tanh(self.proj(x))
 
 
 class FeedForward(nn.Module):
@@ -39,7 +39,33 @@ class MLPEmbedder(nn.Module):
         self.linear_2 = nn.Linear(dim, dim)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.linear_2(nn.silu(self.linear_1(x)))
+        return self.linear_2(silu(self.linear_1(x)))
+
+
+def gelu_tanh(x: mx.array) -> mx.array:
+    """GELU's tanh approximation, ½·x·(1 + tanh u) = x·σ(2u) with u = √(2/π)·(x + 0.044715·x³)."""
+    if not _slow_exp():
+        return nn.gelu_approx(x)
+    wide = x.astype(mx.float32)
+    u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (wide / (1 + _exp(-2 * u))).astype(x.dtype)
+
+
+def silu(x: mx.array) -> mx.array:
+    """x·σ(x)."""
+    if not _slow_exp():
+        return nn.silu(x)
+    wide = x.astype(mx.float32)
+    return (wide / (1 + _exp(-wide))).astype(x.dtype)
+
+
+def _slow_exp() -> bool:
+    """MLX's exp and tanh take 17 and 28 ns a value on x86 CPUs, its power of two takes 6."""
+    return mx.default_device() == mx.Device(mx.cpu)
+
+
+def _exp(x: mx.array) -> mx.array:
+    return mx.power(2.0, x * math.log2(math.e))
 
 
 def sinusoids(timesteps: mx.array, channels: int) -> mx.array:

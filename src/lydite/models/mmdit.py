@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from lydite.core.config import Count, Size
 from lydite.core.errors import InputError
-from lydite.models.layers import FeedForward, MLPEmbedder, join_heads, sinusoids, split_heads
+from lydite.models.layers import FeedForward, MLPEmbedder, join_heads, silu, sinusoids, split_heads
 
 Modulation = dict[str, mx.array]  # path of a norm -> its shifts, scales and gates, (B, n, D)
 
@@ -153,7 +153,7 @@ class AdaLayerNorm(nn.Module):
 
     def table(self, embedding: mx.array) -> mx.array:
         """(..., D) to (..., chunks, D)."""
-        return mx.unflatten(self.linear(nn.silu(embedding)), -1, (self.chunks, -1))
+        return mx.unflatten(self.linear(silu(embedding)), -1, (self.chunks, -1))
 
     def __call__(self, x: mx.array, table: mx.array) -> mx.array:
         """The normed x under the first shift and scale."""

@@ -55,7 +55,8 @@ def load(
         assert array is not None  # the audit would have called it missing
         keep = any(fnmatchcase(target, each) for each in keep_float32)
         value = to_mlx(array).astype(mx.float32 if keep else dtype)
-        if not mx.isfinite(value).all().item():  # evaluates: one stored copy in memory at a time
+        mx.eval(value)  # one tensor at a time, so that the stored copy can go
+        if array.dtype.itemsize > value.itemsize and not mx.isfinite(value).all().item():
             raise WeightsError(
                 f"{where}: {target} has values beyond the range of {value.dtype}. "
                 "Load the model in bfloat16 or float32."

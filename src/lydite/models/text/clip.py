@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
 from lydite.models.layers import join_heads, split_heads
 from lydite.models.text import pretrained
-from lydite.models.text.pretrained import ACTIVATIONS, Activation, Count, Epsilon, Size
+from lydite.models.text.pretrained import ACTIVATIONS, Activation
 
 IGNORED = pretrained.IGNORED
 FIXED: Mapping[str, Any] = {**pretrained.FIXED, "model_type": "clip_text_model"}

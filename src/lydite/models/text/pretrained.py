@@ -2,22 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
-from msgspec import Meta
 
-Count = Annotated[int, Meta(ge=1, le=1024)]  # layers, heads, buckets
-Size = Annotated[int, Meta(ge=1, le=2**20)]  # widths, vocabularies
-Epsilon = Annotated[float, Meta(gt=0, lt=1)]
+from lydite.models.layers import gelu_tanh
 
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu"]
 
 ACTIVATIONS: Mapping[Activation, Callable[[mx.array], mx.array]] = {
     "gelu": lambda x: x * (1 + mx.erf(x / math.sqrt(2))) / 2,
-    "gelu_new": nn.gelu_approx,
-    "gelu_pytorch_tanh": nn.gelu_approx,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
     "quick_gelu": lambda x: x * mx.sigmoid(1.702 * x),
     "relu": nn.relu,
 }

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
+from lydite.core.config import Count, Epsilon, Size
 from lydite.models.layers import join_heads, split_heads
 from lydite.models.text import pretrained
-from lydite.models.text.pretrained import ACTIVATIONS, Activation, Count, Epsilon, Size
+from lydite.models.text.pretrained import ACTIVATIONS, Activation
 from lydite.models.text.relative_positions import relative_position_buckets
 
 IGNORED = pretrained.IGNORED

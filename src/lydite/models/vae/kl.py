@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from lydite.core.config import Count, Size
+from lydite.models.layers import silu
 
 IGNORED = frozenset({"sample_size", "force_upcast"})  # a hint for tiling; a hint for fp16 SDXL
 FIXED = {"act_fn": "silu", "latents_mean": None, "latents_std": None}
@@ -118,7 +119,7 @@ class Encoder(nn.Module):
         for block in self.down_blocks:
             x = block(x)
         x = self.mid_block(x)
-        return self.conv_out(nn.silu(self.conv_norm_out(x)))
+        return self.conv_out(silu(self.conv_norm_out(x)))
 
 
 class Decoder(nn.Module):
@@ -144,7 +145,7 @@ class Decoder(nn.Module):
         x = self.mid_block(self.conv_in(x))
         for block in self.up_blocks:
             x = block(x)
-        return self.conv_out(nn.silu(self.conv_norm_out(x)))
+        return self.conv_out(silu(self.conv_norm_out(x)))
 
 
 class DownBlock(nn.Module):
@@ -204,8 +205,8 @@ class ResnetBlock(nn.Module):
             self.conv_shortcut = nn.Conv2d(width_in, width, kernel_size=1)
 
     def __call__(self, x: mx.array) -> mx.array:
-        hidden = self.conv1(nn.silu(self.norm1(x)))
-        hidden = self.conv2(nn.silu(self.norm2(hidden)))
+        hidden = self.conv1(silu(self.norm1(x)))
+        hidden = self.conv2(silu(self.norm2(hidden)))
         return hidden + (self.conv_shortcut(x) if "conv_shortcut" in self else x)
 
 
