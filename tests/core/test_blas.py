@@ -22,8 +22,10 @@ pytestmark = pytest.mark.skipif(
 )
 needs_torch = pytest.mark.skipif(not (SITE / "torch").is_dir(), reason="needs torch")
 
+STEERING = ("LYDITE_BLAS", "CC", "LD_PRELOAD", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 PRELOAD = """
-from lydite.core.blas import found, preload
+from lydite.core.blas import preload
 from lydite.core.errors import ConfigError
 try:
     blas = preload()
@@ -115,7 +117,7 @@ out["bits"] = bits(*results)
 def run(*code: str, **env: str) -> dict[str, Any]:
     """What `code` left in `out`, run in a fresh interpreter."""
     script = "\n".join(["import json, sys", "out = {}", *code, "print(json.dumps(out))"])
-    clean = {k: v for k, v in os.environ.items() if k not in ("LYDITE_BLAS", "CC", "LD_PRELOAD")}
+    clean = {name: value for name, value in os.environ.items() if name not in STEERING}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -157,7 +159,7 @@ def test_a_shim_loaded_after_mlx_is_never_called():
 
 
 def test_preload_twice_is_one_object():
-    assert run(PRELOAD, "out['same'] = preload() is blas and found() is blas")["same"]
+    assert run(PRELOAD, "out['same'] = preload() is blas")["same"]
 
 
 @pytest.mark.parametrize("value", ["mkl", "OFF", " openblas"])
@@ -269,14 +271,15 @@ def test_system_library_serves_mlx_and_nobody_else():
     assert not out["leaked"] and max(out["errors"]) < 1e-4
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_same_setting_same_bits(threads: str):
-    ask = (
-        "out['n'] = ctypes.CDLL(blas.detail.split(' through ')[0]).scipy_openblas_get_num_threads()"
-    )
-    first = run(PRELOAD, "import ctypes", ask, MLX_BITS, OMP_NUM_THREADS=threads)
-    assert first["n"] == min(int(threads), os.cpu_count() or 1)
-    assert run(PRELOAD, MLX_BITS, OMP_NUM_THREADS=threads)["bits"] == first["bits"]
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_same_setting_same_bits(variable: str, threads: int):
+    library = "import ctypes; library = ctypes.CDLL(blas.detail.split(' through ')[0])"
+    ask = "out['threads'] = library.scipy_openblas_get_num_threads()"
+    env = {variable: str(threads)}
+    first, second = (run(PRELOAD, library, ask, MLX_BITS, **env) for _ in range(2))
+    assert first["threads"] == min(threads, len(os.sched_getaffinity(0)))
+    assert first == second
 
 
 def test_lapack_is_left_alone():
@@ -298,12 +301,17 @@ def test_torch_keeps_its_own_blas():
 
 @needs_torch
 @pytest.mark.parity
+def test_the_choice_does_not_depend_on_torch_being_imported():
+    assert run("import torch", PRELOAD)["kind"] == run(PRELOAD)["kind"] == "openblas"
+
+
+@needs_torch
+@pytest.mark.parity
 @pytest.mark.parametrize("first", ["import torch", ""], ids=["imported", "on disk"])
 def test_mlx_on_torchs_blas(first: str, tmp_path: Path):
     # glibc's own record of what the wheel's cblas_sgemm was bound to
     debug = {"LD_DEBUG": "bindings", "LD_DEBUG_OUTPUT": str(tmp_path / "ld")}
-    choice = {} if first else {"LYDITE_BLAS": "torch"}
-    out = run(first, PRELOAD, MATMUL, LAPACK, "import torch", **debug, **choice)
+    out = run(first, PRELOAD, MATMUL, LAPACK, "import torch", LYDITE_BLAS="torch", **debug)
     assert out["kind"] == "torch" and max(out["errors"]) < 1e-4
     log = "".join(path.read_text() for path in tmp_path.glob("ld.*"))
     bound = [line for line in log.splitlines() if "/libblas-" in line and "`sgemm_'" in line]

@@ -59,11 +59,6 @@ def preload() -> Blas:
     return _first_that_loads(choice)
 
 
-def found() -> Blas:
-    """What `preload` did in this process; does it now if nobody has."""
-    return preload()
-
-
 _NAMES = ("sgemm", "dgemm", "cgemm")
 _SHIM = r"""
 #define FORWARD(name, scalar) \
@@ -87,11 +82,9 @@ def _is_cpu_wheel() -> bool:
 
 def _first_that_loads(choice: str) -> Blas:
     sources = {"openblas": _load_openblas, "torch": _load_torch, "system": _load_system}
-    order = ["openblas", "torch", "system"]
-    if "torch" in sys.modules:
-        order = ["torch", "openblas", "system"]  # loaded already, so it costs nothing
+    # The same order whether or not torch is there: MLX's last bits should not depend on that.
     reasons: list[str] = []
-    for kind in order if choice == "auto" else [choice]:
+    for kind in sources if choice == "auto" else [choice]:
         try:
             return Blas(kind, "; ".join([sources[kind](), *reasons]))
         except (OSError, ValueError, AttributeError, ImportError, subprocess.SubprocessError) as e:

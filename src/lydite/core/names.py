@@ -13,7 +13,7 @@ _TOKEN = re.compile(r"\{(\w+)\}|\*")
 
 def match(pattern: str, name: str) -> Slots | None:
     """What the placeholders of `pattern` stand for in `name`, or None when it does not fit."""
-    found = _compiled(pattern).fullmatch(name)
+    found = compiled(pattern).fullmatch(name)
     return found.groupdict() if found else None
 
 
@@ -23,7 +23,8 @@ def fill(pattern: str, slots: Mapping[str, str]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The pattern as a regular expression, for those who match it often."""
     parts: list[str] = []
     position = 0
     for token in _TOKEN.finditer(pattern):

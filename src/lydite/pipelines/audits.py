@@ -15,7 +15,6 @@ from lydite.pipelines.hub import locate
 from lydite.weights.audit import Ledger, audit
 from lydite.weights.checks import check_values, compare, digests
 from lydite.weights.digest import Digest
-from lydite.weights.load import parameter_specs
 
 Digests = dict[str, dict[str, Digest]]  # component -> parameter -> digest
 
@@ -28,7 +27,7 @@ def audit_model(
     reference = _reference(against) if against else None
     ledgers: dict[str, Ledger] = {}
     for name, component in components.items():
-        expected = parameter_specs(component.empty())
+        expected = component.expected
         with component.scope() as scope:
             ledger = audit(scope, expected, component.rules, where=component.where)
             if values:
@@ -56,7 +55,7 @@ def write_digests(path: Path, out: Path) -> None:
 def digests_of(component: Component) -> dict[str, Digest]:
     """Digests of one network's parameters, under the model's own names."""
     with component.scope() as scope:
-        return digests(scope, parameter_specs(component.empty()), component.rules)
+        return digests(scope, component.expected, component.rules)
 
 
 def _reference(against: str) -> Digests:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lydite.models.text import clip, t5
 from lydite.models.vae import kl
 from lydite.weights.audit import audit
 from lydite.weights.checks import check_values
+from lydite.weights.layout import Shape
 from lydite.weights.load import load, parameter_specs
 from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map
@@ -63,10 +65,16 @@ class Component:
         """The network with placeholder parameters; nothing is evaluated."""
         return self.kind.build(self.config)
 
+    @cached_property
+    def expected(self) -> dict[str, Shape]:
+        """Path and shape of every parameter."""
+        return parameter_specs(self.empty())
+
     def check(self) -> None:
         """Audit names, shapes, dtypes and values without loading; WeightsError when not clean."""
         with self.scope() as scope:
-            ledger = audit(scope, parameter_specs(self.empty()), self.rules, where=self.where)
+            ledger = audit(scope, self.expected, self.rules, where=self.where)
+            ledger.require_clean()
             check_values(ledger, scope, self.rules).require_clean()
 
     def load(self, dtype: mx.Dtype) -> nn.Module:

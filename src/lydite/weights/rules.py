@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from lydite.core.names import Slots, fill, match
+from lydite.core.names import Slots, compiled, fill, match
 from lydite.weights.layout import Array, Layout, Shape
 
 
@@ -163,8 +163,16 @@ def _resolve(names: tuple[str, ...], rules: tuple[Rule, ...]) -> Resolution:
     copies: dict[str, str] = {}
     surplus: dict[str, str] = {}
     aliases: dict[str, tuple[Alias, str]] = {}
+    claimants = [
+        (rule, compiled(source).fullmatch)
+        for rule in rules
+        if not isinstance(rule, Convert | Fill)
+        for source in (rule.sources if isinstance(rule, Join) else (rule.source,))
+    ]
     for name in names:
-        claims = _claims(name, rules)
+        claims = [
+            (rule, found.groupdict()) for rule, fit in claimants if (found := fit(name)) is not None
+        ]
         rule, slots = claims[0] if claims else (None, {})
         if len(claims) > 1:
             surplus[name] = "two rules of the table claim it"
@@ -189,18 +197,6 @@ def _resolve(names: tuple[str, ...], rules: tuple[Rule, ...]) -> Resolution:
     }
     used = frozenset(alias for alias, _ in aliases.values())
     return Resolution(recipes, dropped, copies, surplus, used)
-
-
-def _claims(name: str, rules: Sequence[Rule]) -> list[tuple[Rule, Slots]]:
-    claims: list[tuple[Rule, Slots]] = []
-    for rule in rules:
-        if isinstance(rule, Convert | Fill):
-            continue
-        for source in rule.sources if isinstance(rule, Join) else (rule.source,):
-            if (slots := match(source, name)) is not None:
-                claims.append((rule, slots))
-                break
-    return claims
 
 
 def _recipes(name: str, rule: Rule | None, slots: Slots) -> list[Recipe]:

@@ -1,7 +1,6 @@
 """The tensors one model is filled from: a checkpoint, or the part of one under a prefix."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from lydite.core.checkpoint import Checkpoint
 from lydite.core.tensorheader import TensorInfo
@@ -17,7 +16,7 @@ class Scope:
         self._checkpoint = checkpoint
         self._prefix = prefix
         self.tensors: Mapping[str, TensorInfo] = {
-            name.removeprefix(prefix): replace(info, name=name.removeprefix(prefix))
+            name.removeprefix(prefix): info
             for name, info in checkpoint.tensors.items()
             if name.startswith(prefix) and not name.startswith(exclude)
         }
