@@ -36,6 +36,7 @@ except ConfigError as error:
 NO_TORCH = "sys.modules['torch'] = None"
 MAPPED = "out['mapped'] = any('shim-' in line for line in open('/proc/self/maps'))"
 
+LIBRARY = "import ctypes; library = ctypes.CDLL(blas.detail.split(' through ')[0])"
 COUNT = """
 import ctypes
 calls, kept = out.setdefault("calls", {}), []
@@ -271,13 +272,20 @@ def test_system_library_serves_mlx_and_nobody_else():
     assert not out["leaked"] and max(out["errors"]) < 1e-4
 
 
+def test_small_products_take_one_thread_and_large_ones_all():
+    matmul = "mx.eval(mx.ones((SIZE, SIZE)) @ mx.ones((SIZE, SIZE)))"
+    ask = "out[SIZE] = library.scipy_openblas_get_num_threads()"
+    sizes = [f"SIZE = {size}\n{matmul}\n{ask}" for size in (128, 1024, 64)]
+    out = run(PRELOAD, "import mlx.core as mx", LIBRARY, *sizes, OPENBLAS_NUM_THREADS="2")
+    assert [out["128"], out["1024"], out["64"]] == [1, min(2, len(os.sched_getaffinity(0))), 1]
+
+
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_same_setting_same_bits(variable: str, threads: int):
-    library = "import ctypes; library = ctypes.CDLL(blas.detail.split(' through ')[0])"
     ask = "out['threads'] = library.scipy_openblas_get_num_threads()"
     env = {variable: str(threads)}
-    first, second = (run(PRELOAD, library, ask, MLX_BITS, **env) for _ in range(2))
+    first, second = (run(PRELOAD, LIBRARY, ask, MLX_BITS, **env) for _ in range(2))
     assert first["threads"] == min(threads, len(os.sched_getaffinity(0)))
     assert first == second
 

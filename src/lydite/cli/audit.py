@@ -16,7 +16,7 @@ HEADINGS = {
     "wrong_shape": "wrong shape",
     "wrong_dtype": "wrong dtype",
     "not_finite": "NaN or Inf",
-    "different": "different from the reference",
+    "different": "different from what it should equal",
 }
 
 
@@ -65,9 +65,11 @@ def command(
 
     path = locate(model)
     ledgers = audit_model(path, against=against, values=not headers_only)
-    if digests:
-        write_digests(path, digests)
     clean = all(ledger.clean for ledger in ledgers.values())
+    if digests and clean:
+        write_digests(path, digests)
+    elif digests:
+        click.echo(f"not clean, so {digests} was not written", err=True)
     if as_json:
         report = {name: ledger.to_json() for name, ledger in ledgers.items()}
         click.echo(json.dumps({"model": model, "clean": clean, "components": report}, indent=1))
@@ -88,14 +90,9 @@ def _print(name: str, ledger: "Ledger", limit: int | None) -> None:
     for bin_name, heading in HEADINGS.items():
         _print_bin(heading, getattr(ledger, bin_name), limit)
     _print_bin("dropped on purpose", ledger.dropped, limit)
+    _print_bin("not in the file, filled in", ledger.filled, limit)
     _print_bin("note: odd values", ledger.suspicious, limit)
-    if ledger.undecidable:
-        click.echo(
-            f"  not decidable without a reference: {len(ledger.undecidable)} tensors would look "
-            "the same transposed (--against MODEL decides)"
-        )
-        for tensor in ledger.undecidable[: limit if limit is None else 3]:
-            click.echo(f"    {tensor}")
+    _print_bin("not decidable, --against a copy in another precision may", ledger.undecidable, limit and 3)
 
 
 def _print_bin(heading: str, findings: "tuple[Finding, ...]", limit: int | None) -> None:

@@ -60,13 +60,25 @@ def preload() -> Blas:
 
 
 _NAMES = ("sgemm", "dgemm", "cgemm")
-_SHIM = r"""
+# Below this many multiplications one thread does the work. Two would save a tenth of a millisecond
+# where the machine is idle, and wait for a time slice, twenty times longer, where it is not.
+_SMALL = 1 << 25
+_SHIM = rf"""
+void (*lydite_set_threads)(int);
+int lydite_threads;
+static int current;
+static void choose_threads(long work)
+{{
+  int wanted = work < {_SMALL}L ? 1 : lydite_threads;
+  if (lydite_set_threads && wanted != current) lydite_set_threads(current = wanted);
+}}
 #define FORWARD(name, scalar) \
   void (*lydite_##name)(int, int, int, int, int, int, scalar, const void *, int, \
                         const void *, int, scalar, void *, int); \
   void cblas_##name(int order, int ta, int tb, int m, int n, int k, scalar alpha, const void *a, \
                     int lda, const void *b, int ldb, scalar beta, void *c, int ldc) \
-  { lydite_##name(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); }
+  {{ choose_threads((long)m * n * k); \
+     lydite_##name(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); }}
 FORWARD(sgemm, float)
 FORWARD(dgemm, double)
 FORWARD(cgemm, const void *)
@@ -129,6 +141,12 @@ def _forward_to(library: str, prefix: str) -> str:
     shim, where = _load_shim()
     for name, target in zip(_NAMES, targets, strict=True):
         ctypes.c_void_p.in_dll(shim, f"lydite_{name}").value = target
+    openblas = prefix.removesuffix("cblas_") + "openblas_"
+    with contextlib.suppress(AttributeError):  # MKL has neither, and chooses by itself
+        threads = ctypes.c_int.in_dll(shim, "lydite_threads")
+        threads.value = functions[f"{openblas}get_num_threads"]()
+        setter = ctypes.cast(functions[f"{openblas}set_num_threads"], ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(shim, "lydite_set_threads").value = setter.value
     return f"{library} through {where}"
 
 

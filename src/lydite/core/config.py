@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 import msgspec
 from msgspec import Meta
 
-from lydite.core.errors import ConfigError
+from lydite.core.errors import ConfigError, shown
 
 # A config comes from a stranger: bounds keep a typing error from asking for a terabyte.
 Count = Annotated[int, Meta(ge=1, le=1024)]  # layers, heads, groups, buckets
 Size = Annotated[int, Meta(ge=1, le=2**20)]  # widths, vocabularies, resolutions
+MAX_ITEMS = 64  # a list has one item per layer or per resolution
 Epsilon = Annotated[float, Meta(gt=0, lt=1)]
 
 
@@ -51,12 +52,16 @@ def read_config(
         if key not in known and key not in ignored and key not in fixed and not key.startswith("_")
     ]
     if missing or unknown:
-        raise ConfigError(f"{where}: {cls.__name__}: missing {missing}, not understood {unknown}.")
+        parts = f"missing {missing}, not understood {shown(unknown)}"
+        raise ConfigError(f"{where}: {cls.__name__}: {parts}.")
     for key, only in fixed.items():
         if key in raw and raw[key] != only:
             raise ConfigError(
-                f"{where}: {cls.__name__}: {key} is {raw[key]!r}; only {only!r} is supported."
+                f"{where}: {cls.__name__}: {key} is {shown(raw[key])}; only {only!r} is supported."
             )
+    long = [key for key, value in raw.items() if isinstance(value, list) and len(value) > MAX_ITEMS]
+    if long:
+        raise ConfigError(f"{where}: {cls.__name__}: more than {MAX_ITEMS} items in {shown(long)}.")
     try:
         return msgspec.convert({name: raw[name] for name in known if name in raw}, cls)
     except msgspec.ValidationError as error:

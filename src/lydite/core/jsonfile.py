@@ -1,12 +1,13 @@
 """JSON from strangers: bounded, UTF-8, no duplicate keys, no NaN, one clear error."""
 
 import json
+import math
 import reprlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, at
 
 MAX_BYTES = 16 * 2**20  # configs and shard indexes are far below; tokenizer.json is read elsewhere
 
@@ -18,15 +19,18 @@ class JsonError(ValueError):
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, or a FileError that names the file and the reason."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise FileError(f"{path}: {path.stat().st_size} bytes of JSON, limit {MAX_BYTES}.")
-        data = path.read_bytes()
+        if path.exists() and not path.is_file():  # a pipe would wait for a writer
+            raise FileError(f"{at(path)}: not a file.")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+        raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
     try:
+        if len(data) > MAX_BYTES:
+            raise JsonError(f"more than {MAX_BYTES} bytes of JSON")
         return parse_object(data)
     except JsonError as error:
-        raise FileError(f"{path}: {error}.") from error
+        raise FileError(f"{at(path)}: {error}.") from error
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -36,6 +40,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
             data.decode("utf-8"),
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
+            parse_float=_finite,
             parse_int=_integer if b"-0" in data else int,  # a call per number is slow
         )
     except UnicodeDecodeError as error:
@@ -61,6 +66,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(token: str) -> None:
     raise ValueError(f"{token} is not JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{reprlib.repr(text)} is beyond any number we can hold")
+    return value
 
 
 def _integer(text: str) -> int:

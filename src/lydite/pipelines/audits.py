@@ -1,18 +1,19 @@
 """A whole checkpoint audited, component by component, alone or against a second one."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, at
 from lydite.core.files import write_atomic
+from lydite.core.jsonfile import read_json
 from lydite.pipelines import single_file
 from lydite.pipelines.catalog import find_components
 from lydite.pipelines.components import Component
 from lydite.pipelines.hub import locate
-from lydite.weights.audit import Ledger, audit
+from lydite.weights.audit import Finding, Ledger, audit
 from lydite.weights.checks import check_values, compare, digests
 from lydite.weights.digest import Digest
 
@@ -24,17 +25,19 @@ def audit_model(
 ) -> dict[str, Ledger]:
     """One ledger per network of the checkpoint at `path`."""
     components = find_components(path)
-    reference = _reference(against) if against else None
+    reference = _reference(against, components) if against else {}
     ledgers: dict[str, Ledger] = {}
     for name, component in components.items():
-        expected = component.expected
+        expected, rules = component.expected, component.rules
         with component.scope() as scope:
-            ledger = audit(scope, expected, component.rules, where=component.where)
+            ledger = audit(scope, expected, rules, where=component.where)
             if values:
-                ledger = check_values(ledger, scope, component.rules)
-            if reference is not None:
-                theirs = _counterpart(name, against or "", reference, len(components))
-                ledger = compare(ledger, scope, expected, component.rules, theirs)
+                ledger = check_values(ledger, scope, rules)
+            if name in reference:
+                ledger = compare(ledger, scope, expected, rules, reference[name])
+            elif against:
+                note = Finding(component.where, f"{against} has nothing to hold it against")
+                ledger = replace(ledger, undecidable=(note, *ledger.undecidable))
         ledgers[name] = ledger
     if not path.is_dir():
         rest = single_file.leftovers(path)
@@ -45,40 +48,45 @@ def audit_model(
 
 def write_digests(path: Path, out: Path) -> None:
     """Write the digests of every parameter, for a later audit without this checkpoint at hand."""
-    rows = {
-        name: {target: asdict(digest) for target, digest in digests_of(component).items()}
-        for name, component in find_components(path).items()
-    }
+    rows = {name: _digests(component) for name, component in find_components(path).items()}
     write_atomic(out, msgspec.json.format(msgspec.json.encode(rows), indent=1))
 
 
-def digests_of(component: Component) -> dict[str, Digest]:
-    """Digests of one network's parameters, under the model's own names."""
+def _digests(component: Component) -> dict[str, Digest]:
+    """Digests of one sound network's parameters, under the model's own names."""
     with component.scope() as scope:
-        return digests(scope, component.expected, component.rules)
+        expected, rules = component.expected, component.rules
+        audit(scope, expected, rules, where=component.where).require_clean()
+        return digests(scope, expected, rules)
 
 
-def _reference(against: str) -> Digests:
-    path = Path(against).expanduser()
-    if path.suffix != ".json":
-        components = find_components(locate(against))
-        return {name: digests_of(component) for name, component in components.items()}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Digests)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror}).") from error
-    except msgspec.DecodeError as error:
+def _reference(against: str, components: Mapping[str, Component]) -> Digests:
+    """The digests to hold each of `components` against, by the names of these."""
+    path = locate(against)
+    found = _read_digests(path) if path.suffix == ".json" and ".index." not in path.name else None
+    if found is None:
+        found = {name: _digests(component) for name, component in find_components(path).items()}
+    matched: Digests = {}
+    for name, component in components.items():
+        twins = [
+            rows
+            for rows in found.values()
+            if {target: row.shape for target, row in rows.items()} == component.expected
+        ]
+        if name in found or len(twins) == 1:  # a lone component goes by the name of its folder
+            matched[name] = found.get(name) or twins[0]
+    if not matched:
         raise FileError(
-            f"{path}: not a digests file of `lydite audit --digests` ({error})."
+            f"{at(path)}: has {', '.join(found) or 'nothing'}, so it says nothing of "
+            f"{', '.join(components)}."
+        )
+    return matched
+
+
+def _read_digests(path: Path) -> Digests:
+    try:
+        return msgspec.convert(read_json(path), Digests)
+    except msgspec.ValidationError as error:
+        raise FileError(
+            f"{at(path)}: not a digests file of `lydite audit --digests` ({error})."
         ) from error
-
-
-def _counterpart(
-    name: str, against: str, reference: Digests, components: int
-) -> Mapping[str, Digest]:
-    """The reference's component of this name; of two lone components, whatever they are called."""
-    if name in reference:
-        return reference[name]
-    if components == 1 and len(reference) == 1:
-        return next(iter(reference.values()))
-    raise FileError(f"{against}: has no {name}; it has {', '.join(reference)}.")

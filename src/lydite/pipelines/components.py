@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
-from lydite.core.errors import ConfigError, shown
+from lydite.core.errors import ConfigError, InputError, shown
 from lydite.core.jsonfile import read_json
 from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.models.text import clip, t5
@@ -63,7 +63,10 @@ class Component:
 
     def empty(self) -> nn.Module:
         """The network with placeholder parameters; nothing is evaluated."""
-        return self.kind.build(self.config)
+        try:
+            return self.kind.build(self.config)
+        except (OverflowError, InputError) as error:  # sizes that only together are too large
+            raise ConfigError(f"{self.where}: no model can have this config ({error}).") from error
 
     @cached_property
     def expected(self) -> dict[str, Shape]:

@@ -48,16 +48,19 @@ def suspicion(name: str, array: Array) -> str | None:
 
 
 def _fresh(array: Array, sample: Array) -> str | None:
-    """Uniform within ±1/√fan_in (torch's default) or normal with σ 0.02, to sampling accuracy."""
+    """Uniform within ±1/√fan_in, or normal with σ 0.02 or 1: what torch and transformers draw."""
     bound = 1 / math.sqrt(math.prod(array.shape[1:]))
-    std, peak = float(sample.std()), float(np.abs(sample).max())
+    mean, std, peak = float(sample.mean()), float(sample.std()), float(np.abs(sample).max())
     noise = 4 / math.sqrt(sample.size)  # four standard errors, relative
+    if abs(mean) > noise * std:
+        return None
     if 0.97 * bound < peak < 1.005 * bound and abs(std * math.sqrt(3) / bound - 1) < noise:
         return f"looks freshly initialised (uniform ±{bound:.4g} = 1/√fan_in)"
-    if abs(std / 0.02 - 1) < noise and abs(float(sample.mean())) < noise * std:
-        kurtosis = float(((sample - sample.mean()) ** 4).mean()) / std**4
-        if abs(kurtosis - 3) < 6 * math.sqrt(24 / sample.size):
-            return "looks freshly initialised (normal, σ 0.02)"
+    kurtosis = float(((sample - mean) ** 4).mean()) / std**4
+    if abs(kurtosis - 3) < 6 * math.sqrt(24 / sample.size):
+        for sigma in (0.02, 1.0):
+            if abs(std / sigma - 1) < noise:
+                return f"looks freshly initialised (normal, σ {sigma:g})"
     return None
 
 
