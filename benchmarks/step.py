@@ -120,9 +120,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
 
 def run_diffusers(options: argparse.Namespace) -> dict[str, Any]:
     import torch
-    from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import (
-        StableDiffusion3Pipeline,
-    )
+    from diffusers import StableDiffusion3Pipeline
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, options.dtype)

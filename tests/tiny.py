@@ -59,6 +59,10 @@ def make_pipeline(
         )
     ]
     pooled = sizes.clip_l + sizes.clip_g
+    parts: dict[str, Any] = {
+        "text_encoder_3": make_t5(sizes) if t5 else None,
+        "tokenizer_3": t5_tokenizer() if t5 else None,
+    }
     pipeline = StableDiffusion3Pipeline(
         transformer=make_transformer(variant, pooled=pooled, sizes=sizes),
         vae=make_vae(sizes=sizes, use_quant_conv=False, use_post_quant_conv=False),
@@ -67,8 +71,7 @@ def make_pipeline(
         tokenizer=clip_tokenizer(folder / "seed_tokenizer"),
         text_encoder_2=clips[1],
         tokenizer_2=clip_tokenizer(folder / "seed_tokenizer_2"),
-        text_encoder_3=make_t5(sizes) if t5 else None,
-        tokenizer_3=t5_tokenizer(folder / "seed_tokenizer_3") if t5 else None,
+        **parts,
     )
     pipeline.save_pretrained(folder)
     return folder
@@ -200,7 +203,7 @@ def clip_tokenizer(folder: Path) -> Any:
     return CLIPTokenizer.from_pretrained(folder)
 
 
-def t5_tokenizer(folder: Path) -> Any:
+def t5_tokenizer() -> Any:
     """A unigram tokenizer over single letters and the words of this file."""
     from transformers import T5Tokenizer
 

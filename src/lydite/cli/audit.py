@@ -92,7 +92,8 @@ def _print(name: str, ledger: "Ledger", limit: int | None) -> None:
     _print_bin("dropped on purpose", ledger.dropped, limit)
     _print_bin("not in the file, filled in", ledger.filled, limit)
     _print_bin("note: odd values", ledger.suspicious, limit)
-    _print_bin("not decidable, --against a copy in another precision may", ledger.undecidable, limit and 3)
+    heading = "not decidable here; --against a copy of the model may tell"
+    _print_bin(heading, ledger.undecidable, limit and 3)
 
 
 def _print_bin(heading: str, findings: "tuple[Finding, ...]", limit: int | None) -> None:

@@ -10,10 +10,18 @@ if TYPE_CHECKING:
     from lydite.core.checkpoint import Checkpoint
     from lydite.weights.inspect import Branch
 
+ENDINGS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth")  # all but the first are refused by name
+
 
 @click.command("inspect")
 @click.argument("model")
-@click.option("--depth", default=2, show_default=True, help="Levels of the tree to print.")
+@click.option(
+    "--depth",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Levels of the tree to print.",
+)
 @click.option("--all", "everything", is_flag=True, help="Every tensor with its shape and dtype.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(model: str, depth: int, everything: bool, as_json: bool) -> None:
@@ -30,6 +38,7 @@ def command(model: str, depth: int, everything: bool, as_json: bool) -> None:
     """
     from lydite.core.checkpoint import open_checkpoint
     from lydite.pipelines.hub import locate
+    from lydite.weights.inspect import MAX_DEPTH
 
     parts: dict[str, Any] = {}
     for name, path in _weights(locate(model)).items():
@@ -37,19 +46,18 @@ def command(model: str, depth: int, everything: bool, as_json: bool) -> None:
             if as_json:
                 parts[name] = _plain(checkpoint)
             else:
-                _print(name, checkpoint, 99 if everything else depth)
+                _print(name, checkpoint, MAX_DEPTH if everything else depth)
     if as_json:
         click.echo(json.dumps({"model": model, "parts": parts}, indent=1))
 
 
 def _weights(path: Path) -> dict[str, Path]:
     """The checkpoint itself, or each weight-bearing folder of a pipeline."""
-    if path.is_dir() and (path / "model_index.json").exists():
-        folders = sorted(child for child in path.iterdir() if child.is_dir())
-        found = {child.name: child for child in folders if any(child.glob("*.safetensors"))}
-        if found:
-            return found
-    return {path.name: path}
+    if (path / "model_index.json").is_file():
+        folders = sorted({file.parent for end in ENDINGS for file in path.glob(f"*/*{end}")})
+        if folders:
+            return {folder.name: folder for folder in folders}
+    return {path.resolve().name: path}
 
 
 def _plain(checkpoint: "Checkpoint") -> dict[str, Any]:
@@ -76,14 +84,14 @@ def _print(name: str, checkpoint: "Checkpoint", depth: int) -> None:
 
 def _print_children(branch: "Branch", level: int, depth: int) -> None:
     for child in branch.children.values():
-        indent = "  " * level
-        if child.leaf and not child.children:
+        start = f"{'  ' * level}{child.name:<24}"
+        if child.leaf:
             info = child.leaf
-            click.echo(f"{indent}{child.name:<24} {info.dtype:<5} {list(info.shape)}")
-            continue
-        click.echo(f"{indent}{child.name:<24} {_summary(child)}")
-        if level < depth:
-            _print_children(child, level + 1, depth)
+            click.echo(f"{start} {info.dtype:<5} {list(info.shape)}  {_size(info.nbytes)}")
+        if child.children:
+            click.echo(f"{start} {_summary(child)}")
+            if level < depth:
+                _print_children(child, level + 1, depth)
 
 
 def _summary(branch: "Branch") -> str:

@@ -59,9 +59,9 @@ def read_config(
             raise ConfigError(
                 f"{where}: {cls.__name__}: {key} is {shown(raw[key])}; only {only!r} is supported."
             )
-    long = [key for key, value in raw.items() if isinstance(value, list) and len(value) > MAX_ITEMS]
-    if long:
-        raise ConfigError(f"{where}: {cls.__name__}: more than {MAX_ITEMS} items in {shown(long)}.")
+    for key in known:
+        if isinstance(raw.get(key), list) and len(raw[key]) > MAX_ITEMS:
+            raise ConfigError(f"{where}: {cls.__name__}: {key} has more than {MAX_ITEMS} items.")
     try:
         return msgspec.convert({name: raw[name] for name in known if name in raw}, cls)
     except msgspec.ValidationError as error:

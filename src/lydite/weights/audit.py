@@ -87,7 +87,8 @@ def audit(
         if absent and (rule := filling(target, rules)):
             filled[target] = rule.because
         elif absent or recipe is None:
-            missing = {name: f"needed for {target} {shape}" for name in absent} | missing
+            for name in absent:
+                missing.setdefault(name, f"needed for {target} {shape}")
         else:
             _judge(recipe, shape, source, verdicts)
             if next(rearrangements(shape), None):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from lydite.core.tensorheader import TensorInfo
 
+MAX_DEPTH = 32  # of the tree: the rest of a name with more dots than that stays in one piece
+
 
 @dataclass
 class Branch:
@@ -26,7 +28,7 @@ def tree(tensors: Mapping[str, TensorInfo]) -> Branch:
         info = tensors[name]
         branch = root
         _count(branch, info)
-        for part in name.split("."):
+        for part in name.split(".", MAX_DEPTH - 1):
             branch = branch.children.setdefault(part, Branch(part))
             _count(branch, info)
         branch.leaf = info
@@ -43,5 +45,5 @@ def _count(branch: Branch, info: TensorInfo) -> None:
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     return [
         (part.isdecimal(), int(part) if part.isdecimal() and len(part) < 19 else 0, part)
-        for part in name.split(".")
+        for part in name.split(".", MAX_DEPTH - 1)
     ]

@@ -1,0 +1,55 @@
+"""Each rearrangement is undone by its inverse, and says beforehand what shape comes out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lydite.weights.layout import CONV1X1_TO_LINEAR, OIHW_TO_OHWI, SWAP_HALVES, Layout, Shape
+
+SIDE = st.integers(1, 5)
+FITTING: dict[str, tuple[Layout, st.SearchStrategy[Shape]]] = {
+    "oihw_to_ohwi": (OIHW_TO_OHWI, st.tuples(SIDE, SIDE, SIDE, SIDE)),
+    "conv1x1_to_linear": (CONV1X1_TO_LINEAR, st.tuples(SIDE, SIDE, st.just(1), st.just(1))),
+    "swap_halves": (
+        SWAP_HALVES,
+        st.tuples(SIDE.map(lambda n: 2 * n), SIDE) | st.tuples(SIDE.map(lambda n: 2 * n)),
+    ),
+}
+
+
+def counted(shape: Shape) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("name", FITTING)
+@given(data=st.data())
+def test_the_inverse_undoes_it_and_the_shape_is_foretold(name: str, data: st.DataObject) -> None:
+    layout, shapes = FITTING[name]
+    x = counted(data.draw(shapes))
+    y = layout.forward(x)
+    assert layout.name == name
+    assert y.shape == layout.shape(x.shape)
+    assert sorted(y.flat) == sorted(x.flat)
+    np.testing.assert_array_equal(layout.inverse(y), x)
+    np.testing.assert_array_equal(layout.forward(layout.inverse(y)), y)
+
+
+@pytest.mark.parametrize("name", FITTING)
+@given(shape=st.lists(st.integers(0, 4), max_size=5).map(tuple))
+def test_shape_refuses_just_what_forward_cannot_do(name: str, shape: Shape) -> None:
+    layout, x = FITTING[name][0], counted(shape)
+    try:
+        foretold = layout.shape(shape)
+    except ValueError as error:
+        assert str(shape) in str(error)
+        return
+    assert layout.forward(x).shape == foretold
+    np.testing.assert_array_equal(layout.inverse(layout.forward(x)), x)
+
+
+def test_what_they_do() -> None:
+    x = counted((2, 3, 1, 4))
+    assert OIHW_TO_OHWI.forward(x)[1, 0, 2, 0] == x[1, 0, 0, 2]
+    np.testing.assert_array_equal(CONV1X1_TO_LINEAR.forward(counted((2, 3, 1, 1))), counted((2, 3)))
+    np.testing.assert_array_equal(SWAP_HALVES.forward(np.arange(4)), [2, 3, 0, 1])
