@@ -74,7 +74,7 @@ def _reference(against: str, components: Mapping[str, Component]) -> Digests:
             if {target: row.shape for target, row in rows.items()} == component.expected
         ]
         if name in found or len(twins) == 1:  # a lone component goes by the name of its folder
-            matched[name] = found.get(name) or twins[0]
+            matched[name] = found[name] if name in found else twins[0]
     if not matched:
         raise FileError(
             f"{at(path)}: has {', '.join(found) or 'nothing'}, so it says nothing of "

@@ -165,7 +165,7 @@ def _transformer(shapes: Shapes, found: Found) -> Inferred:
         in_channels=CHANNELS,
         num_layers=depth,
         attention_head_dim=HEAD_DIM,
-        num_attention_heads=sizes["width"] // HEAD_DIM,
+        num_attention_heads=_heads(sizes["width"]),
         joint_attention_dim=sizes["joint"],
         caption_projection_dim=sizes["width"],
         pooled_projection_dim=sizes["pooled"],
@@ -219,7 +219,7 @@ def _clip(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
         hidden_size=sizes["width"],
         intermediate_size=sizes["hidden"],
         num_hidden_layers=shapes.count("text_model.encoder.layers.{i}.{p}"),
-        num_attention_heads=max(sizes["width"] // HEAD_DIM, 1),
+        num_attention_heads=_heads(sizes["width"]),
         max_position_embeddings=77,
         hidden_act=activation,
         layer_norm_eps=1e-5,
@@ -237,13 +237,18 @@ def _t5(shapes: Shapes, found: Found) -> Inferred:
         d_kv=HEAD_DIM,
         d_ff=sizes["hidden"],
         num_layers=shapes.count("encoder.block.{i}.{p}"),
-        num_heads=sizes["inner"] // HEAD_DIM,
+        num_heads=_heads(sizes["inner"]),
         relative_attention_num_buckets=32,
         relative_attention_max_distance=128,
         layer_norm_epsilon=1e-6,
         feed_forward_proj="gated-gelu",
     )
     return "T5EncoderModel", config, text_map.T5
+
+
+def _heads(width: int) -> int:
+    """How many heads; none, which every config refuses, when they do not fill the width."""
+    return 0 if width % HEAD_DIM else width // HEAD_DIM
 
 
 _INFER: dict[str, Callable[[Shapes, Found], Inferred]] = {
