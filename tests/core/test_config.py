@@ -94,9 +94,10 @@ def test_ten_thousand_unknown_keys_make_a_short_message() -> None:
     refusal({**SOUND, **{f"key\n{index}" * 50: index for index in range(10_000)}})
 
 
+TEXT = st.text("ab1\n€", max_size=5)
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner),
     max_leaves=5,
 )
 

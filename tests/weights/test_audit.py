@@ -233,6 +233,15 @@ def test_a_tensor_of_which_only_a_part_has_a_place_is_unexpected() -> None:
     assert only(ledger, "unexpected")[0] == "qkv.weight"
 
 
+def test_a_tensor_of_which_a_part_comes_from_elsewhere_is_unexpected() -> None:
+    rules = (*RULES, Rename("apart", "q.weight"))
+    arrays = {**sound(), "apart": np.zeros((2, 3), np.float32)}
+    assert only(audit(held(arrays), EXPECTED, rules, where="here"), "unexpected") == (
+        "qkv.weight",
+        "q.weight is already stored as apart (F32 (6, 3))",
+    )
+
+
 def test_dropping_what_is_needed_and_not_filled_is_missing() -> None:
     rules = (*RULES, Drop("plain", because="a mistake in the table"))
     ledger = audit(held(sound()), EXPECTED, rules, where="here")

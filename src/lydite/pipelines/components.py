@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,12 @@ class Component:
 
     def empty(self) -> nn.Module:
         """The network with placeholder parameters; nothing is evaluated."""
-        try:
-            return self.kind.build(self.config)
-        except (OverflowError, InputError) as error:  # sizes that only together are too large
-            raise ConfigError(f"{self.where}: no model can have this config ({error}).") from error
+        return _build(self.kind.build, self.config, self.where)
 
-    @cached_property
-    def expected(self) -> dict[str, Shape]:
+    @property
+    def expected(self) -> Mapping[str, Shape]:
         """Path and shape of every parameter."""
-        return parameter_specs(self.empty())
+        return _expected(self.kind.build, self.config, self.where)
 
     def check(self) -> None:
         """Audit names, shapes, dtypes and values without loading; WeightsError when not clean."""
@@ -136,3 +133,15 @@ def folder_component(
     kind = KINDS[found]
     config = read_config(kind.config, raw, where=path, ignored=kind.ignored, fixed=kind.fixed)
     return Component(name or folder.resolve().name, weights or folder, kind, config, kind.rules)
+
+
+def _build(build: Callable[[Any], nn.Module], config: Any, where: str) -> nn.Module:
+    try:
+        return build(config)
+    except (OverflowError, InputError) as error:  # sizes that only together are too large
+        raise ConfigError(f"{where}: no model can have this config ({error}).") from error
+
+
+@lru_cache(maxsize=8)  # an audit asks several times
+def _expected(build: Callable[[Any], nn.Module], config: Any, where: str) -> Mapping[str, Shape]:
+    return parameter_specs(_build(build, config, where))

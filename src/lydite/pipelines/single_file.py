@@ -117,14 +117,18 @@ class Shapes:
                     seen.append(list(zip(fill(words, slots).split(), shape, strict=True)))
         return _majority(seen, _majority(seen, {}))
 
-    def count(self, *patterns: str) -> int:
-        """How many numbers {i} takes, leaving out those that far fewer tensors have than others."""
-        found = Counter(
+    def numbers(self, *patterns: str) -> Counter[int]:
+        """Each number that {i} takes, and in how many tensors."""
+        return Counter(
             int(slots["i"])
             for name in self.tensors
             for pattern in patterns
             if (slots := match(pattern, name)) and len(slots["i"]) < 4
         )
+
+    def count(self, *patterns: str) -> int:
+        """How many numbers {i} takes, leaving out those that far fewer tensors have than others."""
+        found = self.numbers(*patterns)
         most = max(found.values(), default=0)
         return max((number for number, times in found.items() if 2 * times >= most), default=0) + 1
 
@@ -152,6 +156,7 @@ Inferred = tuple[str, dict[str, Any], tuple[Rule, ...]]  # class, config, table
 
 def _transformer(shapes: Shapes, found: Found) -> Inferred:
     depth = shapes.count("joint_blocks.{i}.{p}")
+    dual = shapes.numbers("joint_blocks.{i}.x_block.attn2.{p}")
     sizes = {"width": 1536, "joint": 4096, "pooled": 2048, "positions": 192**2}
     if "text_encoder_3" in found:
         sizes["joint"] = found["text_encoder_3"].config.d_model
@@ -174,7 +179,7 @@ def _transformer(shapes: Shapes, found: Found) -> Inferred:
         dual_attention_layers=tuple(
             index
             for index in range(depth)
-            if shapes.most(f"joint_blocks.{index}.x_block.attn2.{{p}}", 6)
+            if dual[index] >= 3  # of 4, or of 6 with norms
         ),
         qk_norm="rms_norm" if shapes.most("joint_blocks.{i}.{p}.attn.ln_{q}", 4 * depth) else None,
     )

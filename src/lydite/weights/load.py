@@ -46,8 +46,9 @@ def load(
     weights: list[tuple[str, mx.array]] = []
     for target, shape in expected.items():
         recipe = resolution.recipes.get(target)
-        for name in set(recipe.sources if recipe else ()) - checked:
-            if trouble := describe_nonfinite(source.read(name)):
+        names = recipe.sources if recipe else ()
+        for name in names:
+            if name not in checked and (trouble := describe_nonfinite(source.read(name))):
                 found = (Finding(source.full_name(name), trouble),)
                 Ledger(where, not_finite=found).require_clean()
             checked.add(name)
@@ -56,9 +57,11 @@ def load(
         keep = any(fnmatchcase(target, each) for each in keep_float32)
         value = to_mlx(array).astype(mx.float32 if keep else dtype)
         mx.eval(value)  # one tensor at a time, so that the stored copy can go
-        if array.dtype.itemsize > value.itemsize and not mx.isfinite(value).all().item():
+        narrower = array.dtype.itemsize > value.itemsize or value.dtype == mx.float16
+        if narrower and not mx.isfinite(value).all().item():
+            label = ", ".join(source.full_name(name) for name in names)
             raise WeightsError(
-                f"{where}: {target} has values beyond the range of {value.dtype}. "
+                f"{where}: {label}: has values beyond the range of {value.dtype}. "
                 "Load the model in bfloat16 or float32."
             )
         weights.append((target, value))

@@ -191,8 +191,9 @@ def _resolve(names: tuple[str, ...], rules: tuple[Rule, ...]) -> Resolution:
         original = recipes.setdefault(target, Recipe(target, (name,))).sources[0]
         if original != name:
             copies[name] = original
+    converts = [rule for rule in rules if isinstance(rule, Convert)]
     recipes = {
-        target: replace(recipe, layout=layout_of(target, rules))
+        target: replace(recipe, layout=layout_of(target, converts))
         for target, recipe in recipes.items()
     }
     used = frozenset(alias for alias, _ in aliases.values())
