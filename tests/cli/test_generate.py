@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,34 @@ def test_previews_are_written_every_n_steps(untrained, tmp_path) -> None:
     ]
 
 
+def test_previews_of_every_batch_are_kept_and_overwrite_nothing(untrained, tmp_path) -> None:
+    for _ in range(2):
+        options = ("--low-memory", "--batch", 1, "-s", "1-2", "--preview", 1)
+        draw(untrained, *options, "-o", tmp_path / "p{index}.png")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"p0_step001.png", "p1_step001.png", "p0_step001_2.png", "p1_step001_2.png"} <= names
+
+
+def test_a_picture_is_replayed_from_another_folder(untrained, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(untrained.parent)
+    draw(Path(untrained.name), "--seed", 1, "-o", tmp_path / "a.png")
+    monkeypatch.chdir(tmp_path)
+    assert run("generate", "--from", "a.png", "-o", "b.png").exit_code == 0
+    assert np.array_equal(read_pixels(tmp_path / "a.png"), read_pixels(tmp_path / "b.png"))
+
+
+def test_a_run_that_ends_in_nan_saves_nothing(untrained, tmp_path) -> None:
+    result = draw(untrained, "--seed", 1, "--guidance", "1e38", "-o", tmp_path / "a.png")
+    assert "NaN" in str(result.exception) and not list(tmp_path.iterdir())
+
+
+def test_options_are_refused_before_weights_are_read(untrained, tmp_path) -> None:
+    folder = shutil.copytree(untrained, tmp_path / "model")
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    result = run("generate", "a", "-m", folder, "--steps", 0)
+    assert "steps is 0" in str(result.exception)
+
+
 def test_img2img_replays_and_refuses_another_image(untrained, tmp_path) -> None:
     source, out = tmp_path / "in.png", tmp_path / "out.png"
     Image.new("RGB", (40, 40), "red").save(source)
@@ -147,7 +176,9 @@ def test_debug_names_every_place(untrained, tmp_path) -> None:
         (["--out", "{prompt:d}.png"], InputError, "--out"),
         (["--image", "absent.png"], FileError, "absent.png: no such file"),
         (["--image", __file__], FileError, "cannot be read as an image"),
-        (["--schedule", "karras"], InputError, "schedule is 'karras'"),
+        (["--guidance", "nan"], InputError, "guidance is nan"),
+        (["--text-length", "100000000"], InputError, "text_length is 100000000"),
+        (["--overwrite", "--seed", "1-2"], InputError, "add {seed}"),
         (["--steps", "-1"], InputError, "steps is -1"),
     ],
 )

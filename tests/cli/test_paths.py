@@ -1,10 +1,11 @@
 """Names of pictures."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from lydite.cli.paths import check_template, free_path, picture_path
+from lydite.cli.paths import check_template, picture_path, save_new
 from lydite.core.errors import InputError
 from lydite.pipelines.sd3 import Request
 
@@ -36,6 +37,26 @@ def test_templates_that_are_refused(template: str) -> None:
 
 def test_the_first_free_number_is_taken(tmp_path: Path) -> None:
     for name in ("a.png", "a_2.png"):
-        (tmp_path / name).touch()
-    assert free_path(tmp_path / "a.png", overwrite=False).name == "a_3.png"
-    assert free_path(tmp_path / "a.png", overwrite=True).name == "a.png"
+        (tmp_path / name).write_text("kept")
+    save = partial(Path.write_text, data="new")
+    assert save_new(tmp_path / "a.png", save, overwrite=False).name == "a_3.png"
+    assert (tmp_path / "a.png").read_text() == "kept"
+    assert save_new(tmp_path / "a.png", save, overwrite=True).name == "a.png"
+    assert (tmp_path / "a.png").read_text() == "new"
+
+
+def test_two_writers_of_one_name_both_keep_their_file(tmp_path: Path) -> None:
+    def slow(path: Path) -> None:  # the other writer comes while this one is at work
+        path.write_text("first")
+        if not (tmp_path / "a.png").exists():
+            save_new(tmp_path / "a.png", partial(Path.write_text, data="second"), overwrite=False)
+
+    assert save_new(tmp_path / "a.png", slow, overwrite=False).name == "a_2.png"
+    assert (tmp_path / "a.png").read_text() == "second"
+    assert (tmp_path / "a_2.png").read_text() == "first"
+
+
+@pytest.mark.parametrize("name", ["{seed:999999999}.png", "x" * 300 + ".png", ""])
+def test_names_no_file_system_takes_are_refused_before_any_work(name: str) -> None:
+    with pytest.raises(InputError, match="--out"):
+        check_template(name)

@@ -58,3 +58,10 @@ def test_a_full_disk_is_a_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FileError, match="No space left on device"):
         write_atomic(tmp_path / "file", b"x")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="not a file"):
+        write_atomic(tmp_path / "pipe", b"")
+    assert (tmp_path / "pipe").is_fifo()

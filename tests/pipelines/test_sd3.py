@@ -9,8 +9,9 @@ import pytest
 
 from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteError
 from lydite.pipelines.sd3 import Picture, Progress, Request, StableDiffusion3
+from lydite.pipelines.sd3_files import open_files
 from lydite.pipelines.watch import Debugger
-from lydite.weights.load import parameter_hash
+from lydite.weights.load import parameter_hash, parameters
 
 REQUEST = Request("a red fox", steps=3, width=32, height=32, text_length=4)
 
@@ -75,6 +76,26 @@ def test_low_memory_draws_the_same_and_keeps_nothing(pipeline, untrained: Path) 
     drawn = list(frugal.generate(REQUEST, [1, 2]))
     assert all(map(same, drawn, pipeline.generate(REQUEST, [1, 2])))
     assert frugal.networks.in_memory == ()
+
+
+def test_low_memory_holds_one_network_at_a_time(untrained: Path) -> None:
+    sizes = {
+        name: sum(value.nbytes for value in parameters(component.load(mx.float32)).values())
+        for name, component in open_files(untrained).components.items()
+    }
+    frugal = StableDiffusion3.load(untrained, low_memory=True)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    held: dict[str, int] = {}
+
+    def watch(place: str, array: mx.array) -> None:
+        mx.eval(array)
+        held[place] = mx.get_active_memory() - before
+
+    list(frugal.generate(REQUEST, [1], watch=watch))
+    assert held["step 0 latent"] > sizes["transformer"]
+    assert held["vae input"] < sizes["vae"] + sizes["transformer"] / 2
+    assert held["text_encoder_2"] < sizes["text_encoder_2"] + sizes["text_encoder"]
 
 
 def test_low_memory_still_decodes_what_was_finished_before_ctrl_c(untrained: Path) -> None:

@@ -1,14 +1,16 @@
 """`lydite generate`: text, or text and an image, to PNG."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lydite.cli.paths import free_path, picture_path
-from lydite.cli.settings import DTYPES, NOISES, Plan, Settings, make_plan, replay
+from lydite.cli.paths import picture_path, save_new
+from lydite.cli.settings import DTYPES, NOISES, SCHEDULES, Plan, Settings, make_plan, replay
+from lydite.core.errors import shown
 
 if TYPE_CHECKING:
     from lydite.pipelines.metadata import Record
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
     help="Weight of the prompt; 1 or less turns guidance off.",
 )
 @click.option(
-    "--size", metavar="WxH", help="Pixels, e.g. 1024x768; the model's own size by default."
+    "--size",
+    metavar="WxH",
+    help="Pixels, e.g. 1024x768; by default the model's own, or --image's.",
 )
 @click.option(
     "--batch",
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--schedule",
+    type=click.Choice(SCHEDULES),
     default="sd3_diffusers",
     show_default=True,
     help="sd3_diffusers (as diffusers runs it) or flow_shift (as in the paper).",
@@ -123,38 +128,39 @@ def command(ctx: click.Context, **options: Any) -> None:
     typed = {name for name in options if ctx.get_parameter_source(name) is not default}
     settings, record = replay(Settings(**options), typed)
     plan = make_plan(settings, record)
-    pipeline = _load(plan)
+    pipeline = _open(plan)
     request = pipeline.complete(plan.request)
+    pipeline.schedule(request)
     _note_truncation(pipeline, request)
+    pipeline.networks.prepare()  # slow: everything that can be refused has been
     _run(pipeline, request, plan, record)
 
 
-def _load(plan: Plan) -> "StableDiffusion3":
+def _open(plan: Plan) -> "StableDiffusion3":
     from lydite.core.blas import preload
 
     preload()  # before MLX
     import mlx.core as mx
 
+    from lydite.models.layers import on_cpu
     from lydite.pipelines.hub import locate
     from lydite.pipelines.sd3 import StableDiffusion3
+    from lydite.pipelines.sd3_files import open_files
 
     name = plan.settings.dtype
     if name == "auto":
-        name = "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
+        name = "float32" if on_cpu() else "bfloat16"
     components = plan.settings.components
-    return StableDiffusion3.load(
-        locate(plan.model),
-        dtype=getattr(mx, name),
-        low_memory=plan.settings.low_memory,
-        components=locate(components) if components else None,
-    )
+    files = open_files(locate(plan.model), locate(components) if components else None)
+    low_memory = plan.settings.low_memory
+    return StableDiffusion3(files, dtype=getattr(mx, name), low_memory=low_memory)
 
 
 def _run(
     pipeline: "StableDiffusion3", request: "Request", plan: Plan, record: "Record | None"
 ) -> None:
     from lydite.cli.progress import StepBar
-    from lydite.pipelines.metadata import model_hash, save_png
+    from lydite.pipelines.metadata import model_hash, write_png
     from lydite.pipelines.watch import Debugger, unwatched
 
     settings = plan.settings
@@ -173,7 +179,7 @@ def _run(
             bar.advance()
             done = progress.index + 1
             if settings.preview and done % settings.preview == 0 and done < progress.total:
-                _save_previews(progress, target, finished)
+                _save_previews(progress, target, overwrite=settings.overwrite)
 
         try:
             for picture in pipeline.generate(
@@ -183,26 +189,29 @@ def _run(
                 on_step=on_step,
                 watch=Debugger(plan.debug, bar.print) if plan.debug else unwatched,
             ):
-                path = free_path(target(picture.seed, finished), overwrite=settings.overwrite)
-                remembered = _record(pipeline, request, picture, plan, fingerprint)
-                save_png(path, picture.pixels, remembered)
+                made = _record(pipeline, request, picture, plan, fingerprint)
+                path = save_new(
+                    target(picture.seed, finished),
+                    partial(write_png, pixels=picture.pixels, record=made),
+                    overwrite=settings.overwrite,
+                )
                 finished += 1
-                bar.print(f"{path}  seed {picture.seed}")
+                bar.saved(path, picture.seed)
         except KeyboardInterrupt:
             bar.print(f"interrupted: {finished} of {len(plan.seeds)} pictures are saved.")
             raise
 
 
-def _save_previews(progress: "Progress", target: Callable[[int, int], Path], finished: int) -> None:
+def _save_previews(
+    progress: "Progress", target: Callable[[int, int], Path], *, overwrite: bool
+) -> None:
     from PIL import Image
 
-    from lydite.core.files import atomic_path
-
     for offset, (seed, pixels) in enumerate(zip(progress.seeds, progress.preview(), strict=True)):
-        final = target(seed, finished + offset)
+        final = target(seed, progress.first + offset)
         path = final.with_name(f"{final.stem}_step{progress.index + 1:03d}.png")
-        with atomic_path(path) as temporary:
-            Image.fromarray(pixels).save(temporary, format="PNG")
+        save = partial(Image.fromarray(pixels).save, format="PNG")
+        save_new(path, save, overwrite=overwrite)
 
 
 def _record(
@@ -216,9 +225,9 @@ def _record(
 
     assert request.width and request.height
     return Record(
-        model=plan.model,
+        model=_lasting(plan.model),
         model_hash=fingerprint,
-        components=plan.settings.components,
+        components=_lasting(plan.settings.components),
         prompt=request.prompt,
         negative=request.negative,
         seed=picture.seed,
@@ -230,11 +239,16 @@ def _record(
         text_length=request.text_length,
         noise=request.noise,
         dtype=str(pipeline.dtype).removeprefix("mlx.core."),
-        image=plan.settings.image,
+        image=_lasting(plan.settings.image),
         image_hash=plan.image_hash,
         strength=request.strength if request.image is not None else None,
         mlx=version("mlx"),
     )
+
+
+def _lasting(name: str | None) -> Any:
+    """A path that is good from any folder; a hub id stays as it is."""
+    return str(Path(name).expanduser().absolute()) if name and Path(name).exists() else name
 
 
 def _note_truncation(pipeline: "StableDiffusion3", request: "Request") -> None:
@@ -243,4 +257,4 @@ def _note_truncation(pipeline: "StableDiffusion3", request: "Request") -> None:
             tokenizer = pipeline.files.tokenizer(encoder, request.text_length)
             if lost := tokenizer.truncated(request.prompt):
                 room = f"{encoder} reads {tokenizer.max_length} tokens"
-                click.echo(f"note: {room}; it does not see: …{lost.strip()}", err=True)
+                click.echo(f"note: {room}; it does not see: …{shown(lost.strip())}", err=True)

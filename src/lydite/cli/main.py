@@ -1,6 +1,7 @@
 """`lydite`: one command, one verb per file, each imported only when it is used."""
 
 import importlib
+import os
 import sys
 from importlib.metadata import version as package_version
 
@@ -59,16 +60,21 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
 
 def main() -> None:
     """Entry point: every mendable error is one line on stderr, never a traceback."""
+    color = False if os.environ.get("NO_COLOR") else None
     try:
-        lydite.main(standalone_mode=False)
+        lydite.main(standalone_mode=False, color=color)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except LyditeError as error:
-        click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+        label = click.style("error:", fg="red", bold=True)
+        click.echo(f"{label} {error}", err=True, color=color)
         sys.exit(error.exit_code)
+    except OSError as error:  # of stdout: a full disk behind a redirection
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)

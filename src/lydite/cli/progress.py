@@ -1,6 +1,7 @@
 """A progress bar with seconds per step, on stderr."""
 
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -46,6 +47,15 @@ class StepBar:
             click.echo(line, err=True)
         else:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def saved(self, path: Path, seed: int) -> None:
+        """A picture is on disk: its path to stdout, for scripts; the seed for people."""
+        if self._quiet:
+            return
+        if self._progress.disable:
+            click.echo(path)
+        else:
+            self.print(f"{path}  seed {seed}")
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NOISES = ("torch", "mlx")
+SCHEDULES = ("sd3_diffusers", "flow_shift")
+MOST_AT_ONCE = 1024
 DEBUG = ("nan", "timing", "shapes")
 MOST_SEEDS = 10_000
 
@@ -101,6 +103,10 @@ def make_plan(settings: Settings, record: "Record | None") -> Plan:
         raise InputError("no model. Name one with --model FOLDER|FILE|HUB-ID.")
     seeds = read_seeds(settings.seeds, settings.batch)
     template = check_template(settings.out)
+    if settings.overwrite and len(seeds) > 1 and not re.search(r"\{(seed|index)", template):
+        raise InputError(
+            f"--out {template}: {len(seeds)} pictures of one name; add {{seed}} to it."
+        )
     debug = read_modes(settings.debug)
     width, height = read_size(settings.size)
     image = read_pixels(Path(settings.image)) if settings.image else None
@@ -138,8 +144,8 @@ def read_size(text: str | None) -> tuple[int | None, int | None]:
 
 def read_seeds(texts: tuple[str, ...], batch: int) -> tuple[int, ...]:
     """`1`, `1-4`, `1,5,9` as numbers; one seed is the first of as many as the batch holds."""
-    if batch < 1:
-        raise InputError(f"--batch is {batch}; expected at least 1.")
+    if not 1 <= batch <= MOST_AT_ONCE:
+        raise InputError(f"--batch is {batch}; expected 1 to {MOST_AT_ONCE}.")
     seeds: list[int] = []
     for part in ",".join(texts).split(",") if texts else [str(secrets.randbelow(2**32))]:
         found = re.fullmatch(r"\s*(-?\d{1,20})(?:-(\d{1,20}))?\s*", part)

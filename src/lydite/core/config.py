@@ -52,7 +52,8 @@ def read_config(
         if key not in known and key not in ignored and key not in fixed and not key.startswith("_")
     ]
     if missing or unknown:
-        parts = f"missing {missing}, not understood {shown(unknown)}"
+        wrong = {"missing": missing, "not understood": unknown}
+        parts = ", ".join(f"{what} {shown(keys)}" for what, keys in wrong.items() if keys)
         raise ConfigError(f"{where}: {cls.__name__}: {parts}.")
     for key, only in fixed.items():
         if key in raw and raw[key] != only:

@@ -6,7 +6,11 @@ import secrets
 from collections.abc import Generator
 from pathlib import Path
 
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, at
+
+
+class NameTaken(FileError):
+    """A new file was asked for, and one of that name is there."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -16,20 +20,35 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Generator[Path]:
-    """A temporary path in the same folder, renamed to `path` when the block ends well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+def atomic_path(path: Path, *, replace: bool = True) -> Generator[Path]:
+    """A temporary path in the same folder, renamed to `path` when the block ends well.
+
+    With `replace` false a file that is there by then stays, and NameTaken is raised.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
+        if path.exists() and not path.is_file():  # a device or a folder is not ours to replace
+            raise FileError(f"{at(path)}: not a file that could be replaced.")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         _flush(temporary)
-        temporary.replace(path)
+        if replace:
+            temporary.replace(path)
+        else:
+            _link(temporary, path)
         _flush(path.parent)
     except OSError as error:
-        raise FileError(f"{path}: could not be written ({error.strerror or error}).") from error
+        raise FileError(f"{at(path)}: could not be written ({error.strerror or error}).") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)  # the one rename that fails when the name is taken
+    except FileExistsError as error:
+        raise NameTaken(f"{at(path)}: is there already.") from error
 
 
 def _flush(path: Path) -> None:

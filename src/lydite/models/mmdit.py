@@ -38,6 +38,8 @@ class MMDiTConfig:
     qk_norm: Literal["rms_norm"] | None = None
 
     def __post_init__(self) -> None:
+        if any(not 0 <= index < self.num_layers for index in self.dual_attention_layers):
+            raise ValueError(f"dual_attention_layers has an index outside 0…{self.num_layers - 1}")
         if self.caption_projection_dim != self.inner_dim:
             raise ValueError(
                 f"caption_projection_dim {self.caption_projection_dim} is not "

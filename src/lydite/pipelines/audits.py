@@ -48,7 +48,11 @@ def audit_model(
 
 def write_digests(path: Path, out: Path) -> None:
     """Write the digests of every parameter, for a later audit without this checkpoint at hand."""
+    if out.exists():
+        raise FileError(f"{out}: is there already; digests go to a new file.")
     rows = {name: _digests(component) for name, component in find_components(path).items()}
+    if out.exists():
+        raise FileError(f"{out}: exists already; digests go to a new file.")
     write_atomic(out, msgspec.json.format(msgspec.json.encode(rows), indent=1))
 
 

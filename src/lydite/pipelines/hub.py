@@ -3,18 +3,22 @@
 import re
 from pathlib import Path
 
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, shown
 
-# Weights as safetensors only, with the small files beside them; pickles are never downloaded.
-PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# The folders of a pipeline, weights as safetensors only: no pickles, no second copy in one file.
+WANTED = ("model_index.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model")
+UNWANTED = ("*.fp16.*", "*.bf16.*", "text_encoders/*")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def locate(model: str) -> Path:
     """The local path of a model given as a folder, a file or a hub id (`owner/name`)."""
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = Path(model).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # a name too long, a user who is not there
+        raise FileError(f"{shown(model)}: {error}.") from error
     if not _HUB_ID.fullmatch(model) or path.suffix:
         raise FileError(
             f"{model}: no such file or folder. Expected a diffusers folder, "
@@ -28,7 +32,11 @@ def _download(repository: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(PATTERNS)))
+        return Path(
+            snapshot_download(
+                repository, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)
+            )
+        )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise FileError(

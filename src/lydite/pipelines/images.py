@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lydite.core.errors import FileError
 
@@ -27,8 +27,11 @@ def open_image(path: Path) -> Image.Image:
 
 
 def read_pixels(path: Path) -> Pixels:
-    """An image file as (H, W, 3); transparency is dropped."""
-    return np.asarray(open_image(path).convert("RGB"))
+    """An image file as (H, W, 3), turned as its EXIF says; transparency is dropped."""
+    image = ImageOps.exif_transpose(open_image(path))
+    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip at 255
+        image = Image.fromarray((np.asarray(image, np.int64) // 257).clip(0, 255).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:

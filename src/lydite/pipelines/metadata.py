@@ -10,7 +10,6 @@ from PIL import Image, PngImagePlugin
 
 from lydite import __version__
 from lydite.core.errors import FileError
-from lydite.core.files import atomic_path
 from lydite.pipelines.components import Component
 from lydite.pipelines.images import Pixels, open_image
 
@@ -64,13 +63,12 @@ class Record:
         return "\n".join(lines)
 
 
-def save_png(path: Path, pixels: Pixels, record: Record) -> None:
-    """Write the picture with its record; the file is whole or not there."""
+def write_png(path: Path, pixels: Pixels, record: Record) -> None:
+    """Write the picture with its record inside."""
     text = PngImagePlugin.PngInfo()
     text.add_itxt("parameters", record.a1111())
     text.add_itxt(KEY, msgspec.json.encode(asdict(record)).decode())
-    with atomic_path(path) as temporary:
-        Image.fromarray(pixels).save(temporary, format="PNG", pnginfo=text)
+    Image.fromarray(pixels).save(path, format="PNG", pnginfo=text)
 
 
 def read_record(path: Path) -> Record:

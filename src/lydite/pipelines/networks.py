@@ -9,11 +9,7 @@ from lydite.pipelines.components import Component
 
 
 class Networks:
-    """Loads each network once, or, with `low_memory`, for as long as it is needed.
-
-    Every checkpoint is audited, values included, before this returns: no run starts on weights that
-    would only be found wrong at its end.
-    """
+    """Loads each network once, or, with `low_memory`, for as long as it is needed."""
 
     def __init__(
         self, components: Mapping[str, Component], *, dtype: mx.Dtype, low_memory: bool
@@ -22,11 +18,17 @@ class Networks:
         self._components = components
         self._dtype = dtype
         self._loaded: dict[str, nn.Module] = {}
-        for name, component in components.items():
-            if low_memory:
+
+    def prepare(self) -> None:
+        """Load every network, or audit it, values included, where it will be loaded later.
+
+        No run starts on weights that would only be found wrong at its end.
+        """
+        for name, component in self._components.items():
+            if self.low_memory:
                 component.check()
             else:
-                self._loaded[name] = component.load(self.dtype_of(name))
+                self.get(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._components
@@ -43,7 +45,7 @@ class Networks:
         return self._loaded[name]
 
     def done(self, name: str) -> None:
-        """Say that a network is not needed for now; frees it in low-memory mode."""
+        """Say that a network is not needed for now: in low-memory mode nobody may hold it still."""
         if self.low_memory and self._loaded.pop(name, None):
             mx.clear_cache()
 

@@ -6,6 +6,8 @@ drawn channels first, as torch does, so that a seed means the same picture.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +23,12 @@ from lydite.pipelines.noise import NOISES
 from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_files import SD3Files, open_files
 from lydite.pipelines.sd3_text import Conditioning, encode
-from lydite.pipelines.watch import Watch, unwatched
+from lydite.pipelines.watch import Watch, require_finite, unwatched
 from lydite.sampling.prediction import flow_noised
-from lydite.sampling.samplers import sample_euler
+from lydite.sampling.samplers import Step, sample_euler
 from lydite.sampling.schedules import Schedule, flow_schedule, tail
+
+MOST_TOKENS = 4096  # of T5, which learnt on 512
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Progress:
 
     index: int
     total: int
+    first: int  # position of the batch's first picture among all that were asked for
     seeds: tuple[int, ...]
     preview: Callable[[], list[Pixels]]  # decodes what the network sees at this step
 
@@ -83,7 +88,9 @@ class StableDiffusion3:
     ) -> "StableDiffusion3":
         """Open a diffusers folder or a single file; what it lacks is taken from `components`."""
         files = open_files(Path(path), Path(components) if components else None)
-        return cls(files, dtype=dtype, low_memory=low_memory)
+        pipeline = cls(files, dtype=dtype, low_memory=low_memory)
+        pipeline.networks.prepare()
+        return pipeline
 
     def generate(
         self,
@@ -96,32 +103,43 @@ class StableDiffusion3:
     ) -> Iterator[Picture]:
         """One picture per seed, `batch` of them at a time, each as soon as it is finished.
 
-        A picture does not depend on which others share its batch, but for rounding.
+        A picture does not depend on which others share its batch, but for rounding. In low-memory
+        mode all are denoised before the first is decoded.
         """
         request = self.complete(request)
         schedule = self.schedule(request)
         if batch < 1:
             raise InputError(f"batch is {batch}; expected at least 1.")
         conditioning = self.encode(request, watch)
+        denoisers: dict[int, Denoiser] = {}  # by size of batch: the last may be smaller
         waiting: list[tuple[tuple[int, ...], mx.array]] = []
         stopped: KeyboardInterrupt | None = None
-        for first in range(0, len(seeds), batch):
-            group = tuple(seeds[first : first + batch])
-            try:
-                x = self._start(request, schedule, group, watch)
-                denoiser = self.denoiser(request, conditioning, len(group), watch)
-                latent = self._denoise(denoiser, schedule, x, group, on_step, watch)
-            except KeyboardInterrupt as error:
-                stopped = error  # what is finished is still decoded below
-                break
-            if self.networks.low_memory:
-                waiting.append((group, latent))  # the VAE comes when the transformer has gone
-            else:
+        try:
+            for first in range(0, len(seeds), batch):
+                group = tuple(seeds[first : first + batch])
+                try:
+                    x = self._start(request, schedule, group, watch)
+                    if len(group) not in denoisers:
+                        made = self.denoiser(request, conditioning, len(group), watch)
+                        denoisers[len(group)] = made
+                        del made
+                    report = _Report(on_step, first, group, len(schedule.timesteps), self._decode)
+                    latent = _denoise(denoisers[len(group)], schedule, x, report, watch)
+                except KeyboardInterrupt as error:
+                    stopped = error  # what is finished is still decoded below
+                    break
+                if self.networks.low_memory:
+                    waiting.append((group, latent))  # the VAE comes when the transformer has gone
+                else:
+                    yield from self._finish(group, latent, watch)
+            denoisers.clear()
+            self.networks.done("transformer")
+            for group, latent in waiting:
                 yield from self._finish(group, latent, watch)
-        self.networks.done("transformer")
-        for group, latent in waiting:
-            yield from self._finish(group, latent, watch)
-        self.networks.done("vae")
+        finally:
+            denoisers.clear()
+            self.networks.done("transformer")
+            self.networks.done("vae")
         if stopped:
             raise stopped
 
@@ -142,8 +160,10 @@ class StableDiffusion3:
                 )
         if request.noise not in NOISES:
             raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")
-        if request.text_length < 1:
-            raise InputError(f"text_length is {request.text_length}; expected at least 1.")
+        if not 1 <= request.text_length <= MOST_TOKENS:
+            raise InputError(f"text_length is {request.text_length}; expected 1 to {MOST_TOKENS}.")
+        if not isfinite(request.guidance):
+            raise InputError(f"guidance is {request.guidance}; expected a finite number.")
         if request.image is not None:
             request = replace(request, image=resize(request.image, width, height))
         return replace(request, width=width, height=height)
@@ -188,35 +208,20 @@ class StableDiffusion3:
         draw = NOISES[request.noise](seeds, self._latent_shape(request))
         if request.image is None:
             return draw()
+        # diffusers draws the encoder's sample and then the noise from one generator per image
+        clean = self._encode_image(request.image, draw(), watch)
+        self.networks.done("vae")
+        return flow_noised(clean, draw(), float(schedule.sigmas[0]))
+
+    def _encode_image(self, image: Pixels, normals: mx.array, watch: Watch) -> mx.array:
+        """A sample of the image's latents for each row of `normals`."""
         vae = cast(AutoencoderKL, self.networks.get("vae"))
-        pixels = mx.array(request.image.astype(np.float32) / 127.5 - 1)[None]  # (1, H, W, 3)
+        pixels = mx.array(image.astype(np.float32) / 127.5 - 1)[None]  # (1, H, W, 3)
         posterior = vae.encode(pixels.astype(self.networks.dtype_of("vae")))
         watch("vae encode", posterior.mean)
-        # diffusers draws the encoder's sample and then the noise from one generator per image
-        clean = vae.normalize(posterior.mean + posterior.std * draw())
-        x = flow_noised(clean, draw(), float(schedule.sigmas[0]))
-        mx.eval(x)
-        self.networks.done("vae")
-        return x
-
-    def _denoise(
-        self,
-        denoiser: Denoiser,
-        schedule: Schedule,
-        x: mx.array,
-        seeds: tuple[int, ...],
-        on_step: Callable[[Progress], None] | None,
-        watch: Watch,
-    ) -> mx.array:
-        for step in sample_euler(denoiser, x, schedule.sigmas):
-            mx.eval(step.x)  # one step's graph at a time
-            watch(f"step {step.index} latent", step.x)
-            x = step.x
-            if on_step:
-                seen = step.denoised
-                total = len(schedule.timesteps)
-                on_step(Progress(step.index, total, seeds, lambda seen=seen: self._decode(seen)))
-        return x
+        latents = vae.normalize(posterior.mean + posterior.std * normals)
+        mx.eval(latents)  # before the VAE may be freed
+        return latents
 
     def _finish(self, seeds: tuple[int, ...], latent: mx.array, watch: Watch) -> Iterator[Picture]:
         for seed, pixels in zip(seeds, self._decode(latent, watch), strict=True):
@@ -226,10 +231,12 @@ class StableDiffusion3:
         vae = cast(AutoencoderKL, self.networks.get("vae"))
         raw = vae.denormalize(latent).astype(self.networks.dtype_of("vae"))
         watch("vae input", raw)
+        require_finite("latents before the VAE", raw)
         pictures: list[Pixels] = []
         for index in range(raw.shape[0]):  # one at a time: decoding is the peak of memory
             image = vae.decode(raw[index : index + 1])
             watch("vae output", image)
+            require_finite("vae output", image)  # a NaN would be saved as a black picture
             pixels = mx.clip(image.astype(mx.float32) / 2 + 0.5, 0, 1) * 255
             pictures.append(np.array(mx.round(pixels[0]).astype(mx.uint8)))
         return pictures
@@ -238,3 +245,30 @@ class StableDiffusion3:
         assert request.width and request.height, "complete() fills the size in"
         factor = self._vae.factor
         return self._vae.latent_channels, request.height // factor, request.width // factor
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Tells the caller of each finished step of one batch."""
+
+    on_step: Callable[[Progress], None] | None
+    first: int
+    seeds: tuple[int, ...]
+    total: int
+    decode: Callable[[mx.array], list[Pixels]]
+
+    def __call__(self, step: Step[mx.array]) -> None:
+        if self.on_step:
+            preview = partial(self.decode, step.denoised)
+            self.on_step(Progress(step.index, self.total, self.first, self.seeds, preview))
+
+
+def _denoise(
+    denoiser: Denoiser, schedule: Schedule, x: mx.array, report: _Report, watch: Watch
+) -> mx.array:
+    for step in sample_euler(denoiser, x, schedule.sigmas):
+        mx.eval(step.x)  # one step's graph at a time
+        watch(f"step {step.index} latent", step.x)
+        x = step.x
+        report(step)
+    return x

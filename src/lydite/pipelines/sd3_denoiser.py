@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
+from lydite.models.layers import on_cpu
 from lydite.models.mmdit import MMDiT
 from lydite.pipelines.sd3_text import Conditioning
 from lydite.pipelines.watch import Watch, unwatched
@@ -33,8 +34,7 @@ class Denoiser:
         self._positions = transformer.positions(height, width)
         mx.eval(self._modulation, self._text, self._positions)
         # On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first.
-        on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self._network = transformer if on_cpu else mx.compile(transformer)
+        self._network = transformer if on_cpu() else mx.compile(transformer)
         self._steps = {float(sigma): index for index, sigma in enumerate(schedule.sigmas[:-1])}
         self._dtype = conditioning.text.dtype
         self._batch, self._prompts = batch, conditioning.text.shape[0]

@@ -88,6 +88,8 @@ def _check_widths(path: Path, components: dict[str, Component]) -> None:
     """The text encoders and the VAE have to fit the transformer they feed."""
     transformer = components["transformer"].config
     clips = [components[name].config for name in ("text_encoder", "text_encoder_2")]
+    if any(clip.projection_dim is None for clip in clips):
+        raise ConfigError(f"{path}: a text encoder's config has no projection_dim.")
     facts = {
         "pooled_projection_dim": (
             transformer.pooled_projection_dim,

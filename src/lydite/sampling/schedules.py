@@ -7,14 +7,16 @@ schedulers/scheduling_flow_match_euler_discrete.py and the SD3 img2img pipeline.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from lydite.core.config import read_config
+from lydite.core.config import Size, read_config
 from lydite.core.errors import InputError
 
+MOST_STEPS = 10_000
 FLOW_MATCH_IGNORED = frozenset(  # read by diffusers only when use_dynamic_shifting is true
     {"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "time_shift_type"}
 )
@@ -34,8 +36,8 @@ FLOW_MATCH_FIXED = {
 class FlowMatchConfig:
     """`scheduler/scheduler_config.json` of a model with one constant shift."""
 
-    num_train_timesteps: int
-    shift: float
+    num_train_timesteps: Size
+    shift: Annotated[float, Meta(gt=0, le=1000)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +101,10 @@ def tail(schedule: Schedule, strength: float) -> Schedule:
 
 
 def _check(steps: int, shift: float, num_train_timesteps: int) -> None:
-    for name, count in (("steps", steps), ("num_train_timesteps", num_train_timesteps)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputError(f"{name} is {count!r}; expected a whole number of at least 1.")
+    limits = (("steps", steps, MOST_STEPS), ("num_train_timesteps", num_train_timesteps, 2**20))
+    for name, count, most in limits:
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+            raise InputError(f"{name} is {count!r}; expected a whole number from 1 to {most}.")
     if not 0 < shift < math.inf:
         raise InputError(f"shift is {shift}; expected a finite number above 0.")
 

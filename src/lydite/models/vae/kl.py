@@ -35,8 +35,16 @@ class AutoencoderKLConfig:
     mid_block_add_attention: bool = True
 
     def __post_init__(self) -> None:
+        if not 1e-4 <= abs(self.scaling_factor) <= 1e4 or abs(self.shift_factor or 0.0) > 1e4:
+            raise ValueError(
+                f"scaling_factor {self.scaling_factor}, shift_factor {self.shift_factor}"
+            )
         levels = len(self.block_out_channels)
-        if not levels or levels != len(self.down_block_types) or levels != len(self.up_block_types):
+        if (
+            not 0 < levels <= 8
+            or levels != len(self.down_block_types)
+            or levels != len(self.up_block_types)
+        ):
             raise ValueError(
                 "block_out_channels, down_block_types, up_block_types differ in length"
             )
