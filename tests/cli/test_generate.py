@@ -202,9 +202,18 @@ def test_a_model_that_is_not_there(model: str, message: str) -> None:
     assert isinstance(result.exception, FileError) and message in str(result.exception)
 
 
-def test_a_prompt_and_a_model_are_asked_for() -> None:
+def test_a_prompt_is_asked_for() -> None:
     assert "no prompt" in str(run("generate").exception)
-    assert "no model" in str(run("generate", "a fox").exception)
+
+
+def test_the_embedded_model_is_the_default_and_is_run_as_it_is_meant(tmp_path) -> None:
+    result = run("generate", "a large red star", "--seed", 1, "-o", tmp_path / "a.png")
+    assert result.exit_code == 0, result.exception
+    record = read_record(tmp_path / "a.png")
+    assert (record.model, record.steps, record.guidance) == ("embedded", 16, 3.0)
+    assert (record.text_length, record.width, record.height) == (16, 128, 128)
+    assert run("generate", "--from", tmp_path / "a.png", "-o", tmp_path / "b.png").exit_code == 0
+    assert np.array_equal(read_pixels(tmp_path / "a.png"), read_pixels(tmp_path / "b.png"))
 
 
 def test_a_picture_without_our_metadata_cannot_be_replayed(tmp_path) -> None:

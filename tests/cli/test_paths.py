@@ -12,6 +12,10 @@ from lydite.pipelines.sd3 import Request
 REQUEST = Request("../../etc/passwd: a\x00b 狐", width=32, height=16)
 
 
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
 def test_a_prompt_cannot_leave_the_folder() -> None:
     path = picture_path("out/{prompt}.png", REQUEST, seed=1, index=0, model="/models/x.safetensors")
     assert path == Path("out/etc_passwd_a_b_狐.png")
@@ -38,7 +42,7 @@ def test_templates_that_are_refused(template: str) -> None:
 def test_the_first_free_number_is_taken(tmp_path: Path) -> None:
     for name in ("a.png", "a_2.png"):
         (tmp_path / name).write_text("kept")
-    save = partial(Path.write_text, data="new")
+    save = partial(write, text="new")
     assert save_new(tmp_path / "a.png", save, overwrite=False).name == "a_3.png"
     assert (tmp_path / "a.png").read_text() == "kept"
     assert save_new(tmp_path / "a.png", save, overwrite=True).name == "a.png"
@@ -49,7 +53,7 @@ def test_two_writers_of_one_name_both_keep_their_file(tmp_path: Path) -> None:
     def slow(path: Path) -> None:  # the other writer comes while this one is at work
         path.write_text("first")
         if not (tmp_path / "a.png").exists():
-            save_new(tmp_path / "a.png", partial(Path.write_text, data="second"), overwrite=False)
+            save_new(tmp_path / "a.png", partial(write, text="second"), overwrite=False)
 
     assert save_new(tmp_path / "a.png", slow, overwrite=False).name == "a_2.png"
     assert (tmp_path / "a.png").read_text() == "second"

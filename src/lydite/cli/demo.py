@@ -1,68 +1,87 @@
-"""`lydite demo`: the main job from end to end, on a model made on the spot."""
+"""`lydite demo`: the main job from end to end, on the model inside the package."""
 
+import shlex
+import sys
 from pathlib import Path
 
 import click
 
-PROMPTS = ("a red fox in snow", "the sea at night", "two cups of tea")
+PROMPTS = (
+    "a large red star above a small blue ring",
+    "a green heart on a gradient from lavender to navy",
+    "a small yellow moon, a pink square and a white cross",
+    "a purple circle to the left of an orange triangle",
+    "star",
+    "a big cyan ring in the bottom right corner on maroon",
+)
 
 
 @click.command("demo")
-@click.option(
-    "-o", "--out", default="demo", show_default=True, help="Folder for the model and pictures."
-)
+@click.option("-o", "--out", default="demo", show_default=True, help="Folder for the pictures.")
 def command(out: str) -> None:
-    """Make a tiny model, audit it, draw with it, replay a picture.
+    """Audit the model inside the package, draw with it, judge the pictures, replay one.
 
-    The model has every part of Stable Diffusion 3 and random weights, so its pictures are coloured
-    noise: what you see is that the whole road works on this machine. Nothing is downloaded.
+    The model is a tiny Stable Diffusion 3 that learnt drawn scenes: shapes, colours, sizes, places
+    and backgrounds. Nothing is downloaded.
     """
+    from lydite import embedded
     from lydite.pipelines.audits import audit_model
-    from lydite.pipelines.untrained import make_untrained
 
     folder = Path(out)
-    model = folder / "untrained-sd3"
-    click.secho(
-        "1  a tiny Stable Diffusion 3 with random weights (untrained: it draws noise)", bold=True
-    )
-    make_untrained(model)
-    click.echo(f"   {model}")
+    click.secho("1  audit: every tensor of the embedded model accounted for", bold=True)
+    for name, ledger in audit_model(embedded.MODEL).items():
+        state = "clean" if ledger.clean else "NOT CLEAN"
+        click.echo(f"   {name}: {len(ledger.loaded)} loaded, {state}")
 
-    click.secho("2  audit: every tensor accounted for", bold=True)
-    for name, ledger in audit_model(model).items():
-        click.echo(
-            f"   {name}: {len(ledger.loaded)} loaded, {'clean' if ledger.clean else 'NOT CLEAN'}"
-        )
+    click.secho("2  pictures", bold=True)
+    paths = [folder / f"demo_{seed}.png" for seed in range(len(PROMPTS))]
+    for seed, (prompt, path) in enumerate(zip(PROMPTS, paths, strict=True)):
+        click.echo(f"   {prompt}")
+        _generate(prompt, "--seed", str(seed), "--out", str(path))
 
-    click.secho("3  pictures", bold=True)
-    _draw(model, folder)
+    click.secho("3  what the judge reads off them", bold=True)
+    _judge(paths)
 
-    click.secho("4  next", bold=True)
-    click.echo(f"   lydite inspect {model}")
-    click.echo(
-        f"   lydite generate --from {folder / 'demo_0.png'}    the same picture, bit for bit"
-    )
-    click.echo('   lydite generate "a red fox" --model YOUR-SD3-FOLDER')
+    click.secho("4  replay from a picture's own metadata", bold=True)
+    again = folder / "demo_0_again.png"
+    _generate("--from", str(paths[0]), "--out", str(again))
+    click.echo(f"   {'identical' if _same(paths[0], again) else 'DIFFERENT'}")
+
+    lydite = shlex.quote(sys.argv[0])
+    click.secho("5  next", bold=True)
+    click.echo(f'   {lydite} generate "a small pink heart above a large blue square"')
+    click.echo(f"   {lydite} inspect {shlex.quote(str(embedded.MODEL))}")
+    click.echo(f'   {lydite} generate "a red fox" --model YOUR-SD3-FOLDER')
 
 
-def _draw(model: Path, folder: Path) -> None:
+def _generate(*arguments: str) -> None:
+    from lydite.cli.main import lydite
+
+    lydite.main(["generate", *arguments, "--overwrite"], standalone_mode=False)
+
+
+def _judge(paths: list[Path]) -> None:
     import numpy as np
 
-    from lydite.cli.main import lydite
+    from lydite import embedded
+    from lydite.embedded.judge import load_judge
+    from lydite.embedded.scenes import COLORS
+    from lydite.embedded.shapes import SHAPES
     from lydite.pipelines.images import read_pixels
 
-    # 256 text tokens of zeros would be most of the work, and there is no T5 to fill them
-    settings = ["-m", str(model), "--steps", "8", "--text-length", "16", "--overwrite"]
-    for seed, prompt in enumerate(PROMPTS):
-        path = folder / f"demo_{seed}.png"
-        lydite.main(
-            ["generate", prompt, *settings, "--seed", str(seed), "--out", str(path)],
-            standalone_mode=False,
-        )
-    again = folder / "demo_0_again.png"
-    lydite.main(
-        ["generate", "--from", str(folder / "demo_0.png"), "--overwrite", "--out", str(again)],
-        standalone_mode=False,
-    )
-    same = np.array_equal(read_pixels(folder / "demo_0.png"), read_pixels(again))
-    click.echo(f"   replayed from its own metadata: {'identical' if same else 'DIFFERENT'}")
+    judge = load_judge(embedded.MODEL / "judge.safetensors")
+    for reading in judge.readings(np.stack([read_pixels(path) for path in paths])):
+        seen = [
+            f"{('small', 'large')[found.thing.size or 0]} "
+            f"{COLORS[found.thing.color or 0]} {SHAPES[found.thing.shape or 0]}"
+            for found in reading.objects
+        ]
+        click.echo(f"   {', '.join(seen)}")
+
+
+def _same(first: Path, second: Path) -> bool:
+    import numpy as np
+
+    from lydite.pipelines.images import read_pixels
+
+    return np.array_equal(read_pixels(first), read_pixels(second))

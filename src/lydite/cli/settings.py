@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lydite import embedded
 from lydite.cli.paths import check_template
 from lydite.core.errors import InputError
 
@@ -30,14 +31,14 @@ class Settings:
     components: str | None
     negative: str
     seeds: tuple[str, ...]
-    steps: int
-    guidance: float
+    steps: int | None  # None: as the model is meant to be run
+    guidance: float | None
     size: str | None
     batch: int
     dtype: str
     schedule: str
     noise: str
-    text_length: int
+    text_length: int | None
     image: str | None
     strength: float
     out: str
@@ -98,9 +99,11 @@ def make_plan(settings: Settings, record: "Record | None") -> Plan:
     from lydite.pipelines.sd3 import Request
 
     if settings.prompt is None:
-        raise InputError('no prompt. Say what to draw: lydite generate "a red fox" -m MODEL.')
-    if settings.model is None:
-        raise InputError("no model. Name one with --model FOLDER|FILE|HUB-ID.")
+        raise InputError('no prompt. Say what to draw: lydite generate "a red star".')
+    model = settings.model or embedded.NAME
+    steps, guidance, text_length = 28, 7.0, 256
+    if model == embedded.NAME:
+        steps, guidance, text_length = embedded.STEPS, embedded.GUIDANCE, embedded.TEXT_LENGTH
     seeds = read_seeds(settings.seeds, settings.batch)
     template = check_template(settings.out)
     if settings.overwrite and len(seeds) > 1 and not re.search(r"\{(seed|index)", template):
@@ -119,17 +122,17 @@ def make_plan(settings: Settings, record: "Record | None") -> Plan:
     request = Request(
         prompt=settings.prompt,
         negative=settings.negative,
-        steps=settings.steps,
-        guidance=settings.guidance,
+        steps=steps if settings.steps is None else settings.steps,
+        guidance=guidance if settings.guidance is None else settings.guidance,
         width=width,
         height=height,
         schedule=settings.schedule,
-        text_length=settings.text_length,
+        text_length=text_length if settings.text_length is None else settings.text_length,
         noise=settings.noise,
         image=image,
         strength=settings.strength,
     )
-    return Plan(settings, settings.model, request, seeds, template, debug, image_hash)
+    return Plan(settings, model, request, seeds, template, debug, image_hash)
 
 
 def read_size(text: str | None) -> tuple[int | None, int | None]:

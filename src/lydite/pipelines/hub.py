@@ -1,8 +1,9 @@
-"""Where a model named on the command line is: a path, or a repository of the Hugging Face hub."""
+"""Where a model named on the command line is: in the package, on disk, or on the hub."""
 
 import re
 from pathlib import Path
 
+from lydite import embedded
 from lydite.core.errors import FileError, shown
 
 # The folders of a pipeline, weights as safetensors only: no pickles, no second copy in one file.
@@ -13,6 +14,8 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 def locate(model: str) -> Path:
     """The local path of a model given as a folder, a file or a hub id (`owner/name`)."""
+    if model == embedded.NAME:
+        return embedded.MODEL
     try:
         path = Path(model).expanduser()
         if path.exists():

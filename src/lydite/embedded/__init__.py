@@ -1,0 +1,7 @@
+"""The model inside the package, a tiny trained Stable Diffusion 3, and its judge."""
+
+from pathlib import Path
+
+NAME = "embedded"  # what --model calls it
+MODEL = Path(__file__).parent / "model"  # in diffusers' layout
+STEPS, GUIDANCE, TEXT_LENGTH = 16, 3.0, 16  # how it is meant to be run

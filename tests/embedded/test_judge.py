@@ -1,0 +1,252 @@
+"""The judge and the accuracy worked out from its answers."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.embedded import accuracy
+from lydite.embedded.accuracy import PromptAccuracy, read, score
+from lydite.embedded.captions import caption
+from lydite.embedded.judge import load_judge
+from lydite.embedded.scenes import (
+    COLORS,
+    RADII,
+    SIDE,
+    Scene,
+    Scenes,
+    Thing,
+    paint,
+    sample_scenes,
+)
+from lydite.embedded.shapes import SHAPES
+from measures import relative_l2
+
+ROOT = Path(__file__).parents[2]
+TRAINED = [
+    path
+    for folder in ("src/lydite/embedded/model", "build/model")
+    if (path := ROOT / folder / "judge.safetensors").exists()
+]
+SCENES = sample_scenes(300, 21)
+ALL_SAID = [SCENES.scene(index) for index in range(len(SCENES))]
+CELLS = SIDE // accuracy.STRIDE
+
+
+def _answers(scenes: Scenes, sure: float = 0.9) -> np.ndarray:
+    """What a network that makes no mistake would answer."""
+    answers = np.zeros((len(scenes), CELLS, CELLS, accuracy.ANSWERS), np.float32)
+    answers[..., accuracy.PRESENT] = -9
+    for slot in range(3):
+        index = (scenes.count > slot).nonzero()[0]
+        x, y = scenes.x[index, slot] / accuracy.STRIDE, scenes.y[index, slot] / accuracy.STRIDE
+        column, row = x.astype(int), y.astype(int)
+        one = np.zeros((len(index), accuracy.ANSWERS), np.float32)
+        one[:, accuracy.PRESENT] = np.log(sure / (1 - sure)) + 0.01 * slot  # the last is surest
+        one[:, accuracy.OFFSET] = np.stack([x - column - 0.5, y - row - 0.5], axis=1)
+        one[:, accuracy.RADIUS] = scenes.radius[index, slot] / accuracy.RADIUS_UNIT
+        one[:, accuracy.SHAPE] = np.eye(len(SHAPES))[scenes.shape[index, slot]]
+        one[:, accuracy.COLOR] = np.eye(len(COLORS))[scenes.color[index, slot]]
+        answers[index, row, column] = one
+    return answers
+
+
+def _score(scenes: Scenes, says: list[Scene]) -> PromptAccuracy:
+    """Objects are read off the answers alone: a picture needs no more than its background."""
+    ends = np.repeat(scenes.background_rgb, int(accuracy.MARGIN), axis=1)  # (N, 8, 3)
+    pictures = np.round(ends[:, :, None] * 255).astype(np.uint8)
+    return score(read(_answers(scenes), pictures), says)
+
+
+def _at_first(array: Any, values: Any) -> Any:
+    return np.concatenate([values[:, None], array[:, 1:]], axis=1)
+
+
+def _other_shape(scenes: Scenes) -> Scenes:
+    return replace(scenes, shape=_at_first(scenes.shape, (scenes.shape[:, 0] + 1) % len(SHAPES)))
+
+
+def _other_color(scenes: Scenes) -> Scenes:
+    return replace(scenes, color=_at_first(scenes.color, (scenes.color[:, 0] + 1) % len(COLORS)))
+
+
+def _other_size(scenes: Scenes) -> Scenes:
+    radius = np.array([RADII[1][0], RADII[0][1]])[scenes.size[:, 0]]  # the nearest of the other
+    return replace(scenes, radius=_at_first(scenes.radius, radius))
+
+
+def _other_column(scenes: Scenes) -> Scenes:
+    x = np.choose((scenes.cell + 1) % 3, [42, 64, 86])
+    return replace(scenes, x=_at_first(scenes.x, np.where(scenes.count == 1, x, scenes.x[:, 0])))
+
+
+def _mirrored(scenes: Scenes) -> Scenes:
+    many, row = (scenes.count > 1)[:, None], (scenes.relation == 0)[:, None]
+    return replace(
+        scenes,
+        x=np.where(many & row, SIDE - scenes.x, scenes.x),
+        y=np.where(many & ~row, SIDE - scenes.y, scenes.y),
+    )
+
+
+def _other_background(scenes: Scenes) -> Scenes:
+    return replace(scenes, background_rgb=scenes.background_rgb[:, ::-1])
+
+
+OBJECTS, MANY = int(SCENES.count.sum()), SCENES.count > 1
+FADING = SCENES.background[:, 0] != SCENES.background[:, 1]
+EACH = np.ones(len(SCENES), bool)
+
+
+def test_nothing_is_wrong_with_the_truth() -> None:
+    result = _score(SCENES, ALL_SAID)
+    assert result.prompts == len(SCENES)
+    assert result.everything == 1
+    assert result.attributes == dict.fromkeys(accuracy.ATTRIBUTES, 1.0)
+
+
+@pytest.mark.parametrize(
+    "name, change, touched, stated",
+    [
+        ("shape", _other_shape, EACH, OBJECTS),
+        ("color", _other_color, EACH, OBJECTS),
+        ("size", _other_size, EACH, OBJECTS),
+        ("position", _other_column, ~MANY, int((~MANY).sum())),
+        ("relation", _mirrored, MANY, int(MANY.sum())),
+        ("background", _other_background, FADING, len(SCENES)),
+    ],
+)
+def test_a_wrong_attribute_counts_under_its_own_name(
+    name: str, change: Callable[[Scenes], Scenes], touched: Any, stated: int
+) -> None:
+    result = _score(change(SCENES), ALL_SAID)
+    expected = dict.fromkeys(accuracy.ATTRIBUTES, 1.0) | {name: 1 - touched.sum() / stated}
+    assert result.attributes == pytest.approx(expected)
+    assert result.everything == pytest.approx(1 - touched.mean())
+
+
+def test_one_object_too_many_is_a_wrong_count_only() -> None:
+    answers = _answers(SCENES)
+    for index, scene in enumerate(ALL_SAID):
+        corner = max(
+            ((row, column) for row in (0, 15) for column in (0, 15)),
+            key=lambda at: -answers[index, :, :, accuracy.PRESENT][_around(*at)].max(),
+        )
+        shapes = {thing.shape for thing in scene.things}
+        answers[index][corner] = 0
+        answers[index][corner][accuracy.PRESENT] = 9  # surer than any other
+        answers[index][corner][accuracy.SHAPE] = np.eye(8)[min(set(range(8)) - shapes)]
+    result = score(read(answers, paint(SCENES)), ALL_SAID)
+    assert result.attributes == dict.fromkeys(accuracy.ATTRIBUTES, 1.0) | {"count": 0.0}
+    assert result.everything == 0
+
+
+def _around(row: int, column: int) -> tuple[slice, slice]:
+    return slice(max(row - 1, 0), row + 2), slice(max(column - 1, 0), column + 2)
+
+
+def test_a_missing_object_has_nothing_right() -> None:
+    one = SCENES[MANY & (SCENES.count == 2)]
+    says = [one.scene(index) for index in range(len(one))]
+    result = _score(replace(one, count=one.count - 1), says)
+    half = {name: 0.5 for name in ("shape", "color", "size")}
+    assert result.attributes == half | {"count": 0.0, "relation": 0.0, "background": 1.0}
+
+
+def test_what_a_caption_leaves_open_cannot_be_wrong() -> None:
+    rng = Random(22)
+    for _ in range(4):
+        says = [caption(scene, rng).says for scene in ALL_SAID]
+        assert _score(SCENES, says).everything == 1
+    nothing = [
+        Scene((Thing(None, None, None),) * len(scene.things), None, None, None)
+        for scene in ALL_SAID
+    ]
+    changed = _other_shape(_other_color(_other_size(_other_column(_mirrored(SCENES)))))
+    assert _score(changed, nothing).attributes == {"count": 1.0}
+
+
+@pytest.mark.parametrize("relation", [0, 1])
+def test_two_objects_called_the_same_are_told_apart_by_place(relation: int) -> None:
+    """A star left of a star: whichever of them the network is surer of."""
+    pair = SCENES[(SCENES.count == 2) & (SCENES.relation == relation)]
+    star = Thing(SHAPES.index("star"), None, None)
+    stars = replace(pair, shape=np.full_like(pair.shape, star.shape))
+    says = [Scene((star, star), relation, None, None)] * len(pair)
+    assert _score(stars, says).everything == 1
+    says = [replace(scene, relation=1 - relation) for scene in says]
+    assert _score(stars, says).attributes["relation"] == 0
+
+
+def test_an_object_between_two_cells_is_found_once() -> None:
+    one = SCENES[(SCENES.count == 1) & (SCENES.cell == 4)][:1]
+    for sure, found in ((0.4, 1), (0.2, 0)):
+        answers = _answers(one, sure)
+        row, column = divmod(int(answers[0, ..., accuracy.PRESENT].argmax()), CELLS)
+        answers[0, row, column + 1] = answers[0, row, column]
+        answers[0, row, column + 1, accuracy.PRESENT] -= 0.1
+        (reading,) = read(answers, paint(one))
+        assert len(reading.objects) == found
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """The network as tools/train_embedded.py has it."""
+    for needed in ("torch", "diffusers", "transformers"):
+        pytest.importorskip(needed)
+    path = ROOT / "tools" / "train_embedded.py"
+    spec = importlib.util.spec_from_file_location("train_embedded", path)
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool.Judge(normalized=False).to("cpu").requires_grad_(False).eval()
+
+
+def _run(reference: Any, pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    import torch
+
+    answers, features = reference(torch.from_numpy(pictures).permute(0, 3, 1, 2) / 127.5 - 1)
+    return answers.permute(0, 2, 3, 1).numpy(), features.numpy()
+
+
+@pytest.mark.parity
+def test_the_network_is_the_one_that_was_trained(
+    reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save_file
+
+    for weight in reference.parameters():
+        weight.mul_(2)  # so that what the picture says outweighs the biases
+    save_file(reference.state_dict(), tmp_path / "judge.safetensors")
+    judge = load_judge(tmp_path / "judge.safetensors")
+    monkeypatch.setattr("lydite.embedded.judge.BATCH", 2)
+    pictures = paint(SCENES[:3])  # more than one batch
+    answers, features = _run(reference, pictures)
+    ours = np.concatenate([np.array(part) for part, _ in judge._batches(pictures)])
+    assert relative_l2(ours, answers) <= 1e-5  # float32
+    assert relative_l2(judge.features(pictures), features) <= 1e-5
+
+
+@pytest.mark.skipif(not TRAINED, reason="no trained judge")
+def test_the_trained_judge_reads_drawn_scenes() -> None:
+    few = SCENES[:12]  # MLX takes 0.15 s each on a CPU
+    assert score(load_judge(TRAINED[0]).readings(paint(few)), ALL_SAID[:12]).everything == 1
+
+
+@pytest.mark.parity
+@pytest.mark.skipif(not TRAINED, reason="no trained judge")
+def test_the_trained_judge_reads_many_drawn_scenes(reference: Any) -> None:
+    """In torch, which is thirty times as fast on a CPU as MLX, and the same network."""
+    from safetensors.torch import load_file
+
+    reference.load_state_dict(load_file(TRAINED[0]))
+    scenes = sample_scenes(500, 23)
+    says = [scenes.scene(index) for index in range(len(scenes))]
+    pictures = paint(scenes)
+    parts = [_run(reference, pictures[at : at + 50])[0] for at in range(0, len(scenes), 50)]
+    assert score(read(np.concatenate(parts), pictures), says).everything >= 0.99
