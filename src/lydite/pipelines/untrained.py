@@ -1,6 +1,6 @@
 """A tiny Stable Diffusion 3 folder with random weights: something to run with nothing downloaded.
 
-It has every part of the real thing in diffusers' layout, and draws coloured noise.
+It has every part of the real thing but T5, in diffusers' layout, and draws coloured noise.
 """
 
 import json
