@@ -22,8 +22,6 @@ def unwatched(place: str, array: mx.array) -> None:
 class Debugger:
     """The three modes of `--debug`. Lines go to `report`; NaN stops the run with an exception."""
 
-    MODES = ("nan", "timing", "shapes")
-
     def __init__(self, modes: set[str], report: Callable[[str], None]) -> None:
         self._modes = modes
         self._report = report
