@@ -1,5 +1,7 @@
 """The embedded model in diffusers: loads without help, and draws the same pictures as ours."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.parity
 def test_diffusers_draws_the_same_pictures() -> None:
     from diffusers import StableDiffusion3Pipeline
 
-    reference = StableDiffusion3Pipeline.from_pretrained(embedded.MODEL)
+    reference: Any = StableDiffusion3Pipeline.from_pretrained(embedded.MODEL)
     reference.set_progress_bar_config(disable=True)
     ours = StableDiffusion3.load(embedded.MODEL)
     for seed, prompt in enumerate(("a large red star above a small blue ring", "moon")):
