@@ -32,6 +32,10 @@ class InputError(LyditeError):
     """An option or argument outside what the model can do."""
 
 
+class TraceError(LyditeError):
+    """A trace that breaks a rule of its format, or that cannot be compared."""
+
+
 class NotFiniteError(LyditeError):
     """NaN or Inf where a number should be, with the name of the place."""
 

@@ -1,0 +1,1 @@
+"""Traces: what one run of one model leaves on disk, and how it is captured."""

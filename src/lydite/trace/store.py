@@ -1,0 +1,181 @@
+"""Read a trace that anybody wrote: bounded, checked, memory-mapped."""
+
+import weakref
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.core.dtypes import FLOAT_NAMES, NUMPY_DTYPES
+from lydite.core.errors import FileError, LyditeError, TraceError, at, shown
+from lydite.core.tensorfile import TensorFile
+from lydite.trace.events import STORED_AS, Event, Header, WeightInfo
+from lydite.trace.lines import read_events, read_header, read_weights
+
+MOST_OPEN = 64  # shards
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """An open trace: what happened, in order; values are read when asked for."""
+
+    folder: Path
+    header: Header
+    events: tuple[Event, ...]
+    lost: int = 0  # events at the end whose values a crash took
+    _files: dict[str, TensorFile] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _close, self._files)  # a trace need not be closed by hand
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Self:
+        """Read and check the header and every event; no value is touched yet."""
+        folder = Path(folder)
+        header = read_header(folder)
+        events = tuple(read_events(folder / "events.jsonl"))
+        kept = _without_lost(folder, events, header)
+        return cls(folder, header, _numbered(kept), len(events) - len(kept))
+
+    def has_values(self, event: Event) -> bool:
+        """Whether the values themselves were kept, and not only what was measured on them."""
+        return self._owner(event).key is not None
+
+    def find(self, name: str, port: str = "out", step: int = 0, call: int = 0) -> Event | None:
+        """The event at a place, or None."""
+        return self._by_place.get((name, port, step, call))
+
+    def read(self, event: Event) -> NDArray[Any]:
+        """The values as stored (the dtype may be wider), a read-only view of the shard."""
+        owner = self._owner(event)
+        if owner.shard is None or owner.key is None:
+            raise TraceError(
+                f"{at(self.folder)}: event {event.i} ({event.name}) holds no values, only "
+                f"{'a sketch' if event.sketch else 'statistics'}. Record it with level full."
+            )
+        file = self._file(owner.shard)
+        info = file.header.tensors.get(owner.key)
+        if info is None:
+            self._refuse(event, f"shard {owner.shard} has no tensor {shown(owner.key)}")
+        paired = owner.dtype in ("c64", "c128")
+        shape = (*owner.shape, 2) if paired else owner.shape
+        if tuple(info.shape) != shape or owner.shape != event.shape:
+            self._refuse(
+                event, f"shape is {list(event.shape)}, but the shard holds {list(info.shape)}"
+            )
+        if owner.dtype != event.dtype or not _holds(info.dtype, owner.dtype):
+            self._refuse(event, f"dtype is {event.dtype}, but the shard holds {info.dtype}")
+        values = file.read(owner.key)
+        if paired:
+            pairs = np.complex64 if values.dtype == np.float32 else np.complex128
+            return values.view(pairs).reshape(owner.shape)
+        return values
+
+    def weights(self) -> dict[str, WeightInfo] | None:
+        """What is said of the parameters, or None when nothing is."""
+        return read_weights(self.folder / "weights.json")
+
+    def close(self) -> None:
+        """Close the shards; arrays that were given out stay valid."""
+        _close(self._files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _owner(self, event: Event) -> Event:
+        """The event whose values these are: itself, or an earlier one it repeats."""
+        if event.alias_of is None:
+            return event
+        owner = self._by_number.get(event.alias_of)
+        if owner is None or owner.i >= event.i or owner.alias_of is not None:
+            self._refuse(event, f"alias_of {event.alias_of} is no earlier event with values")
+        return owner
+
+    @cached_property
+    def _by_number(self) -> dict[int, Event]:
+        return {event.i: event for event in self.events}
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str, int, int], Event]:
+        return {event.place: event for event in self.events}
+
+    def _file(self, shard: str) -> TensorFile:
+        if shard not in self._files:
+            while len(self._files) >= MOST_OPEN:
+                self._files.pop(next(iter(self._files))).close()
+            self._files[shard] = TensorFile.open(self.folder / shard)
+        return self._files[shard]
+
+    def _refuse(self, event: Event, why: str) -> NoReturn:
+        raise TraceError(f"{at(self.folder)}: event {event.i} ({shown(event.name)}): {why}.")
+
+
+def is_trace(folder: Path) -> bool:
+    """Whether the folder looks like a trace at all."""
+    return (folder / "trace.json").is_file()
+
+
+def _close(files: dict[str, TensorFile]) -> None:
+    for file in files.values():
+        file.close()
+    files.clear()
+
+
+def _holds(stored: str, dtype: str) -> bool:
+    """Whether a tensor stored so holds values of `dtype` without loss: the same, or wider."""
+    exact = STORED_AS[dtype]
+    one, other = NUMPY_DTYPES[exact], NUMPY_DTYPES[stored]
+    same_family = (exact in FLOAT_NAMES) == (stored in FLOAT_NAMES) and stored != "C64"
+    return stored == exact or (same_family and exact != "BOOL" and np.can_cast(one, other))
+
+
+def _without_lost(folder: Path, events: tuple[Event, ...], header: Header) -> tuple[Event, ...]:
+    """Events up to the last whose shard is there; a crash loses what was not sealed."""
+    missing = {
+        shard
+        for shard in {event.shard for event in events if event.shard is not None}
+        if not _is_shard(folder / shard)
+    }
+    if not missing:
+        return events
+    first = next(at for at, event in enumerate(events) if event.shard in missing)
+    later = {event.shard for event in events[first:]} - missing - {None}
+    if header.complete or later:
+        raise FileError(
+            f"{at(folder)}: shard {events[first].shard} is missing or damaged, and event "
+            f"{events[first].i} ({events[first].name}) is in it."
+        )
+    return events[:first]
+
+
+def _is_shard(path: Path) -> bool:
+    try:
+        if path.is_symlink() or not path.is_file():
+            return False
+        TensorFile.open(path).close()
+    except (LyditeError, OSError):
+        return False
+    return True
+
+
+def _numbered(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Calls counted here where the writer did not: hand-written dumps repeat a name."""
+    places: set[tuple[str, str, int, int]] = set()
+    following: dict[tuple[str, str, int], int] = {}
+    result: list[Event] = []
+    for event in events:
+        if event.place in places:
+            call = following[event.name, event.port, event.step]
+            event = msgspec.structs.replace(event, call=call)
+        places.add(event.place)
+        key = (event.name, event.port, event.step)
+        following[key] = max(following.get(key, 0), event.call + 1)
+        result.append(event)
+    return tuple(result)

@@ -1,0 +1,103 @@
+"""`tap("name", x)`: capture, comparison and teacher forcing in hand-written code.
+
+A script needs nothing but the taps: LYDITE_TRACE=FOLDER records, LYDITE_INJECT=FOLDER with
+LYDITE_INJECT_AT=NAME,NAME… hands back another trace's values. Without them a tap costs one look-up.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from lydite.core.errors import InputError
+from lydite.trace.events import Header
+from lydite.trace.recorder import Injection, Recorder, Source
+from lydite.trace.store import Trace
+from lydite.trace.writer import Capture
+
+T = TypeVar("T")
+
+
+def tap(
+    name: str, x: T, *, port: str = "out", kind: str = "activation", dims: str | None = None
+) -> T:
+    """Record `x` when something records, and return it, or the reference's value when injecting."""
+    recorder = _active
+    if recorder is None:
+        return x
+    if isinstance(recorder, _FromEnvironment):
+        recorder = recorder.start()
+    return recorder.record(name, x, port=port, kind=kind, dims=dims)
+
+
+def set_step(step: int) -> None:
+    """Say which step of the loop the taps that follow belong to."""
+    if (recorder := active()) is not None:
+        recorder.step = step
+
+
+def active() -> Recorder | None:
+    """The recorder that taps write to now."""
+    return _active.start() if isinstance(_active, _FromEnvironment) else _active
+
+
+@contextmanager
+def recording(
+    target: Path | str | Recorder,
+    *,
+    header: Header | None = None,
+    capture: Capture | None = None,
+    inject: Source | None = None,
+) -> Generator[Recorder]:
+    """Let taps write to a new trace in a folder, or to a recorder, which is then left open."""
+    global _active
+    if isinstance(target, Recorder):
+        before, _active = _active, target
+        try:
+            yield target
+        finally:
+            _active = before
+    else:
+        started = Recorder.start(target, header=header, capture=capture, inject=inject)
+        with started, recording(started):
+            yield started
+
+
+def injection(folder: Path | str, at: str | tuple[str, ...]) -> Injection:
+    """What to inject: the trace in `folder` at patterns, given as a tuple or with commas."""
+    patterns = tuple(part.strip() for part in at.split(",")) if isinstance(at, str) else at
+    patterns = tuple(part for part in patterns if part)
+    if not patterns:
+        raise InputError("nothing to inject: name at least one place, such as 'vae/*'.")
+    return Injection(Trace.open(Path(folder)), patterns)
+
+
+class _FromEnvironment:
+    """Stands for the environment's recorder until the first tap, which a helper process lacks."""
+
+    def start(self) -> Recorder:
+        global _active
+        folder, reference, at = (os.environ.get(name) for name in _VARIABLES)
+        if not folder or bool(reference) != bool(at):
+            raise InputError(
+                f"{_VARIABLES[1]} and {_VARIABLES[2]} are given together, and with {_VARIABLES[0]}."
+            )
+        inject = injection(reference, at) if reference and at else None
+        recorder = Recorder.start(folder, inject=inject)
+        atexit.register(_close_at_exit, recorder, getattr(sys, "last_value", None))
+        _active = recorder
+        return recorder
+
+
+def _close_at_exit(recorder: Recorder, before: object) -> None:
+    # The interpreter leaves an uncaught exception in sys.last_value before it ends.
+    recorder.close(complete=getattr(sys, "last_value", None) is before)
+
+
+_VARIABLES = ("LYDITE_TRACE", "LYDITE_INJECT", "LYDITE_INJECT_AT")
+_active: Recorder | _FromEnvironment | None = (
+    _FromEnvironment() if any(os.environ.get(name) for name in _VARIABLES) else None
+)

@@ -1,0 +1,216 @@
+"""What a writer leaves on disk: levels, budget, twins, and files that appear in the right order."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lydite.core.errors import FileError, InputError, TraceError
+from lydite.trace import writer as writing
+from lydite.trace.events import Header
+from lydite.trace.statistics import distance
+from lydite.trace.store import Trace
+from lydite.trace.writer import Capture, TraceWriter, remove_trace
+
+RNG = np.random.default_rng(0)
+
+
+def test_the_budget_takes_values_to_sketches_to_statistics(tmp_path: Path) -> None:
+    budget = 2 * 2**20
+    with TraceWriter(tmp_path / "run", Header(), Capture(budget=budget)) as writer:
+        values = [RNG.standard_normal(20_000).astype(np.float32) for _ in range(60)]
+        for index, value in enumerate(values):
+            writer.add(f"block.{index}", value)
+    trace = Trace.open(tmp_path / "run")
+    kept = ["full" if e.shard else "sketch" if e.sketch else "stats" for e in trace.events]
+    order = ["full", "sketch", "stats"]
+    assert kept == sorted(kept, key=order.index) and set(kept) == set(order)
+    assert all(event.stats is not None for event in trace.events)
+    assert sum(path.stat().st_size for path in (tmp_path / "run").iterdir()) <= budget
+
+
+def test_sketches_on_disk_estimate_an_error(tmp_path: Path) -> None:
+    one = RNG.standard_normal((256, 128)).astype(np.float32)
+    other = (one * (1 + 0.01 * RNG.standard_normal(one.shape))).astype(np.float32)
+    with TraceWriter(tmp_path / "run", Header(), Capture("sketch")) as writer:
+        writer.add("a", one)
+        writer.add("b", other)
+    first, second = Trace.open(tmp_path / "run").events
+    assert first.sketch and second.sketch and first.shard is None
+    true = np.linalg.norm(other - one) / np.linalg.norm(one)
+    assert distance(second.sketch, first.sketch) == pytest.approx(true, rel=0.1)
+
+
+def test_equal_values_are_stored_once(tmp_path: Path) -> None:
+    value = RNG.standard_normal((100, 100)).astype(np.float32)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for step in range(50):
+            writer.add("text", value, step=step)
+        writer.add("flat", value.reshape(-1))  # the same bytes, but another value
+    trace = Trace.open(tmp_path / "run")
+    assert [event.alias_of for event in trace.events[:50]] == [None] + [0] * 49
+    assert trace.events[50].alias_of is None
+    np.testing.assert_array_equal(trace.read(trace.events[49]), value)
+    assert trace.events[49].stats == trace.events[0].stats
+    size = sum(path.stat().st_size for path in (tmp_path / "run").iterdir())
+    assert size < 2.5 * value.nbytes
+
+
+def test_values_are_copied_when_they_are_recorded(tmp_path: Path) -> None:
+    value = np.arange(6.0)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("before", value)
+        value += 100
+        writer.add("after", value)
+    trace = Trace.open(tmp_path / "run")
+    np.testing.assert_array_equal(trace.read(trace.events[0]), np.arange(6.0))
+    np.testing.assert_array_equal(trace.read(trace.events[1]), np.arange(6.0) + 100)
+
+
+def test_a_level_nobody_knows_is_refused() -> None:
+    level: Any = "everything"
+    with pytest.raises(InputError, match="expected full, sketch, stats"):
+        Capture(level)
+
+
+def test_whole_only_at_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+    capture = Capture(full_steps=(0, 2))
+    with TraceWriter(tmp_path / "run", Header(), capture) as writer:
+        for step in range(3):
+            writer.add("x", RNG.standard_normal(2000).astype(np.float32), step=step)
+    assert [bool(e.shard) for e in Trace.open(tmp_path / "run").events] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["ids", "schedule", "input", "scalar", "selftest"])
+def test_what_decides_the_run_is_whole_at_every_level(tmp_path: Path, kind: str) -> None:
+    with TraceWriter(tmp_path / "run", Header(), Capture("stats")) as writer:
+        writer.add("table", np.arange(4), kind=kind)
+        writer.add("layer", np.arange(4.0))
+    trace = Trace.open(tmp_path / "run")
+    assert [trace.has_values(event) for event in trace.events] == [True, False]
+
+
+def test_a_line_appears_only_after_its_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = TraceWriter(tmp_path / "run", Header())
+    writer.add("a", np.arange(4.0))
+    assert (tmp_path / "run/events.jsonl").read_text() == ""
+    assert not Trace.open(tmp_path / "run").events
+    monkeypatch.setattr(writing, "SEAL_SECONDS", 0.0)
+    time.sleep(0.01)
+    writer.add("b", np.arange(5.0))
+    assert [event.name for event in Trace.open(tmp_path / "run").events] == ["a", "b"]
+    assert not Trace.open(tmp_path / "run").header.complete
+    writer.close()
+    assert Trace.open(tmp_path / "run").header.complete
+
+
+def test_shards_are_sealed_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "SHARD_BYTES", 1000)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for index in range(10):
+            writer.add(str(index), np.full(50, index, np.float64))
+    assert len(list((tmp_path / "run").glob("t-*.safetensors"))) == 4
+    trace = Trace.open(tmp_path / "run")
+    assert [float(trace.read(event)[0]) for event in trace.events] == list(map(float, range(10)))
+
+
+def test_an_exception_leaves_an_incomplete_trace_that_opens(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("a", np.arange(3))
+        raise ZeroDivisionError
+    trace = Trace.open(tmp_path / "run")
+    assert not trace.header.complete and len(trace.events) == 1
+
+
+def test_calls_are_counted_for_each_name_port_and_step(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for step, port in ((0, "out"), (0, "out"), (0, "in.0"), (1, "out")):
+            writer.add("x", np.zeros(1), port=port, step=step)
+        assert writer.count("x", "out", 1) == 1
+    assert [event.call for event in Trace.open(tmp_path / "run").events] == [0, 1, 0, 0]
+
+
+def test_the_header_is_described_and_self_tests_are_listed(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run", Header(side="reference")) as writer:
+        writer.describe(conditions={"prompt": "a fox", "seed": 3})
+        writer.add("selftest/f32", np.arange(8, dtype=np.float32), kind="selftest")
+        assert Trace.open(tmp_path / "run").header.conditions["seed"] == 3
+    header = Trace.open(tmp_path / "run").header
+    assert (header.side, header.selftest, header.complete) == ("reference", (0,), True)
+    assert header.capture["level"] == "full"
+
+
+def test_weights_are_described_without_their_data(tmp_path: Path) -> None:
+    values = {"a.weight": RNG.standard_normal((3, 4)).astype(np.float16), "b": np.zeros(0)}
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add_weights(values)
+    trace = Trace.open(tmp_path / "run")
+    weights = trace.weights()
+    assert weights and weights["a.weight"].shape == (3, 4) and weights["a.weight"].dtype == "f16"
+    assert weights["a.weight"].hash and weights["a.weight"].stats
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 1001, "\x1b[31m"])
+def test_a_name_that_no_reader_would_take_is_refused(tmp_path: Path, name: str) -> None:
+    writer = TraceWriter(tmp_path / "run", Header())
+    with pytest.raises(TraceError, match="no name"):
+        writer.add(name, np.zeros(1))
+    with pytest.raises(TraceError, match="no name"):
+        writer.add("x", np.zeros(1), port=name)
+    writer.close()
+
+
+@pytest.mark.parametrize("value", [np.array(["text"]), np.array([object()]), np.zeros(2, "M8[s]")])
+def test_what_is_no_number_is_refused_by_its_name(tmp_path: Path, value: np.ndarray) -> None:
+    with (
+        TraceWriter(tmp_path / "run", Header()) as writer,
+        pytest.raises(TraceError, match=r"odd:"),
+    ):
+        writer.add("odd", value)
+
+
+def test_big_endian_values_are_turned(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("x", np.arange(5, dtype=">f4"))
+    trace = Trace.open(tmp_path / "run")
+    np.testing.assert_array_equal(trace.read(trace.events[0]), np.arange(5, dtype="<f4"))
+
+
+def test_nothing_is_added_after_the_end_and_closing_twice_is_harmless(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "run", Header())
+    writer.close()
+    writer.close(complete=False)
+    assert json.loads((tmp_path / "run/trace.json").read_text())["complete"]
+    with pytest.raises(TraceError, match="closed"):
+        writer.add("x", np.zeros(1))
+
+
+def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("chapter 1")
+    with pytest.raises(FileError, match="not empty"):
+        TraceWriter(tmp_path, Header())
+    with pytest.raises(FileError, match="more than a trace"):
+        remove_trace(tmp_path)
+
+
+def test_a_trace_is_removed_even_after_a_crash(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("x", np.zeros(1))
+    (tmp_path / "run/.0123456789abcdef.part").write_bytes(b"half a shard")
+    remove_trace(tmp_path / "run")
+    remove_trace(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_lines_are_json_with_nothing_but_the_format(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("x", np.array([np.nan, 1.0]))
+    line = msgspec.json.decode((tmp_path / "run/events.jsonl").read_bytes())
+    assert set(line) == {"i", "name", "shape", "dtype", "shard", "key", "stats", "hash", "t_ms"}
