@@ -1,17 +1,106 @@
-"""`lydite demo` from end to end."""
+"""`lydite demo` as a person runs it, on a few small pictures."""
 
-from click.testing import CliRunner
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
-from lydite.cli import demo
+import pytest
+from click.testing import CliRunner, Result
+
 from lydite.cli.main import lydite
+from lydite.core.errors import FileError, InputError
+from lydite.demo import comparison, settings, story
+from lydite.demo.parts import Part, Told
+from lydite.pipelines.images import read_pixels
+from lydite.reference.diffusers_sd3 import ReferenceMissing
+from lydite.report.page import Chapter
+
+FEW = settings.Settings(prompts=("a large red star above a small blue ring",), held_out=1, steps=2)
 
 
-def test_the_demo_runs_twice_in_the_same_folder(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(demo, "PROMPTS", ("a large red star above a small blue ring",))
+@pytest.fixture
+def few(monkeypatch) -> None:
+    """A small demo on a machine without diffusers."""
+
+    def missing(*arguments: object, **options: object) -> None:
+        raise ReferenceMissing("torch is not installed; pip install 'lydite[reference]' adds it.")
+
+    monkeypatch.setattr(settings, "DEFAULT", FEW)
+    monkeypatch.setattr(comparison.diffusers_sd3, "draw", missing)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(lydite, ["demo", *map(str, arguments)])
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_demo_runs_twice_in_the_same_folder(few, tmp_path) -> None:
+    folder = tmp_path / "a b" / "demo"
+    found = []
     for _ in range(2):
-        result = CliRunner().invoke(lydite, ["demo", "-o", str(tmp_path / "demo")])
+        result = run("-o", folder)
         assert result.exit_code == 0, result.exception
-        assert "large red star" in result.output and "small blue ring" in result.output
-        assert "identical" in result.output and "NOT CLEAN" not in result.output
-    names = sorted(path.name for path in (tmp_path / "demo").glob("*.png"))
-    assert names == ["demo_0.png", "demo_0_again.png"]
+        for number, part in enumerate(story.PARTS, 1):
+            assert f"{number}  {part.title}" in result.stdout
+        assert "clean" in result.stdout and "identical" in result.stdout
+        assert "Skipped: torch is not installed" in result.stdout
+        assert f"{folder / 'index.html'}" in result.stdout and "generate" in result.stdout
+        assert not result.stderr
+        found.append(names(folder))
+    assert found[0] == found[1] and {"index.html", "sheet.png", "pictures/01.png"} <= found[0]
+    assert not [name for name in found[0] if name.endswith(".part")]
+
+
+def test_a_chapter_that_is_not_fine_ends_with_1_after_the_page(few, tmp_path, monkeypatch) -> None:
+    told = Told(("wrong",), Chapter("t", "l"), fine=False)
+    part = Part("t", lambda settings: 0, lambda studio, tick: told)
+    monkeypatch.setattr(story, "PARTS", (part,))
+    assert run("-o", tmp_path).exit_code == 1
+    assert (tmp_path / "index.html").is_file()
+
+
+def test_a_folder_that_cannot_be_used_is_one_clear_error_before_any_work(few, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "index.html").write_text("somebody's")
+    before = names(tmp_path)
+    for out, kind, message in (
+        ("", InputError, "--out is empty"),
+        (tmp_path / "file", FileError, "cannot hold the demo"),
+        (tmp_path, FileError, "was not made by lydite"),
+    ):
+        result = run("-o", out)
+        assert isinstance(result.exception, kind) and not result.output
+        assert message in str(result.exception) and "\n" not in str(result.exception)
+    assert names(tmp_path) == before
+
+
+def test_help_says_what_it_does_and_imports_nothing_slow() -> None:
+    code = (
+        "import sys; from lydite.cli.main import lydite;"
+        "lydite.main(['demo', '--help'], standalone_mode=False);"
+        "sys.exit(any(name in sys.modules for name in ('mlx.core', 'numpy', 'torch', 'jinja2')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "index.html" in done.stdout and "--out" in done.stdout
+
+
+def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path) -> None:
+    command = [sys.executable, "-m", "lydite", "demo", "-o", str(tmp_path)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "pictures/01.png").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.strip()) == (130, "interrupted")
+    left = names(tmp_path)
+    assert "pictures/01.png" in left and "index.html" not in left
+    assert all(read_pixels(tmp_path / name).shape == (128, 128, 3) for name in left)

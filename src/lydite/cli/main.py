@@ -15,6 +15,9 @@ VERBS = {
     "generate": "lydite.cli.generate",
     "inspect": "lydite.cli.inspect",
     "audit": "lydite.cli.audit",
+    "parity": "lydite.cli.parity",
+    "trace": "lydite.cli.trace",
+    "diff": "lydite.cli.diff",
 }
 
 
@@ -48,6 +51,9 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     lydite inspect model.safetensors                what is in a checkpoint
     lydite audit   sd3-folder/                      is every tensor accounted for?
     lydite generate "a red fox" --model sd3-folder/ the picture
+    lydite parity  sd3-folder/                      the same numbers as diffusers?
+    lydite trace -- python port.py                  a port's run, written down
+    lydite diff    reference/ port/                 its first wrong number
 
     Every verb explains itself: lydite generate --help. Exit status: 0 fine, 1 something is wrong
     with the model or the numbers, 2 the input could not be used, 130 interrupted.

@@ -1,5 +1,7 @@
 """The network as the sampler sees it: `denoise(x, sigma)` for one prompt, size and schedule."""
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 
@@ -39,6 +41,8 @@ class Denoiser:
         self._dtype = conditioning.text.dtype
         self._batch, self._prompts = batch, conditioning.text.shape[0]
         self._guidance, self._watch = guidance, watch
+        # Sees each guided velocity, and gives the one the sampler goes on with.
+        self.on_velocity: Callable[[mx.array], mx.array] | None = None
 
     def __call__(self, x: mx.array, sigma: float) -> mx.array:
         """The clean latents the network sees in x, (B, h, w, C) in float32."""
@@ -54,8 +58,9 @@ class Denoiser:
         velocity = self._network(inputs, self._text, tables, self._positions).astype(mx.float32)
         if self._prompts == 1:
             self._watch(f"step {step} transformer", velocity)
-            return velocity
-        uncond, cond = mx.split(velocity, 2)
-        self._watch(f"step {step} transformer uncond", uncond)
-        self._watch(f"step {step} transformer cond", cond)
-        return cfg(uncond, cond, self._guidance)
+        else:
+            uncond, cond = mx.split(velocity, 2)
+            self._watch(f"step {step} transformer uncond", uncond)
+            self._watch(f"step {step} transformer cond", cond)
+            velocity = cfg(uncond, cond, self._guidance)
+        return self.on_velocity(velocity) if self.on_velocity else velocity

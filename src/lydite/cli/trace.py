@@ -1,0 +1,245 @@
+"""`lydite trace`: one run written down, ours, the reference's, or that of any script with taps."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lydite.cli.recording import (
+    LEVELS,
+    Drawing,
+    capture_options,
+    drawing_options,
+    floor_dtype,
+    read_capture,
+    read_drawing,
+    record_ours,
+    reference_job,
+    typed_arguments,
+)
+from lydite.core.errors import FileError, InputError, shown
+
+if TYPE_CHECKING:
+    from lydite.trace.writer import Capture
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+COMMAND = "lydite.command"  # in the context: what follows --
+FOR_COMMANDS = {"prompt", "out", "overwrite", "inject", "at", "quiet"}
+
+
+class _WithCommand(click.Command):
+    """Keeps what follows `--` apart: it is another program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[COMMAND] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+@click.command("trace", cls=_WithCommand)
+@click.argument("prompt", required=False)
+@click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
+              help="diffusers folder, file or hub id; the embedded one by default.")  # fmt: skip
+@click.option("--side", type=click.Choice(("ours", "reference")), default="ours",
+              show_default=True, help="ours: MLX; reference: diffusers on torch.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True,
+              help="Precision of the run; float64 for the reference only.")  # fmt: skip
+@drawing_options
+@click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True,
+              help="full: values; sketch: 1,024 sums of each; stats: moments.")  # fmt: skip
+@capture_options
+@click.option("--inject", metavar="TRACE", type=click.Path(path_type=Path), envvar="LYDITE_INJECT",
+              help="Hand the run the values of this trace …")  # fmt: skip
+@click.option("--at", metavar="PATTERN,…", envvar="LYDITE_INJECT_AT",
+              help="… at these names: NAME (its outputs) or NAME:PORT.")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER",
+              envvar="LYDITE_TRACE",
+              help="A new folder; trace-SIDE-DTYPE by default.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a trace that is there already.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, only errors.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    prompt: str | None,
+    inject: Path | None,
+    at: str | None,
+    out: Path | None,
+    overwrite: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Write one run down, value by value, for `lydite diff`.
+
+    Records what every module takes and gives, and what passes between the networks: token ids,
+    text features, sigmas, noise, and latents and velocity at each step. Both sides use the same
+    names, and the picture is the same as without recording, bit for bit on a CPU. Four steps are
+    run unless --steps says otherwise.
+
+    \b
+    lydite trace "a red star"                       our side, the embedded model
+    lydite trace "a red star" --side reference      diffusers, the same noise
+    lydite trace "a red star" --side reference --dtype float64    for lydite diff --floor
+    lydite trace "a fox" -m sd3-folder/ --dtype bfloat16 --size 512x512 --budget 20GB
+    lydite trace "a fox" -m sd3-folder/ --points 'transformer/transformer_blocks.0*'
+
+    Any program that calls `lydite.trace.taps.tap`, or writes docs/trace-format.md by itself, is
+    run with LYDITE_TRACE in its environment (and LYDITE_INJECT, LYDITE_INJECT_AT):
+
+    \b
+    lydite trace -o port -- python port.py "a red star"
+    lydite trace -o port -- cargo run --release
+    lydite trace -o port2 --inject reference --at 'vae/*' -- python port.py
+
+    The same variables stand for --out, --inject and --at here, so our own side can be what
+    `lydite diff --rerun "lydite trace …"` runs again.
+
+    Exit status: 0 recorded, 1 the model or its numbers are wrong, 2 the input could not be used,
+    130 interrupted; of a program, its own.
+    """
+    if bool(inject) != bool(at):
+        raise InputError("--inject and --at go together: which trace, and where.")
+    program: tuple[str, ...] | None = ctx.meta.get(COMMAND)
+    if program is not None:
+        _check_program(ctx, prompt, program)
+        folder = _claim(out or Path("trace-port"), overwrite)
+        sys.exit(_run_program(program, folder, inject, at, quiet))
+    if not prompt:
+        raise InputError('no prompt. Say what to draw: lydite trace "a red star".')
+    side, dtype = options.pop("side"), options.pop("dtype")
+    if side == "ours" and dtype == "float64":
+        raise InputError("--dtype float64 is for --side reference; ours runs in float32 at most.")
+    capture = read_capture(options.pop("level"), options.pop("points"), options.pop("budget"))
+    drawing = read_drawing(options.pop("model"), prompt, **options)
+    folder = _claim(out or Path(f"trace-{side}-{dtype}"), overwrite)
+    _record(drawing, side, dtype, folder, capture, inject, at, quiet)
+    if not quiet:
+        click.echo(summary(folder))
+        click.echo(f"next: {_next(ctx, side)}")
+
+
+def summary(folder: Path) -> str:
+    """What a trace holds, in a line."""
+    from lydite.trace.store import Trace
+
+    with Trace.open(folder) as trace:
+        events = [event for event in trace.events if event.kind != "selftest"]
+        whole = sum(trace.has_values(event) for event in events)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    kept = "" if whole == len(events) else f", {len(events) - whole:,} of them without their values"
+    values = "1 value" if len(events) == 1 else f"{len(events):,} values"
+    return f"{folder}: {values}{kept}, {size / 1e6:,.1f} MB"
+
+
+def _record(
+    drawing: Drawing,
+    side: str,
+    dtype: Any,
+    folder: Path,
+    capture: "Capture",
+    inject: Path | None,
+    at: str | None,
+    quiet: bool,
+) -> None:
+    from lydite.cli.progress import StepBar
+    from lydite.trace.taps import injection
+
+    with StepBar(drawing.steps, quiet=quiet) as bar:
+        if side == "ours":
+            source = injection(inject, at) if inject and at else None
+            record_ours(drawing, dtype, folder, capture=capture, on_step=bar.advance, inject=source)
+        else:
+            from lydite.reference.jobs import Run, run_job
+
+            more = {"inject": str(inject), "inject_at": at} if inject else {}
+            run_job(
+                reference_job(drawing, (Run(str(folder), dtype),), capture, **more), bar.advance
+            )
+
+
+def _claim(folder: Path, overwrite: bool) -> Path:
+    """The folder, with nothing in the way of a new trace."""
+    from lydite.trace.writer import remove_trace
+
+    if overwrite:
+        remove_trace(folder)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FileError(f"{folder}: not empty. Give a new folder, or --overwrite a trace.")
+    except OSError as error:
+        raise FileError(f"{shown(str(folder))}: {error.strerror or error}.") from error
+    return folder
+
+
+def _check_program(ctx: click.Context, prompt: str | None, program: tuple[str, ...]) -> None:
+    default = click.core.ParameterSource.DEFAULT
+    typed = {name for name in ctx.params if ctx.get_parameter_source(name) is not default}
+    if prompt is not None or typed - FOR_COMMANDS:
+        first = shown(prompt) if prompt is not None else f"--{min(typed - FOR_COMMANDS)}"
+        raise InputError(
+            f"{first.replace('_', '-')} is for our own pipelines; before -- only --out, "
+            "--overwrite, --inject and --at say something to another program."
+        )
+    if not program:
+        raise InputError("nothing after --. Name the program: lydite trace -- python port.py.")
+    if shutil.which(program[0]) is None:
+        raise InputError(f"{shown(program[0])}: no such program.")
+
+
+def _run_program(
+    program: tuple[str, ...], folder: Path, inject: Path | None, at: str | None, quiet: bool
+) -> int:
+    """Run it on our terminal, and end as it ends."""
+    from lydite.trace.store import is_trace
+
+    names = ("LYDITE_TRACE", "LYDITE_INJECT", "LYDITE_INJECT_AT")
+    environment = {key: value for key, value in os.environ.items() if key not in names}
+    environment["LYDITE_TRACE"] = str(folder.absolute())
+    if inject and at:
+        environment |= {"LYDITE_INJECT": str(inject.absolute()), "LYDITE_INJECT_AT": at}
+    try:
+        process = subprocess.Popen(program, env=environment)
+    except OSError as error:
+        raise FileError(f"{shown(program[0])}: {error.strerror or error}.") from error
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:  # it was told as well; what it still says comes before our end
+        status = process.wait()
+    if is_trace(folder):
+        if not quiet:
+            click.echo(summary(folder), err=True)
+            click.echo(f"next: lydite diff REFERENCE {shlex.quote(str(folder))}", err=True)
+    else:
+        click.echo(
+            f"note: {folder} holds no trace. The program has to call lydite.trace.taps.tap, or to "
+            "write to the folder in LYDITE_TRACE itself.",
+            err=True,
+        )
+    return status if status >= 0 else 128 - status
+
+
+def _next(ctx: click.Context, side: str) -> str:
+    """The command to type after this one: the other side's trace, or the comparison."""
+    dtype = "float32" if ctx.params["dtype"] == "float64" else ctx.params["dtype"]
+    names = {
+        "ours": Path(f"trace-ours-{dtype}"),
+        "reference": Path("trace-reference-float32"),
+        "floor": Path(f"trace-reference-{floor_dtype(dtype)}"),
+    }
+    if ctx.params["out"] is None:
+        ours, theirs, floor = (str(path) if path.is_dir() else None for path in names.values())
+        if ours and theirs:
+            more = ["--floor", floor] if floor else []
+            return shlex.join(["lydite", "diff", theirs, ours, *more])
+    other = "ours" if side == "reference" else "reference"
+    typed = typed_arguments(
+        ctx, without=("side", "dtype", "out", "overwrite", "quiet", "inject", "at")
+    )
+    more = ["--dtype", dtype] if other == "ours" and dtype != "float32" else []
+    return shlex.join(["lydite", "trace", *typed, "--side", other, *more])

@@ -1,0 +1,82 @@
+"""The chapters in order, the folder they are told in, and the page they end in."""
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+
+from lydite import __version__
+from lydite.core.errors import FileError, at
+from lydite.core.files import write_atomic
+from lydite.demo import accuracy, audit, comparison, replay, sheet, steps
+from lydite.demo.parts import Part, Told
+from lydite.report.page import Chapter, Commands, Page, made_here, render
+
+PAGE = "index.html"
+PARTS: tuple[Part, ...] = (
+    audit.PART,
+    sheet.PART,
+    steps.PART,
+    accuracy.PART,
+    comparison.PART,
+    replay.PART,
+)
+NEXT = (
+    'lydite generate "a small pink heart above a large blue square"',
+    "lydite inspect YOUR-SD3-FOLDER",
+    "lydite audit YOUR-SD3-FOLDER",
+    'lydite generate "a red fox in snow" --model YOUR-SD3-FOLDER',
+)
+
+
+def claim(folder: Path) -> Path:
+    """Make the folder; FileError when its page would replace one that is not ours."""
+    page = folder / PAGE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        ours = not page.exists() or made_here(page.read_bytes())
+    except OSError as error:
+        raise FileError(
+            f"{at(folder)}: cannot hold the demo ({error.strerror or error}); "
+            "name another folder with --out."
+        ) from error
+    if not ours:
+        raise FileError(
+            f"{at(page)}: is there already and was not made by lydite; "
+            "name another folder with --out."
+        )
+    return folder
+
+
+def write_page(folder: Path, told: Sequence[Told]) -> Path:
+    """One page of all chapters, with the pictures inside, at index.html."""
+    lead = (
+        "Lydite runs and verifies diffusion models on MLX. Everything below was drawn, judged and "
+        "checked by lydite demo on one machine, with the tiny Stable Diffusion 3 inside the "
+        "package. Nothing was downloaded."
+    )
+    onwards = Chapter(
+        "Now your own",
+        "The same commands take any Stable Diffusion 3 or 3.5: a folder, a single file, a hub id.",
+        (Commands(NEXT),),
+    )
+    page = Page(
+        "Lydite demo",
+        lead,
+        (*(one.chapter for one in told), onwards),
+        facts=tuple(one.fact for one in told if one.fact),
+        footer=_footer(),
+    )
+    write_atomic(folder / PAGE, render(page).encode())
+    return folder / PAGE
+
+
+def _footer() -> str:
+    device = str(mx.default_device()).removeprefix("Device(").split(",")[0]
+    return (
+        f"lydite {__version__}, MLX {version('mlx')} on {device}, "
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
+        "This page holds its pictures itself and asks the network for nothing."
+    )

@@ -1,0 +1,58 @@
+"""What was asked of a picture and what the judge read off it, in words that can be compared."""
+
+from lydite.embedded.accuracy import THIRDS, Found, Reading
+from lydite.embedded.captions import CELL_KEYWORDS
+from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
+from lydite.embedded.shapes import SHAPES
+
+ATTRIBUTE_NAMES = {
+    "count": "number of objects",
+    "shape": "shape",
+    "color": "colour",
+    "size": "size",
+    "position": "place",
+    "relation": "order",
+    "background": "background",
+}
+ORDERS = ("left to right: ", "top to bottom: ")
+
+
+def asked(says: Scene) -> str:
+    """Everything a prompt says, and nothing it leaves open."""
+    things = ", ".join(_thing(thing) for thing in says.things)
+    place = "" if says.cell is None else f", {CELL_KEYWORDS[says.cell][0]}"
+    return f"{_order(says)}{things}{place}{_ground(says.background)}"
+
+
+def seen(reading: Reading, says: Scene) -> str:
+    """What the judge read, of the kinds of things the prompt speaks of."""
+    axis = says.relation or 0
+    found = sorted(reading.objects, key=lambda one: (one.x, one.y)[axis])
+    things = ", ".join(
+        _thing(one.thing) + ("" if says.cell is None else f", {_cell(one)}") for one in found
+    )
+    ground = None if says.background is None else reading.background
+    return f"{_order(says) if found else ''}{things or 'nothing'}{_ground(ground)}"
+
+
+def _order(says: Scene) -> str:
+    return "" if says.relation is None else ORDERS[says.relation]
+
+
+def _thing(thing: Thing) -> str:
+    size = "" if thing.size is None else SIZES[thing.size]
+    color = "" if thing.color is None else COLORS[thing.color]
+    shape = "shape" if thing.shape is None else SHAPES[thing.shape]
+    return " ".join(word for word in (size, color, shape) if word)
+
+
+def _cell(found: Found) -> str:
+    row, column = (sum(value >= edge for edge in THIRDS) for value in (found.y, found.x))
+    return CELL_KEYWORDS[3 * row + column][0]
+
+
+def _ground(background: tuple[int, int] | None) -> str:
+    if background is None:
+        return ""
+    top, bottom = (BACKGROUNDS[color] for color in background)
+    return f" on {top}" if top == bottom else f" on {top} to {bottom}"

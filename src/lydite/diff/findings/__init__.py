@@ -1,0 +1,117 @@
+"""Simple causes, recognised at once in the first wrong value.
+
+Each hypothesis is a function of the evidence; adding knowledge means adding a function to a list.
+"""
+
+from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
+from lydite.diff.findings.attention import mask, softmax_axis
+from lydite.diff.findings.channels import (
+    affine_per_channel,
+    affine_per_row,
+    scaled_per_channel,
+    scaled_per_row,
+    shifted_per_channel,
+)
+from lydite.diff.findings.elsewhere import another_value, passed_through, residual_wrong
+from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
+from lydite.diff.findings.ids import IDS, ids_differ
+from lydite.diff.findings.parts import entries_reordered, parts_reordered
+from lydite.diff.findings.precision import clipped, low_precision, rounded, truncated
+from lydite.diff.findings.rearranged import (
+    flipped,
+    memory_order,
+    merged_wrongly,
+    patch_order,
+    split_swapped,
+    transposed,
+)
+from lydite.diff.findings.regions import border, slice_of_axis
+from lydite.diff.findings.schedules import SCHEDULES
+from lydite.diff.findings.shifts import cropped, displaced
+from lydite.diff.findings.symptoms import constant, mask_differs, not_finite, repeated
+from lydite.diff.result import Finding
+
+__all__ = ["Evidence", "Hypothesis", "find"]
+
+MOST = 5
+
+# Said alone: nothing else can be read from such a value.
+CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
+
+# The right numbers, but not where or as they should be; nothing is fitted. One of each line.
+EXACT: tuple[tuple[Hypothesis, ...], ...] = (
+    (passed_through, another_value, residual_wrong),
+    (negated,),
+    (
+        repeated,
+        split_swapped,
+        transposed,
+        flipped,
+        parts_reordered,
+        displaced,
+        cropped,
+        memory_order,
+        merged_wrongly,
+        entries_reordered,
+    ),
+    (patch_order,),
+    (softmax_axis, mask, mask_differs),
+    (rounded, low_precision),
+    (clipped, truncated),
+)
+
+# Where the error is, when nothing says yet what it is.
+PLACED: tuple[Hypothesis, ...] = (border, slice_of_axis)
+
+# Numbers are fitted, few before many; only the best is told.
+FITTED: tuple[Hypothesis, ...] = (
+    scaled,
+    shifted,
+    scaled_and_shifted,
+    shifted_per_channel,
+    scaled_per_channel,
+    affine_per_channel,
+    scaled_per_row,
+    affine_per_row,
+)
+
+
+def find(evidence: Evidence) -> tuple[Finding, ...]:
+    """What can be recognised in a wrong value, the most telling first; often nothing."""
+    if not evidence.port.size or not evidence.reference.size:
+        return ()
+    if evidence.kind == "ids":
+        return _told([*_tried(IDS, evidence, one=True), *_tried((ids_differ,), evidence)])
+    if told := _tried(CONCLUSIVE, evidence, one=True):
+        return _told(told)
+    if not evidence.wrong:
+        return ()
+    exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else []
+    exact = exact or [f for line in EXACT for f in _tried(line, evidence, one=True)]
+    placed = [] if exact else _tried(PLACED, evidence, one=True)
+    fitted = [] if exact else _tried(FITTED, evidence, one=True)
+    return _told([*exact, *placed, *fitted][:MOST])
+
+
+def _tried(
+    hypotheses: tuple[Hypothesis, ...], evidence: Evidence, *, one: bool = False
+) -> list[Finding]:
+    """What holds, in order; an explanation down to the rounding before one that leaves more."""
+    found: list[Finding] = []
+    for hypothesis in hypotheses:
+        finding = hypothesis(evidence)
+        if finding is None:
+            continue
+        if one and _sure(finding):
+            return [finding]
+        found.append(finding)
+    found.sort(key=_sure, reverse=True)
+    return found[:1] if one else found
+
+
+def _sure(finding: Finding) -> bool:
+    return not isinstance(finding, Explanation) or finding.sure
+
+
+def _told(findings: list[Finding]) -> tuple[Finding, ...]:
+    return tuple(Finding(f.cause, f.evidence, f.fix) for f in findings)

@@ -1,0 +1,107 @@
+"""Attention probabilities: the softmax over another axis, a mask missing or too much."""
+
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.arrays import wide
+from lydite.diff.findings.evidence import FEW, Evidence, Explanation, apart
+from lydite.diff.result import Finding
+
+FEWEST = 16  # places that are masked on one side only
+CLOSE = 1e-2  # to one, of sums in any precision
+MOST_MATRICES, MOST_VALUES, MOST_ROWS = 8, 2**22, 256  # looked at
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What some rows of attention probabilities show."""
+
+    sums: tuple[float, float]  # least and most
+    columns: bool  # whether every column sums to one
+    entropy: tuple[float, float]  # least and most, over that of equal probabilities
+    typical: float  # the mean entropy
+
+
+def softmax_axis(e: Evidence) -> Finding | None:
+    """Columns sum to one where the reference's rows do."""
+    reference, port = e.values
+    if not e.same_shape or port.ndim < 2 or min(port.shape[-2:]) < 3:
+        return None
+    if not _sums_to_one(reference, -1) or _sums_to_one(port, -1):
+        return None
+    for axis in range(port.ndim - 1):
+        if port.shape[axis] > 2 and _sums_to_one(port, axis):
+            rows = port.sum(-1, dtype=np.float64)
+            return Finding(
+                "softmax-axis",
+                f"The port sums to one along {e.axis(axis)}, the reference along "
+                f"{e.axis(port.ndim - 1)}, where the port's sums go from {rows.min():.3g} to "
+                f"{rows.max():.3g}.",
+                "Take the softmax over the last axis, the keys.",
+            )
+    return None
+
+
+def mask(e: Evidence) -> Finding | None:
+    """Equal to the reference once what only one side masks is masked on both."""
+    reference, port = e.values
+    if not e.same_shape or port.ndim < 2 or port.shape[-1] < 3:
+        return None
+    if not (_sums_to_one(reference, -1) and _sums_to_one(port, -1)):
+        return None
+    more, fewer = (reference == 0) & (port > 0), (port == 0) & (reference > 0)
+    if max(more.sum(), fewer.sum()) < FEWEST:
+        return None
+    both = (reference > 0) & (port > 0)
+    left = apart(_renormalised(port, both), _renormalised(reference, both))
+    if left > max(FEW * e.rounding * max(e.norms), 0.03 * e.lost):
+        return None
+    if fewer.sum() < FEWEST:
+        cause, told = "mask-missing", f"{int(more.sum())} of {port.size} places that are zero in"
+        fix = "Apply the reference's mask: padding, causal, or that of a joint sequence."
+    elif more.sum() < FEWEST:
+        cause, told = "mask-extra", f"zero at {int(fewer.sum())} places more than"
+        fix = "Remove a mask that the reference does not apply here."
+    else:
+        cause, told = "mask-differs", "other places than"
+        fix = "Compare the two masks: inverted, shifted by one, or of another prompt."
+    verb = "attends to" if cause != "mask-extra" else "is"
+    return Explanation(
+        cause,
+        f"The port {verb} {told} the reference; where neither is masked they agree but for the "
+        f"sum of a row; {e.leaves(left)}.",
+        fix,
+        left <= e.noise(),
+    )
+
+
+def look(values: NDArray[Any]) -> Rows:
+    """Sums and entropy of a bounded number of rows of (…, queries, keys)."""
+    queries, keys = values.shape[-2:]
+    matrices = values.reshape(-1, queries, keys)
+    few = min(max(1, MOST_VALUES // (queries * keys)), MOST_MATRICES)
+    part = wide(matrices[:: -(-matrices.shape[0] // few)][:, : max(1, MOST_VALUES // keys)])
+    sums = part.sum(-1, dtype=np.float64)
+    whole = part.shape[1] == queries
+    columns = whole and bool((np.abs(part.sum(-2, dtype=np.float64) - 1) < CLOSE).all())
+    p = part.reshape(-1, keys)[:: -(-sums.size // MOST_ROWS)].astype(np.float64)
+    logs = np.log(p, where=p > 0, out=np.zeros_like(p))
+    entropy = -(p * logs).sum(-1) / log(keys)
+    span = (float(entropy.min()), float(entropy.max()))
+    return Rows((float(sums.min()), float(sums.max())), columns, span, float(entropy.mean()))
+
+
+def _sums_to_one(values: NDArray[Any], axis: int) -> bool:
+    if values.min() < 0 or values.max() > 1 + CLOSE:
+        return False
+    return bool((np.abs(values.sum(axis, dtype=np.float64) - 1) < CLOSE).all())
+
+
+def _renormalised(values: NDArray[Any], kept: NDArray[np.bool_]) -> NDArray[Any]:
+    values = np.where(kept, values, 0)
+    total = values.sum(-1, keepdims=True, dtype=np.float64)
+    return values / np.where(total > 0, total, 1)

@@ -1,0 +1,260 @@
+"""What is known about the first wrong value, and when a hypothesis accounts for it."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, log2, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.arrays import wide
+from lydite.diff.findings.sums import Sums, sums
+from lydite.diff.result import Finding
+
+Array = NDArray[Any]
+
+SAMPLE = 4096  # values looked at before all are
+FEW = 4.0  # times the rounding: as good as equal
+PART = sqrt(1e-3)  # of the error may be left when the floor is not known well: 99.9 % of its square
+MOST = 0.4  # of the error may be left in any case
+BITS = 40.0  # of agreement: some thousand hypotheses are tried, and none may fit by chance
+BIGGEST = 1e15  # larger values are scaled down: their squares would overflow
+
+# Half a unit in the last place of a value with a random mantissa, as rms.
+ROUNDING = {
+    "f64": 2e-16,
+    "f32": 4e-8,
+    "f16": 2e-4,
+    "bf16": 1.7e-3,
+    "f8_e4m3": 2.7e-2,
+    "f8_e5m2": 5e-2,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The first wrong value beside the right one, and what is around them."""
+
+    reference: Array  # in the port's axis order where a layout was assumed
+    port: Array
+    floor: float  # relative rounding error expected here
+    name: str
+    place: str
+    dtype: str
+    kind: str
+    dims: str | None
+    inputs: Mapping[str, tuple[Array, Array]]  # of the same module, (reference, port) by port name
+    others: Callable[[], Iterable[tuple[str, Array]]]  # reference values near it
+
+    @property
+    def same_shape(self) -> bool:
+        """Whether the two can be compared place by place."""
+        return self.reference.shape == self.port.shape
+
+    @property
+    def same_size(self) -> bool:
+        """Whether one can be a rearrangement of the other."""
+        return self.reference.size == self.port.size
+
+    @cached_property
+    def values(self) -> tuple[Array, Array]:
+        """Reference and port, contiguous, at least float32, every value finite."""
+        reference, port = comparable(self.reference, self.port)
+        return reference, port
+
+    @property
+    def rounding(self) -> float:
+        """The floor, or what the port's dtype alone does."""
+        return max(self.floor, ROUNDING.get(self.dtype, ROUNDING["f32"]))
+
+    @cached_property
+    def sums(self) -> Sums:
+        """Sums over all values; of equal shapes only."""
+        reference, port = self.values
+        return sums(reference.reshape(1, 1, -1), port.reshape(1, 1, -1)).total
+
+    @cached_property
+    def norms(self) -> tuple[float, float]:
+        """‖reference‖ and ‖port‖."""
+        return norm(self.values[0]), norm(self.values[1])
+
+    @cached_property
+    def lost(self) -> float:
+        """‖port − reference‖; of unequal shapes, what two unrelated values would show."""
+        return sqrt(float(self.sums.dd[0])) if self.same_shape else self.spread
+
+    @cached_property
+    def spread(self) -> float:
+        """How far a value is from another that has nothing to do with it but its statistics."""
+        port, total = self.values[1], self.norms[1] ** 2
+        return sqrt(2.0 * max(total - float(port.sum(dtype=np.float64)) ** 2 / port.size, 0.0))
+
+    @property
+    def error(self) -> float:
+        """The error relative to the reference."""
+        return self.lost / self.norms[0] if self.norms[0] else float("inf")
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there is anything to explain."""
+        return not self.same_shape or self.lost > 2 * self.rounding * max(self.norms)
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Flat positions looked at first: half of them anywhere, half where the two differ."""
+        draw, size = np.random.default_rng(0), self.port.size
+        if size <= SAMPLE:
+            return draw.permutation(size)
+        places = draw.integers(size, size=SAMPLE)
+        if self.same_shape:  # the worst of every stretch: a single wrong row is not missed
+            stretch = size // (SAMPLE // 2)
+            differ = np.abs(self.values[1] - self.values[0]).reshape(-1)
+            worst = differ[: stretch * (SAMPLE // 2)].reshape(-1, stretch).argmax(axis=1)
+            places[::2] = draw.permutation(worst + stretch * np.arange(SAMPLE // 2))
+        return places
+
+    @cached_property
+    def effective(self) -> float:
+        """How many values carry value and error: an outlier counts as one, the others as none."""
+        reference, port = self.values
+        own = _effective(port - float(port.mean(dtype=np.float64)))
+        return min(own, _effective(port - reference)) if self.same_shape else own
+
+    @cached_property
+    def variety(self) -> float:
+        """Bits that one value can carry: a mask of zeros and ones carries one."""
+        sample = self.values[1].reshape(-1)[self.places]
+        distinct = np.unique(sample).size
+        coarse = 4 * distinct < 3 * sample.size or bool((sample == np.rint(sample)).all())
+        return log2(max(distinct, 1)) if coarse else 24.0
+
+    def explains(
+        self,
+        left: float,
+        lost: float = inf,
+        *,
+        free: int = 0,
+        scale: float = 0.0,
+        choices: float = 0.0,
+    ) -> bool:
+        """Whether a hypothesis that leaves ‖left‖ of an error accounts for it, not by chance.
+
+        `free` numbers were fitted to the values, and `choices` bits went into choosing; a fit adds
+        rounding errors of the reference times `scale`.
+        """
+        lost = min(lost, self.lost, self.spread)
+        if left > MOST * lost or left > max(self.noise(scale), PART * lost) or lost == 0.0:
+            return False
+        bits = min(log2(lost / left) if left else 24.0, self.variety)
+        return self.effective * (1 - free / self.port.size) * bits >= BITS + choices
+
+    def promises(self, ours: Array, other: Array, right: Array | None) -> bool:
+        """Whether a few values of a hypothesis come near the port's, so that all are worth a look.
+
+        `right` is the reference in the same places. They were chosen for being wrong: there any
+        other value is nearer, so nearer is not enough.
+        """
+        ours = ours.astype(np.float64)
+        wrong = ours - (ours.mean() if right is None else right)
+        lost, left = float(wrong @ wrong), norm(ours - other) ** 2
+        noise = 2 * FEW * self.rounding * norm(ours)
+        return left < MOST * lost and left < max(noise**2, 9 * PART**2 * lost)
+
+    def noise(self, scale: float = 0.0) -> float:
+        """The norm below which two values are as good as equal."""
+        return FEW * self.rounding * max(self.norms[1], abs(scale) * self.norms[0])
+
+    def leaves(self, left: float) -> str:
+        """What is left of the error, for people."""
+        return (
+            f"what is left is {left / max(self.norms):.1e} of the value, at first {self.error:.2g}"
+        )
+
+    def axis(self, axis: int) -> str:
+        """An axis for people: `axis 2 (w)`."""
+        names = axis_names(self.dims, self.port.ndim)
+        return f"axis {axis} ({names[axis]})" if names else f"axis {axis}"
+
+    def role(self, axis: int) -> str:
+        """What an axis runs over: batch, head, position, space, channel, or nothing known."""
+        names = axis_names(self.dims, self.port.ndim)
+        if names:
+            return _role(names[axis], names)
+        by_rank = {
+            1: ("channel",),
+            2: ("position", "channel"),
+            3: ("batch", "position", "channel"),
+        }
+        if self.port.ndim in by_rank:
+            return by_rank[self.port.ndim][axis]
+        return "batch" if axis == 0 else ""
+
+
+@dataclass(frozen=True)
+class Explanation(Finding):
+    """A finding that knows whether it leaves no more than rounding."""
+
+    sure: bool = True
+
+
+Hypothesis = Callable[[Evidence], Finding | None]
+
+
+def axis_names(dims: str | None, rank: int) -> list[str] | None:
+    """`b s (h d)` as three names, or None when they are not known."""
+    names = re.findall(r"\([^)]*\)|[^\s()]+", dims or "")
+    return names if names and len(names) == rank else None
+
+
+def comparable(*arrays: Array) -> tuple[Array, ...]:
+    """Contiguous, at least float32; infinities become twice the largest value, NaN zero."""
+    values = [np.ascontiguousarray(wide(array)) for array in arrays]
+    top = max(_peak(array) for array in values)
+    if not np.isfinite(top):
+        top = max(_peak(array[np.isfinite(array)]) for array in values)
+        far = 2.0 * min(top, BIGGEST) or 1.0
+        values = [np.nan_to_num(array, nan=0.0, posinf=far, neginf=-far) for array in values]
+    if top > BIGGEST:
+        values = [array.astype(np.float64) / top for array in values]
+    return tuple(values)
+
+
+def norm(array: Array) -> float:
+    """‖array‖ in float64 without a copy."""
+    flat = array.reshape(-1)
+    return sqrt(float(np.einsum("i,i->", flat, flat, dtype=np.float64)))
+
+
+def apart(value: Array, other: Array) -> float:
+    """‖value − other‖ of equal shapes, in float64."""
+    return norm(value - other)
+
+
+def _peak(array: Array) -> float:
+    """The largest magnitude; NaN or infinite if there is such a value."""
+    if not array.size:
+        return 0.0
+    low, high = float(array.min()), float(array.max())
+    return max(abs(low), abs(high)) if low == low else low
+
+
+def _effective(values: Array) -> float:
+    squares = np.square(values).reshape(-1)
+    fourth = float(np.einsum("i,i->", squares, squares, dtype=np.float64))
+    return float(squares.sum(dtype=np.float64)) ** 2 / fourth if fourth else 0.0
+
+
+def _role(name: str, names: list[str]) -> str:
+    words = set(re.findall(r"\w+", name))
+    if words & {"c", "d", "channels", "channel", "dim"}:
+        return "channel"
+    if len(words) > 1 or words & {"s", "l", "t", "seq", "tokens", "token", "q", "k"}:
+        return "position"
+    if words & {"w", "x", "y", "height", "width"} or (words == {"h"} and "w" in names):
+        return "space"
+    return {"b": "batch", "n": "batch", "batch": "batch", "h": "head", "heads": "head"}.get(
+        name, ""
+    )

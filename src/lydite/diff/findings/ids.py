@@ -1,0 +1,223 @@
+"""Token ids: padding, a missing first token, another vocabulary, the first that differs."""
+
+from collections.abc import Iterator
+from itertools import permutations, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.findings.evidence import Evidence, Hypothesis
+from lydite.diff.result import Finding
+
+Ids = NDArray[np.int64]
+
+MOST_ROWS = 6
+REPEATS = 3  # of tokens in a text: unrelated texts do not repeat in the same places
+MOST_MISSING = 64  # tokens of a prompt template
+
+
+def rows_swapped(e: Evidence) -> Finding | None:
+    """The same prompts in another order."""
+    theirs, ours = _rows(e.reference), _rows(e.port)
+    if not e.same_shape or not 2 <= len(theirs) <= MOST_ROWS or np.array_equal(theirs, ours):
+        return None
+    for order in permutations(range(len(theirs))):
+        if np.array_equal(ours, theirs[list(order)]):
+            return Finding(
+                "batch-swapped",
+                f"The {len(theirs)} rows are the reference's in the order {order}.",
+                "Stack the prompts in the reference's order: conditional and unconditional are "
+                "swapped.",
+            )
+    return None
+
+
+def pad_differs(e: Evidence) -> Finding | None:
+    """Different only behind the end of the text, where each side has one id throughout."""
+    if not e.same_shape:
+        return None
+    found: set[tuple[int, int]] = set()
+    first = None
+    for row, (theirs, ours) in enumerate(zip(_rows(e.reference), _rows(e.port), strict=True)):
+        if (places := np.flatnonzero(theirs != ours)).size == 0:
+            continue
+        start = int(places[0])
+        tails = {(int(a), int(b)) for a, b in zip(theirs[start:], ours[start:], strict=True)}
+        if len(tails) != 1 or start == 0 or theirs.size - start < 2:
+            return None
+        found |= tails
+        first = first or (row, start)
+    if len(found) != 1 or first is None:
+        return None
+    ((right, wrong),) = found
+    return Finding(
+        "pad-id",
+        f"The text agrees; from position {first[1]} of row {first[0]} on the reference pads with "
+        f"{right}, the port with {wrong}.",
+        f"Pad with {right}, as this tokenizer's configuration says; tokenizers of one pipeline may "
+        "pad with different ids.",
+    )
+
+
+def pad_side(e: Evidence) -> Finding | None:
+    """The same text, padded in front instead of behind, or the reverse."""
+    theirs, ours = _first_unequal(e)
+    if theirs is None or ours is None or theirs.size != ours.size or theirs.size < 4:
+        return None
+    for row, other, side in ((theirs, ours, "in front"), (ours, theirs, "behind")):
+        count = _run(row)
+        text = row[: row.size - count]
+        if count < 2 or text.size < 2 or _run(other[::-1]) < count:
+            continue
+        if np.array_equal(other[count:], text):
+            return Finding(
+                "pad-side",
+                f"The port pads {side}, with {count} ids; the reference on the other side.",
+                "Set the side of the padding to the reference's.",
+            )
+    return None
+
+
+def ends_differ(e: Evidence) -> Finding | None:
+    """The text agrees but for a first or last token: BOS, EOS, the tokens of a template."""
+    theirs, ours = _first_unequal(e)
+    if theirs is None or ours is None:
+        return None
+    if theirs.size != ours.size and _run(theirs) > 1 and _text(theirs) == _text(ours):
+        return Finding(
+            "length-differs",
+            f"The text agrees; the port's row has {ours.size} ids, the reference's {theirs.size}.",
+            f"Pad to {theirs.size}: padding is attended to in some encoders, and they need it.",
+        )
+    pairs = product(_texts(theirs), _texts(ours))
+    for right, wrong in sorted(pairs, key=lambda pair: abs(pair[0].size - pair[1].size)):
+        short, long = sorted((right, wrong), key=lambda text: text.size)
+        more = long.size - short.size
+        if not 0 < more <= MOST_MISSING or short.size < 2:
+            continue
+        missing = long is right
+        verb = "misses" if missing else "adds"
+        undo = "Add" if missing else "Remove"
+        if np.array_equal(long[more:], short):
+            cause = ("bos-missing" if missing else "bos-extra") if more == 1 else "prefix-differs"
+            return Finding(
+                cause,
+                f"The port {verb} {_ids(long[:more])} in front; the text that follows agrees, "
+                f"shifted by {more}.",
+                f"{undo} the token that starts a text ({_ids(long[:more])})."
+                if more == 1
+                else f"{undo} the {more} tokens in front: a prompt template or system text.",
+            )
+        if np.array_equal(long[:-more], short):
+            cause = ("eos-missing" if missing else "eos-extra") if more == 1 else "length-differs"
+            return Finding(
+                cause,
+                f"The port {verb} {_ids(long[-more:])} at the end; the text before it agrees.",
+                f"{undo} the token that ends a text ({_ids(long[-more:])})."
+                if more == 1
+                else "Compare the maximal length and where the text is truncated.",
+            )
+    return None
+
+
+def moved(e: Evidence) -> Finding | None:
+    """Every id off by the same number."""
+    if not e.same_shape:
+        return None
+    theirs, ours = _rows(e.reference), _rows(e.port)
+    by = int(ours.flat[0] - theirs.flat[0])
+    if by == 0 or np.unique(theirs).size < 3 or not (ours - theirs == by).all():
+        return None
+    return Finding(
+        "ids-offset",
+        f"Every id is the reference's {by:+d}.",
+        "Look for special tokens counted in front of the vocabulary on one side only.",
+    )
+
+
+def other_vocabulary(e: Evidence) -> Finding | None:
+    """The same pattern of repeats under other numbers: the vocabulary was numbered anew."""
+    theirs, ours = _first_unequal(e)
+    if theirs is None or ours is None or not e.same_shape:
+        return None
+    size = theirs.size - min(_run(theirs), _run(ours)) + 1  # padding always repeats
+    pairs = set(zip(theirs[:size].tolist(), ours[:size].tolist(), strict=True))
+    right, wrong = {a for a, _ in pairs}, {b for _, b in pairs}
+    changed = sum(a != b for a, b in pairs)
+    if not len(pairs) == len(right) == len(wrong) or changed < 4 or size - len(pairs) < REPEATS:
+        return None
+    return Finding(
+        "other-vocabulary",
+        f"Equal ids stay equal, but {changed} of {len(pairs)} tokens have another number.",
+        "Read the numbers from the reference's vocabulary file; do not number the tokens anew.",
+    )
+
+
+def ids_differ(e: Evidence) -> Finding | None:
+    """The first id that differs."""
+    theirs, ours = _rows(e.reference), _rows(e.port)
+    if theirs.shape == ours.shape and np.array_equal(theirs, ours):
+        return None
+    for row, (a, b) in enumerate(zip(theirs, ours, strict=False)):
+        size = min(a.size, b.size)
+        places = np.flatnonzero(a[:size] != b[:size])
+        if places.size:
+            place = int(places[0])
+            told = (
+                f"Row {row} differs first at position {place}: {b[place]} where the reference has "
+                f"{a[place]}; {places.size} of {size} ids differ."
+            )
+            break
+    else:
+        told = f"{list(e.port.shape)} ids where the reference has {list(e.reference.shape)}."
+    return Finding(
+        "ids-differ",
+        told,
+        "Encode the word at that place alone on both sides: compare lower-casing, spaces and "
+        "Unicode before, vocabulary and merges after; ids alone cannot tell which it is.",
+    )
+
+
+IDS: tuple[Hypothesis, ...] = (
+    rows_swapped,
+    pad_differs,
+    pad_side,
+    ends_differ,
+    moved,
+    other_vocabulary,
+)
+
+
+def _rows(array: NDArray[np.generic]) -> Ids:
+    ids = np.rint(np.nan_to_num(array.astype(np.float64))).astype(np.int64)
+    return ids.reshape(-1, ids.shape[-1]) if ids.ndim else ids.reshape(1, 1)
+
+
+def _first_unequal(e: Evidence) -> tuple[Ids, Ids] | tuple[None, None]:
+    for theirs, ours in zip(_rows(e.reference), _rows(e.port), strict=False):
+        if not np.array_equal(theirs, ours):
+            return theirs, ours
+    return None, None
+
+
+def _run(row: Ids) -> int:
+    """How many ids at the end are the same."""
+    differ = np.flatnonzero(row != row[-1])
+    return row.size - (int(differ[-1]) + 1 if differ.size else 0)
+
+
+def _text(row: Ids) -> list[int]:
+    """The ids without repeats at the end."""
+    return row[: row.size - _run(row) + 1].tolist()
+
+
+def _texts(row: Ids) -> Iterator[Ids]:
+    """The row, and without its padding; the end token may itself be what pads."""
+    yield row
+    if (count := _run(row)) > 1:
+        yield row[: row.size - count + 1]
+        yield row[: row.size - count]
+
+
+def _ids(ids: Ids) -> str:
+    return ", ".join(str(number) for number in ids[:4]) + (" …" if ids.size > 4 else "")

@@ -1,0 +1,136 @@
+"""The right value with fewer bits, cut off at a bound, or truncated."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.arrays import wide
+from lydite.diff.findings.evidence import PART, ROUNDING, Evidence, Explanation, apart, norm
+from lydite.diff.result import Finding
+
+# narrow to wide: bits of the significand, with the one that is not stored
+_GRIDS: dict[str, tuple[Any, int]] = {
+    "f8_e5m2": (ml_dtypes.float8_e5m2, 3),
+    "f8_e4m3": (ml_dtypes.float8_e4m3fn, 4),
+    "bf16": (ml_dtypes.bfloat16, 8),
+    "f16": (np.float16, 11),
+}
+_BITS = {**{name: bits for name, (_, bits) in _GRIDS.items()}, "f32": 24, "f64": 53}
+_WORDS = {"bf16": "bfloat16", "f16": "float16", "f8_e4m3": "float8 e4m3", "f8_e5m2": "float8 e5m2"}
+_BOUNDS = {1.0: "±1", 65504.0: "the end of float16", 448.0: "the end of float8 e4m3"}
+FEWEST = 32  # different values: fewer may lie on any grid
+
+
+def rounded(e: Evidence) -> Finding | None:
+    """The reference rounded once to a narrower type and back."""
+    if not e.same_shape:
+        return None
+    reference, port = e.values
+    theirs, ours = (value.reshape(-1)[e.places] for value in e.values)
+    for name, (dtype, _) in _GRIDS.items():
+        if ROUNDING[name] < 2 * e.rounding or not _fine(theirs, dtype):
+            continue
+        if float(np.mean(ours == _as(theirs, dtype))) < 0.8:
+            continue
+        once = _as(reference, dtype)
+        same = float(np.mean(port == once))
+        left = apart(port, once)
+        if same > 0.9 and left < 0.3 * e.lost and _fine_enough(e):
+            return Explanation(
+                "rounded",
+                f"{same:.1%} of the port's values are the reference rounded once to "
+                f"{_WORDS[name]}; the error is {e.error:.1e}, one such rounding.",
+                f"Remove a cast to {_WORDS[name]} that is not in the reference, or load what was "
+                f"stored in {_WORDS[name]} from the full checkpoint.",
+            )
+    return None
+
+
+def low_precision(e: Evidence) -> Finding | None:
+    """Values on a coarser grid than the dtype has, and an error of that size."""
+    if not e.same_shape or e.dtype not in _BITS:
+        return None
+    theirs, ours = (value.reshape(-1)[e.places] for value in e.values)
+    for name, (dtype, bits) in _GRIDS.items():
+        if bits >= _BITS[e.dtype] or _fine(ours, dtype) or not _fine(theirs, dtype):
+            continue
+        if (
+            _fine(e.values[1], dtype)
+            or not _fine_enough(e)
+            or not 0.3 * ROUNDING[name] < e.error < 30 * ROUNDING[name]
+        ):
+            continue
+        return Finding(
+            "lower-precision",
+            f"The port says {e.dtype}, but every value is one of {_WORDS[name]}: the last "
+            f"{_BITS[e.dtype] - bits} bits are zero; the error {e.error:.1e} has that size.",
+            f"Find the cast to {_WORDS[name]} on the way here, and compute in {e.dtype} as the "
+            "reference does.",
+        )
+    return None
+
+
+def clipped(e: Evidence) -> Finding | None:
+    """Right between two bounds, and at a bound beyond them."""
+    if not e.same_shape:
+        return None
+    reference, port = e.values
+    low, high = float(port.min()), float(port.max())
+    below, above = int((port == low).sum()), int((port == high).sum())
+    over, under = int((reference > high).sum()), int((reference < low).sum())
+    between = (port > low) & (port < high)
+    # Many values at the very same bound, as many as lie beyond it: no maximum does that.
+    if not ((above > 2 and over > 2) or (below > 2 and under > 2)) or between.sum() < FEWEST:
+        return None
+    left, own = apart(port, np.clip(reference, low, high)), norm(port[between])
+    if left > max(e.noise(), PART * min(e.lost, own)) or left > 0.3 * min(e.lost, own):
+        return None
+    bounds = " and ".join(
+        f"{count} values above {bound:.6g}" if top else f"{count} values below {bound:.6g}"
+        for count, bound, top in ((over, high, True), (under, low, False))
+        if count > 2
+    )
+    known = next((word for bound, word in _BOUNDS.items() if bound in (high, -low)), None)
+    return Explanation(
+        "clipped",
+        f"The port equals the reference cut off: {bounds} are at the bound"
+        f"{f' ({known})' if known else ''}, the rest agrees; {e.leaves(left)}.",
+        "Remove a clip, a saturating cast or an activation that ends there, or compare before it.",
+        left <= e.noise(),
+    )
+
+
+def truncated(e: Evidence) -> Finding | None:
+    """Whole numbers one too low, as when pixels are cut off instead of rounded."""
+    if not e.same_shape or not _fine_enough(e):
+        return None
+    reference, port = e.values
+    for value in (port.reshape(-1)[e.places], port, reference):
+        if not (value == np.rint(value)).all():
+            return None
+    difference = port - reference
+    share = float(np.mean(difference != 0))
+    for step, word in ((-1, "low"), (1, "high")):
+        if ((difference == 0) | (difference == step)).all() and 0.1 < share < 0.9:
+            return Finding(
+                "truncated",
+                f"{share:.0%} of the values, all whole numbers, are exactly one too {word}.",
+                "Round to the nearest number before the cast to integer: one side truncates.",
+            )
+    return None
+
+
+def _as(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        return wide(array.astype(np.float32).astype(dtype))
+
+
+def _fine(array: NDArray[Any], dtype: Any) -> bool:
+    """Whether the values need more than this type: some change when rounded to it."""
+    return not np.array_equal(_as(array, dtype), array)
+
+
+def _fine_enough(e: Evidence) -> bool:
+    return 2 ** min(e.variety, 12) >= FEWEST and e.port.size >= FEWEST and norm(e.values[1]) > 0

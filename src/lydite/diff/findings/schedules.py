@@ -1,0 +1,233 @@
+"""Tables of sigmas and timesteps: reversed, one entry short, another flow shift, another unit."""
+
+from math import log, log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.findings.evidence import BITS, FEW, Evidence, Hypothesis
+from lydite.diff.result import Finding
+
+Table = NDArray[Any]
+
+STEPS = 1000.0  # of training
+BETAS = {  # Stable Diffusion 1, 2 and XL; DDPM
+    "√β even from 0.00085 to 0.012": (0.00085**0.5, 0.012**0.5, 2),
+    "β even from 0.0001 to 0.02": (1e-4, 0.02, 1),
+}
+
+
+def reversed_table(e: Evidence) -> Finding | None:
+    """The reference backwards."""
+    right, wrong = _tables(e)
+    if right.size < 3 or not _agree(e, wrong, right[::-1]):
+        return None
+    return Finding(
+        "reversed",
+        f"The port is the reference backwards: it starts at {wrong[0]:g}, the reference at "
+        f"{right[0]:g}.",
+        "Reverse the table: sampling goes from much noise to none.",
+    )
+
+
+def other_length(e: Evidence) -> Finding | None:
+    """An entry or two more or fewer at one end."""
+    right, wrong = _tables(e)
+    short, long = (wrong, right) if wrong.size < right.size else (right, wrong)
+    more = long.size - short.size
+    if not 0 < more <= 2 or short.size < 2:
+        return None
+    verb = "misses" if wrong.size < right.size else "has more"
+    for part, rest, where in (
+        (long[:-more], long[-more:], "end"),
+        (long[more:], long[:more], "start"),
+    ):
+        if _agree(e, short, part):
+            numbers = ", ".join(f"{number:g}" for number in rest)
+            return Finding(
+                "schedule-length",
+                f"The port {verb} at the {where}: {numbers}; the other {short.size} entries agree.",
+                "Compare the final 0 and how the number of steps is counted: n steps need n + 1 "
+                "sigmas and n timesteps.",
+            )
+    return None
+
+
+def off_by_one(e: Evidence) -> Finding | None:
+    """Every entry is the reference's next, or the one before."""
+    right, wrong = _tables(e)
+    if right.size != wrong.size or right.size < 4:
+        return None
+    for theirs, ours, word in (
+        (right[1:], wrong[:-1], "next"),
+        (right[:-1], wrong[1:], "previous"),
+    ):
+        if _agree(e, ours, theirs):
+            return Finding(
+                "schedule-off-by-one",
+                f"Every entry is the reference's {word} one: {wrong[1]:g} at 1, where the "
+                f"reference has {right[1]:g}.",
+                "Start the table at the reference's first entry: an offset, or the spacing "
+                "(leading, trailing, linspace) differs.",
+            )
+    return None
+
+
+def thousandfold(e: Evidence) -> Finding | None:
+    """Times or over 1000: from 0 to 1 on one side, timesteps on the other."""
+    right, wrong = _tables(e)
+    size = min(right.size, wrong.size)
+    if abs(right.size - wrong.size) > 1 or not right[:size].any():
+        return None
+    for factor, cause, fix in (
+        (STEPS, "timestep-for-sigma", "Divide by 1000: a sigma between 0 and 1 is expected here."),
+        (1 / STEPS, "sigma-for-timestep", "Multiply by 1000: a timestep is expected here."),
+    ):
+        if _agree(e, wrong[:size], factor * right[:size]):
+            return Finding(
+                cause,
+                f"The port is {factor:g} × the reference: it goes from {wrong[0]:g} to "
+                f"{wrong[-1]:g}, the reference from {right[0]:g} to {right[-1]:g}.",
+                fix,
+            )
+    return None
+
+
+def sigma_for_timestep(e: Evidence) -> Finding | None:
+    """The noise level that belongs to the timestep, or the reverse."""
+    right, wrong = _tables(e)
+    size = min(right.size, wrong.size)
+    if abs(right.size - wrong.size) > 1 or size < 3:
+        return None
+    right, wrong = right[:size], wrong[:size]
+    for words, (low, high, power) in BETAS.items():
+        kept = np.cumprod(1 - np.linspace(low, high, int(STEPS)) ** power)
+        sigmas = np.sqrt((1 - kept) / kept)
+        for times, levels, cause in (
+            (right, wrong, "sigma-for-timestep"),
+            (wrong, right, "timestep-for-sigma"),
+        ):
+            inside = (times >= 0) & (times <= STEPS - 1)
+            if inside.sum() < 3 or times.max() < 2:
+                continue
+            level = np.interp(times[inside], np.arange(STEPS), sigmas)
+            # Tables are made in float32 here, and between two timesteps not always so.
+            if np.allclose(levels[inside], level, rtol=max(1e-3, FEW * e.rounding), atol=1e-6):
+                given, wanted = cause.split("-for-")
+                return Finding(
+                    cause,
+                    f"The port holds the {given}s that belong to the reference's {wanted}s "
+                    f"({words}): {wrong[0]:g} where the reference has {right[0]:g}.",
+                    f"Give the {wanted} here: the network's embedding takes timesteps, the "
+                    "sampler's arithmetic sigmas.",
+                )
+    return None
+
+
+def flow_shifted(e: Evidence) -> Finding | None:
+    """σ′ = sσ/(1 + (s − 1)σ): the shift of flow matching, once more, once less or another."""
+    right, wrong = _tables(e)
+    if right.size != wrong.size:
+        return None
+    unit = STEPS if max(right.max(), wrong.max()) > 1.5 else 1.0
+    right, wrong = right / unit, wrong / unit
+    if min(right.min(), wrong.min()) < 0 or max(right.max(), wrong.max()) > 1 + 1e-6:
+        return None
+    inside = (np.minimum(right, wrong) > 1e-4) & (np.maximum(right, wrong) < 0.9999)
+    if inside.sum() < 3:
+        return None
+    r, w = right[inside], wrong[inside]
+    s = float(np.median(w * (1 - r) / (r * (1 - w))))
+    if abs(s - 1) < 1e-3 or not _agree(e, wrong, shift(right, s), free=1):
+        return None
+    own = _own_shift(right)
+    told = f"The port is the reference shifted by s = {s:.4g} (mu = {log(s):.4g})"
+    if own is not None and abs(own - 1) > 1e-3:
+        told += f"; the reference itself is an even table shifted by {own:.4g}"
+        if abs(s / own - 1) < 2e-3:
+            told += ", so the port shifts twice"
+        elif abs(s * own - 1) < 2e-3:
+            told += ", so the port does not shift"
+        else:
+            told += f", so the port shifts by {s * own:.4g}"
+    fix = (
+        f"Use the reference's shift{f' of {own:.4g}' if own is not None else ''}, once: a constant "
+        "of the configuration, or exp(mu) with mu from the number of image tokens."
+    )
+    return Finding("flow-shift", told + ".", fix)
+
+
+def evenly_spaced(e: Evidence) -> Finding | None:
+    """A straight line between the reference's ends, where the reference bends."""
+    right, wrong = _tables(e)
+    if right.size != wrong.size or right.size < 5:
+        return None
+    inner = slice(None, -1 if right[-1] == wrong[-1] == 0 else None)
+    right, wrong = right[inner], wrong[inner]
+    reach = abs(right[0] - right[-1])
+    ends = max(abs(right[0] - wrong[0]), abs(right[-1] - wrong[-1]))
+    if reach == 0 or ends > 0.02 * reach or _bend(wrong) > 1e-3 or _bend(right) < 1e-2:
+        return None
+    return Finding(
+        "evenly-spaced",
+        f"The port goes from {wrong[0]:g} to {wrong[-1]:g} in even steps of "
+        f"{abs(wrong[1] - wrong[0]):g}; the reference's steps go from "
+        f"{np.abs(np.diff(right)).min():.3g} to {np.abs(np.diff(right)).max():.3g}.",
+        "Use the reference's spacing: a shift, Karras or exponential spacing is missing, or "
+        "timesteps were not derived from the sigmas.",
+    )
+
+
+SCHEDULES: tuple[Hypothesis, ...] = (
+    reversed_table,
+    other_length,
+    off_by_one,
+    thousandfold,
+    sigma_for_timestep,
+    flow_shifted,
+    evenly_spaced,
+)
+
+
+def shift(sigmas: Table, s: float | Table) -> Table:
+    """The shift of flow matching."""
+    return s * sigmas / (1 + (s - 1) * sigmas)
+
+
+def _tables(e: Evidence) -> tuple[Table, Table]:
+    return e.reference.reshape(-1).astype(np.float64), e.port.reshape(-1).astype(np.float64)
+
+
+def _agree(e: Evidence, wrong: Table, right: Table, free: int = 0) -> bool:
+    """Whether two tables are equal to within rounding, in enough entries to mean something."""
+    if wrong.size != right.size or wrong.size == 0:
+        return False
+    close = max(FEW * e.rounding, 2e-6)
+    limit = close * np.abs(right).max()
+    if right.size > 1:  # far from zero and close together, everything would agree
+        limit = min(limit, 0.02 * float(np.ptp(right)))
+    if np.abs(wrong - right).max() > limit:
+        return False
+    return bool((np.unique(right).size - free) * log2(1 / close) >= min(BITS, 18 * right.size))
+
+
+def _bend(tables: Table) -> Table:
+    """How far each row is from a straight line, over its range."""
+    first, last = tables[..., :1], tables[..., -1:]
+    line = first + (last - first) * np.linspace(0, 1, tables.shape[-1])
+    reach = np.maximum(np.abs(last - first)[..., 0], 1e-300)
+    return np.abs(tables - line).max(axis=-1) / reach
+
+
+def _own_shift(sigmas: Table) -> float | None:
+    """The shift that an even table got, or None when there is none that fits."""
+    table = sigmas[sigmas > 0]
+    if table.size < 4:
+        return None
+    best, reach = 0.0, log(100.0)
+    for _ in range(6):  # each time around the best, fifty times finer
+        tried = np.linspace(best - reach, best + reach, 201)
+        bends = _bend(shift(table, np.exp(-tried)[:, None]))
+        best, reach = float(tried[np.argmin(bends)]), reach / 50
+    return float(np.exp(best)) if _bend(shift(table, np.exp(-best))) < 1e-4 else None

@@ -1,0 +1,46 @@
+"""A quantized model against the float one: not right or wrong, but how much and where."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lydite.diff.result import Row
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """What quantization does to one module's output."""
+
+    site: str
+    local: float | None  # from exact inputs, the largest over the steps; None without injection
+    accumulated: float  # with everything before it quantized too, the largest over the steps
+    by_step: tuple[float, ...]  # accumulated
+
+
+def layer_errors(free: Sequence[Row], alone: Sequence[Row] = ()) -> tuple[LayerError, ...]:
+    """Errors per module, the worst by itself first; `alone` are rows of a run with injection."""
+    by_site = _outputs(free)
+    local = {site: max(errors.values()) for site, errors in _outputs(alone).items()}
+    layers = [
+        LayerError(
+            site,
+            local.get(site),
+            max(errors.values()),
+            tuple(errors[step] for step in sorted(errors)),
+        )
+        for site, errors in by_site.items()
+    ]
+    return tuple(
+        sorted(
+            layers, key=lambda each: -(each.local if each.local is not None else each.accumulated)
+        )
+    )
+
+
+def _outputs(rows: Iterable[Row]) -> dict[str, dict[int, float]]:
+    """site -> step -> largest error among its outputs."""
+    result: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        if row.place.startswith("out") and row.error is not None:
+            result[row.site][row.step] = max(row.error, result[row.site].get(row.step, 0.0))
+    return result

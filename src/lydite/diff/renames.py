@@ -1,0 +1,51 @@
+"""map.json: what a porter says about names, axes and outputs that differ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lydite.core.errors import InputError, at, shown
+from lydite.core.jsonfile import read_json
+
+
+@dataclass(frozen=True)
+class Rename:
+    """The reference's name for a port's name; several names are parts joined along `axis`."""
+
+    ref: tuple[str, ...]  # empty: no counterpart
+    dims: str | None = None
+    ref_dims: str | None = None
+    ports: Mapping[str, str] = field(default_factory=dict)
+    axis: int = -1
+
+
+def read_renames(path: Path) -> dict[str, Rename]:
+    """Port name -> rename; names that are not in the file stay as they are."""
+    return {name: _rename(path, name, value) for name, value in read_json(path).items()}
+
+
+def _rename(path: Path, name: str, value: Any) -> Rename:
+    if value is None:
+        return Rename(())
+    if isinstance(value, str):
+        return Rename((value,))
+    where = f"{at(path)}: {shown(name)}"
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: expected a name, null or an object, found {shown(value)}.")
+    unknown = set(value) - {"ref", "dims", "ref_dims", "ports", "axis"}
+    if unknown:
+        raise InputError(f"{where}: {shown(sorted(unknown))} not understood.")
+    ref = value.get("ref", name)
+    refs = [] if ref is None else ref if isinstance(ref, list) else [ref]
+    ports, axis = value.get("ports", {}), value.get("axis", -1)
+    texts = [*refs, *(value[key] for key in ("dims", "ref_dims") if value.get(key) is not None)]
+    if not isinstance(ports, dict) or not all(
+        isinstance(v, str) for v in [*texts, *ports.values()]
+    ):
+        raise InputError(
+            f"{where}: ref, dims, ref_dims and ports hold texts; found {shown(value)}."
+        )
+    if not isinstance(axis, int):
+        raise InputError(f"{where}: axis is {shown(axis)}; expected a number.")
+    return Rename(tuple(refs), value.get("dims"), value.get("ref_dims"), ports, axis)

@@ -1,0 +1,189 @@
+"""The values of a pair, brought into one axis order and measured."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from math import inf, prod, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.arrays import Distance, distance
+from lydite.diff.axes import Fit, best_fit, fit_dims, possible_fits
+from lydite.diff.pairing import Pair
+from lydite.trace.events import Event
+from lydite.trace.store import Trace
+
+CLOSE = 0.3  # relative error below which an axis order is believed
+LOOK_AT = 16  # values that are looked at first, for the axis orders they need
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The two values in the reference's axis order; None where only statistics were kept."""
+
+    reference: NDArray[Any] | None
+    port: NDArray[Any] | None
+    fit: Fit | None
+    note: str
+    part: slice | None = None  # of the reference's batch, when the port has no more
+
+    def like_reference(self, other: NDArray[Any]) -> NDArray[Any] | None:
+        """A second reference's value cut as the first one's was; None when it has another shape."""
+        cut = other if self.part is None else other[self.part]
+        same = self.reference is not None and cut.shape == self.reference.shape
+        return cut if same else None
+
+
+@dataclass
+class Layouts:
+    """Axis orders that were needed so far: a value whose shape leaves it open follows them."""
+
+    orders: Counter[tuple[int, ...]] = field(default_factory=Counter)
+
+    def learn(self, fit: Fit) -> None:
+        """Remember an order that a shape or the axis names forced."""
+        if not fit.plain and len(fit.order) >= 3:
+            self.orders[_moved(fit)] += 1
+
+    def prefer(self, fits: Sequence[Fit]) -> Fit | None:
+        """The fit in an order seen before, if there is one."""
+        known = [fit for fit in fits if self.orders[_moved(fit)]]
+        return max(known, key=lambda fit: self.orders[_moved(fit)], default=None)
+
+    def look_ahead(self, pairs: Sequence[Pair], reference: Trace, port: Trace) -> None:
+        """Learn from values whose shapes settle the order, wherever in the trace they are."""
+        settled = [
+            pair
+            for pair in pairs
+            if len(pair.port) == len(pair.reference) == 1
+            and pair.site.shape != pair.port_site.shape
+            and sorted(pair.site.shape) == sorted(pair.port_site.shape)
+        ]
+        for pair in settled[:: max(1, len(settled) // LOOK_AT)]:
+            see(pair, reference, port, self)
+
+
+def see(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) -> Seen:
+    """Read both sides of a pair and find the axis order that makes them one."""
+    if not all(reference.has_values(event) for event in pair.reference):
+        return Seen(None, None, None, "")
+    if not all(port.has_values(event) for event in pair.port):
+        return Seen(None, None, None, "")
+    theirs = _join(reference, pair.reference, pair.axis)
+    if len(pair.port) > 1:
+        return _see_parts(pair, theirs, port)
+    ours = port.read(pair.port_site)
+    if pair.site.kind in ("ids", "schedule"):
+        return Seen(theirs, ours, None, "")
+    fit = fit_dims(
+        ours.shape,
+        pair.dims or pair.port_site.dims,
+        theirs.shape,
+        pair.ref_dims or (pair.site.dims if len(pair.reference) == 1 else None),
+    )
+    fit = fit or _searched(ours, theirs, layouts)
+    if fit is None:
+        return _see_rows(ours, theirs)
+    layouts.learn(fit)
+    joined = f"{len(pair.reference)} values of the reference side by side"
+    notes = [fit.note, joined if len(pair.reference) > 1 else ""]
+    return Seen(theirs, fit.apply(ours), fit, "; ".join(note for note in notes if note))
+
+
+def measure_pair(pair: Pair, seen: Seen) -> Distance | None:
+    """How far the port is off, from values, sketches or statistics; None where nothing says it."""
+    if seen.reference is not None and seen.port is not None:
+        if seen.reference.shape != seen.port.shape:
+            return None
+        return distance(seen.port, seen.reference)
+    return _from_summaries(pair.site, pair.port_site)
+
+
+def _searched(ours: NDArray[Any], theirs: NDArray[Any], layouts: Layouts) -> Fit | None:
+    fits = possible_fits(ours.shape, theirs.shape)
+    if len(fits) < 2:
+        return fits[0] if fits else None
+    if ours.shape == theirs.shape:
+        # Equal shapes are taken as they are, unless an order the rest of the trace needs fits here.
+        known = layouts.prefer(fits)
+        if known is None or known is fits[0]:
+            return fits[0]
+        chosen, error = best_fit((fits[0], known), ours, theirs)
+        return chosen if error < CLOSE else fits[0]
+    chosen, error = best_fit(fits, ours, theirs)
+    return chosen if error < CLOSE else layouts.prefer(fits) or fits[0]
+
+
+def _see_rows(ours: NDArray[Any], theirs: NDArray[Any]) -> Seen:
+    """A port that runs only part of the reference's batch: the prompt without the empty one."""
+    if not ours.size or not theirs.size or theirs.size % ours.size or not theirs.ndim:
+        return Seen(theirs, ours, None, "")
+    count = theirs.size // ours.size
+    if theirs.shape[0] % count or count > 8:
+        return Seen(theirs, ours, None, "")
+    best: tuple[float, int, NDArray[Any], Fit] | None = None
+    for at, chunk in enumerate(np.split(theirs, count)):
+        fit, error = best_fit(possible_fits(ours.shape, chunk.shape), ours, chunk)
+        if fit is not None and (best is None or error < best[0]):
+            best = (error, at, chunk, fit)
+    if best is None:
+        return Seen(theirs, ours, None, "")
+    note = f"the port has part {best[1] + 1} of the reference's {count}"
+    notes = "; ".join(text for text in (note, best[3].note) if text)
+    rows = len(theirs) // count
+    part = slice(best[1] * rows, (best[1] + 1) * rows)
+    return Seen(best[2], best[3].apply(ours), best[3], notes, part)
+
+
+def _see_parts(pair: Pair, theirs: NDArray[Any], port: Trace) -> Seen:
+    """A batch that the port runs as several calls; the prompt may come before the empty one."""
+    arrays = [port.read(event) for event in pair.port]
+    best: tuple[float, NDArray[Any], tuple[int, ...], Fit] | None = None
+    for order in permutations(range(len(arrays))) if len(arrays) <= 3 else [range(len(arrays))]:
+        joined = np.concatenate([np.atleast_1d(arrays[at]) for at in order], axis=0)
+        fits = possible_fits(joined.shape, theirs.shape)
+        fit, error = best_fit(fits, joined, theirs)
+        if fit is not None and (best is None or error < best[0]):
+            best = (error, fit.apply(joined), tuple(order), fit)
+    if best is None:
+        return Seen(theirs, arrays[0], None, "")
+    natural = best[2] == tuple(sorted(best[2]))
+    note = f"{len(arrays)} calls joined" + ("" if natural else " in reverse order")
+    return Seen(theirs, best[1], best[3], "; ".join(n for n in (note, best[3].note) if n))
+
+
+def _moved(fit: Fit) -> tuple[int, ...]:
+    """An order without the axes in front that stay: with or without a batch it is the same."""
+    kept = 0
+    while kept < len(fit.order) and fit.order[kept] == kept:
+        kept += 1
+    return tuple(axis - kept for axis in fit.order[kept:])
+
+
+def _join(trace: Trace, events: Sequence[Event], axis: int) -> NDArray[Any]:
+    if len(events) == 1:
+        return trace.read(events[0])
+    return np.concatenate([trace.read(event) for event in events], axis=axis)
+
+
+def _from_summaries(theirs: Event, ours: Event) -> Distance | None:
+    """An estimate from sketches, or what statistics cannot deny."""
+    if prod(theirs.shape) != prod(ours.shape):
+        return None
+    if theirs.sketch and ours.sketch and theirs.shape == ours.shape:
+        a, b = np.array(ours.sketch), np.array(theirs.sketch)
+        power = float(b @ b)
+        error = sqrt(float((a - b) @ (a - b)) / power) if power else inf
+        return Distance(error, error, 0.0, prod(ours.shape))
+    a, b = ours.stats, theirs.stats
+    if a is None or b is None or a.rms is None or b.rms is None:
+        return None
+    if (a.nan, a.inf) != (b.nan, b.inf):
+        return Distance(inf, inf, 0.0, a.count)
+    if not b.rms:
+        return Distance(0.0 if not a.rms else inf, 0.0, 0.0, a.count)
+    gaps = [abs(a.rms - b.rms), abs((a.mean or 0.0) - (b.mean or 0.0))]
+    return Distance(max(gaps) / b.rms, 0.0, 0.0, a.count)

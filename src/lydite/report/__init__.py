@@ -1,0 +1,1 @@
+"""Results to one HTML page that needs nothing beside it. Neither MLX nor torch is imported here."""

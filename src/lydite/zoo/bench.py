@@ -1,0 +1,203 @@
+"""Score a judge on the seeded bugs: where it points, how much it flags, when it cries wolf.
+
+Both sides are arguments: `reference(dtype, part)` gives two folders, the reference's trace and a
+second one that shows its own rounding, and `port(case, dtype)` writes a trace of the port under a
+case. A judge is `judge(reference, port, floor)` and gives anything with `verdict` ("agree",
+"diverge", or whatever else is no alarm), `site`, `place` and `step`, and `flagged` or `rows`.
+"""
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lydite.trace.store import Trace
+from lydite.zoo.cases import Bug, Control, Part, Place
+
+Judge = Callable[[Path, Path, Path], Any]
+Case = Bug | Control | None  # None: the port as it is
+Reference = Callable[[str, Part], tuple[Path, Path]]  # dtype of the port -> reference, floor
+Port = Callable[[Case, str], Path]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one judge said of one case."""
+
+    judge: str
+    dtype: str
+    case: str
+    kind: str  # "bug", "control", "clean"
+    held_out: bool
+    seen: bool  # the bug is above rounding in this dtype
+    verdict: str
+    site: str | None
+    place: str | None
+    step: int | None
+    truth: str
+    exact: bool  # the place itself, or another that holds the same array
+    block: bool  # the right block, or better
+    component: bool
+    flagged: int
+    causes: tuple[str, ...]  # what the judge named, best first
+    cause: str
+
+    @property
+    def alarm(self) -> bool:
+        return self.verdict == "diverge"
+
+
+def run(
+    cases: Iterable[Case],
+    *,
+    dtypes: Iterable[str],
+    judges: Mapping[str, Judge],
+    reference: Reference,
+    port: Port,
+    done: Callable[[Path], None] = lambda folder: None,
+) -> Iterator[Score]:
+    """One score per dtype, case and judge; `done` gets each port folder when all have judged it."""
+    cases = list(cases)
+    for dtype in dtypes:
+        same: dict[Path, SameArrays] = {}
+        for case in cases:
+            theirs, floor = reference(dtype, case.part if isinstance(case, Bug) else "draw")
+            if theirs not in same:
+                same[theirs] = SameArrays(theirs)
+            folder = port(case, dtype)
+            for name, judge in judges.items():
+                yield score(name, dtype, case, judge(theirs, folder, floor), same[theirs])
+            done(folder)
+
+
+def score(judge: str, dtype: str, case: Case, verdict: Any, same: "SameArrays") -> Score:
+    """A verdict held against the truth."""
+    said = _said(verdict)
+    truth = case.site if isinstance(case, Bug) else ()
+    exact = block = component = False
+    if said is not None and isinstance(case, Bug):
+        in_step = verdict.step in (None, case.step)
+        exact = in_step and _module(said) in same.all(truth, case.step)
+        block = exact or any(block_of(said.name) == block_of(place.name) for place in truth)
+        component = block or said.name.partition("/")[0] == case.component
+    findings = getattr(verdict, "findings", ())
+    return Score(
+        judge=judge,
+        dtype=dtype,
+        case=case.id if case else "clean",
+        kind="bug" if isinstance(case, Bug) else "control" if case else "clean",
+        held_out=isinstance(case, Bug) and case.held_out,
+        seen=isinstance(case, Bug) and dtype in case.seen_in,
+        verdict=verdict.verdict,
+        site=said.name if said else None,
+        place=said.port if said else None,
+        step=verdict.step,
+        truth=" | ".join(map(str, truth)),
+        exact=exact,
+        block=block,
+        component=component,
+        flagged=_flagged(verdict),
+        causes=tuple(finding.cause for finding in findings),
+        cause=case.cause if isinstance(case, Bug) else "",
+    )
+
+
+class SameArrays:
+    """Places of a trace that hold one array: a module's input and its first child's, say."""
+
+    def __init__(self, folder: Path) -> None:
+        self._hashes: dict[tuple[Place, int], set[str]] = {}
+        self._places: dict[tuple[str, int], set[Place]] = {}
+        with Trace.open(folder) as trace:
+            for event in trace.events:
+                place = Place(event.name, event.port)
+                if event.hash:
+                    self._hashes.setdefault((place, event.step), set()).add(event.hash)
+                    self._places.setdefault((event.hash, event.step), set()).add(place)
+
+    def all(self, places: Iterable[Place], step: int) -> set[Place]:
+        """These places and every other with the same content at this step."""
+        found = set(places)
+        for place in list(found):
+            for hash in self._hashes.get((place, step), ()):
+                found |= self._places[hash, step]
+        return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One line of the table: a judge in a dtype on one part of the bugs."""
+
+    judge: str
+    dtype: str
+    part: str  # "dev", "held-out"
+    bugs: int  # above rounding
+    exact: int
+    block: int
+    component: int
+    flagged: float  # median over those bugs
+    unseen: int  # below rounding
+    unseen_fair: int  # of these: no alarm, or at the right place
+    clean_flagged: int
+    controls: int
+    false_alarms: int  # controls and the clean port
+
+
+def summarize(scores: Iterable[Score]) -> list[Summary]:
+    """The table of the bench."""
+    scores = list(scores)
+    keys = dict.fromkeys((s.judge, s.dtype) for s in scores)
+    lines: list[Summary] = []
+    for judge, dtype in keys:
+        ours = [s for s in scores if (s.judge, s.dtype) == (judge, dtype)]
+        sound = [s for s in ours if s.kind != "bug"]
+        for part in ("dev", "held-out"):
+            bugs = [s for s in ours if s.kind == "bug" and s.held_out == (part == "held-out")]
+            seen = [s for s in bugs if s.seen]
+            unseen = [s for s in bugs if not s.seen]
+            lines.append(
+                Summary(
+                    judge,
+                    dtype,
+                    part,
+                    bugs=len(seen),
+                    exact=sum(s.exact for s in seen),
+                    block=sum(s.block for s in seen),
+                    component=sum(s.component for s in seen),
+                    flagged=statistics.median([s.flagged for s in seen] or [0]),
+                    unseen=len(unseen),
+                    unseen_fair=sum(not s.alarm or s.exact for s in unseen),
+                    clean_flagged=sum(s.flagged for s in sound if s.kind == "clean"),
+                    controls=sum(s.kind == "control" for s in sound),
+                    false_alarms=sum(s.alarm for s in sound),
+                )
+            )
+    return lines
+
+
+def block_of(name: str) -> str:
+    """The block a place is in: up to the first number, or a middle block, or the first child."""
+    component, _, path = name.partition("/")
+    found = re.match(r"(?:[^.]+\.)*?(?:\d+|mid_block)(?=\.|$)", path)
+    return f"{component}/{found.group() if found else path.partition('.')[0]}"
+
+
+def _said(verdict: Any) -> Place | None:
+    if verdict.site is None:
+        return None
+    return Place(verdict.site, verdict.place or "out")
+
+
+def _module(said: Place) -> Place:
+    """A parameter that differs says as much as its module's output."""
+    module, _, last = said.name.rpartition(".")
+    return Place(module) if last in ("weight", "bias") else said
+
+
+def _flagged(verdict: Any) -> int:
+    flagged = getattr(verdict, "flagged", None)
+    if flagged is not None:
+        return flagged if isinstance(flagged, int) else len(flagged)
+    return sum(row.wrong for row in getattr(verdict, "rows", ()))

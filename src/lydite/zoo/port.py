@@ -1,0 +1,66 @@
+"""Our side of the bench: one run of the pipeline recorded, as it is at this moment.
+
+Two runs show every bug: a picture drawn from text, recorded as `lydite trace` does it, and a fixed
+picture encoded by the VAE, which drawing does not run: its modules and `pipeline/image_latents`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.pipelines import sd3_trace
+from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.sd3_trace import SD3Recorder
+from lydite.trace.events import Event, Header
+from lydite.trace.mlx_capture import watching
+from lydite.trace.recorder import Recorder
+from lydite.trace.writer import TraceWriter
+from lydite.zoo.cases import Dump, Part
+from lydite.zoo.subject import NAME, REQUEST, SEED, picture
+
+ENCODING = {"model": NAME, "image": "zoo picture"}  # conditions of the second run
+
+
+def record_port(
+    pipeline: StableDiffusion3, folder: Path, part: Part = "draw", dump: Dump | None = None
+) -> Path:
+    """One run written to a new folder, with `dump` in another layout."""
+    if part == "draw" and dump is None:
+        sd3_trace.record(pipeline, REQUEST, SEED, folder, model=NAME)
+        return folder
+    dtype = str(pipeline.dtype).rpartition(".")[2]
+    request = pipeline.complete(REQUEST)
+    said = sd3_trace.conditions(request, SEED, NAME) if part == "draw" else ENCODING
+    header = Header(device="cpu", dtype=dtype, conditions=said)
+    with SD3Recorder(DumpingWriter(folder, header, dump)) as recorder:
+        if part == "draw":
+            sd3_trace.run(pipeline, request, SEED, recorder)
+        else:
+            encode_picture(pipeline, recorder)
+    return folder
+
+
+class DumpingWriter(TraceWriter):
+    """Writes values down in a layout of its own, and says nothing of it."""
+
+    def __init__(self, folder: Path, header: Header, dump: Dump | None) -> None:
+        super().__init__(folder, header)
+        self._dump = dump
+
+    def add(self, name: str, value: NDArray[Any], **about: Any) -> Event:
+        """As TraceWriter's."""
+        if self._dump is None:
+            return super().add(name, value, **about)
+        return super().add(name, self._dump(name, np.asarray(value)), **{**about, "dims": None})
+
+
+def encode_picture(pipeline: StableDiffusion3, recorder: Recorder) -> None:
+    """The VAE's encoder on a fixed picture."""
+    vae: Any = pipeline.networks.get("vae")
+    pixels = mx.array(picture().astype(np.float32) / 127.5 - 1)[None]
+    with watching(recorder, vae, scope="vae"):
+        mean = vae.encode(pixels.astype(pipeline.networks.dtype_of("vae"))).mean
+    recorder.record("pipeline/image_latents", mean, dims="b h w c")

@@ -1,0 +1,102 @@
+"""`lydite diff` on the command line: verdict, exit status, JSON, errors in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lydite.cli.main import lydite
+from toynet import record
+
+FIELDS = {
+    "verdict", "site", "port_site", "step", "last_agreement", "error", "floor", "findings",
+}  # fmt: skip
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(lydite, ["diff", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("traces")
+    record(root / "reference", side="reference")
+    for bug in ("", "unbiased", "pad"):
+        record(root / (bug or "clean"), bug=bug, shuffle=True)
+    return {path.name: path for path in root.iterdir()}
+
+
+def test_agreement_exits_with_0(folders: dict[str, Path]) -> None:
+    result = run(folders["reference"], folders["clean"])
+    assert result.exit_code == 0 and result.stdout.startswith("agree")
+
+
+def test_a_divergence_exits_with_1_and_says_one_sentence_first(folders: dict[str, Path]) -> None:
+    result = run(folders["reference"], folders["unbiased"])
+    first = result.stdout.splitlines()[0]
+    assert result.exit_code == 1 and first.startswith("diverge  net/blocks.2.norm")
+    assert "√(31/32)" in first and "fix:" in result.stdout
+
+
+def test_json_holds_what_machines_need(folders: dict[str, Path]) -> None:
+    result = run(folders["reference"], folders["unbiased"], "--json")
+    found = json.loads(result.stdout)
+    assert set(found) >= FIELDS and found["verdict"] == "diverge"
+    assert found["site"] == found["port_site"] == "net/blocks.2.norm"
+    assert {"cause", "evidence", "fix"} <= set(found["findings"][0])
+
+
+def test_a_tolerance_of_the_user_wins(folders: dict[str, Path]) -> None:
+    assert run(folders["reference"], folders["unbiased"], "--tolerance", "5").exit_code == 0
+    assert run(folders["reference"], folders["clean"], "--tolerance", "1e-12").exit_code == 1
+
+
+def test_quantized_lists_layers_and_judges_nothing(folders: dict[str, Path]) -> None:
+    result = run(folders["reference"], folders["unbiased"], "--quantized")
+    assert result.exit_code == 0 and "accumulated" in result.stdout
+    layers = json.loads(
+        run(folders["reference"], folders["unbiased"], "--quantized", "--json").stdout
+    )["layers"]
+    assert max(layers, key=lambda each: each["accumulated"])["by_step"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere", "nowhere"), "no such folder"),
+        (("{reference}", "{clean}", "--map", "nowhere.json"), "nowhere.json"),
+        (("{reference}", "{clean}", "--floor", "nowhere"), "no such folder"),
+        (("{reference}", "{clean}", "--tolerance", "-1"), "tolerance"),
+        (("{reference}", "{clean}", "--rerun", "false"), "ended with status 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: tuple[str, ...], says: str, folders: dict[str, Path]
+) -> None:
+    filled = [text.format(**{k: str(v) for k, v in folders.items()}) for text in arguments]
+    command = [sys.executable, "-m", "lydite", "diff", *filled]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and says in done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+
+
+def test_rerun_names_the_places_that_go_wrong_by_themselves(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    script = tmp_path / "port.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from toynet import Options, record\n"
+        "options = Options(bug='unbiased', shuffle=True,\n"
+        "                  inject=pathlib.Path(os.environ['LYDITE_INJECT']))\n"
+        "record(pathlib.Path(os.environ['LYDITE_TRACE']), options)\n"
+    )
+    result = run(
+        folders["reference"], folders["unbiased"], "--rerun", f"{sys.executable} {script}", "--json"
+    )
+    sources = json.loads(result.stdout)["sources"]
+    assert {row["site"] for row in sources} == {"net/blocks.2.norm"}

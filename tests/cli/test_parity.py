@@ -1,0 +1,114 @@
+"""`lydite parity`: one command from token ids to the picture, on tiny models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import tiny
+from lydite.cli.main import lydite
+from lydite.cli.parity import by_component, check_reference
+from lydite.core.errors import FileError
+from lydite.diff.result import Row, Verdict
+from lydite.reference import jobs
+from lydite.reference.diffusers_sd3 import ReferenceMissing
+from lydite.reference.jobs import ReferenceFailed
+
+SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(lydite, ["parity", *map(str, arguments)])
+
+
+def row(site: str, error: float | None, *, wrong: bool = False, floor: float = 1e-7) -> Row:
+    return Row(site, site, "out", 0, 0, "activation", (1,), "f32", error, floor, 1e-6, wrong)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("diffusers")
+    return tiny.make_pipeline(tmp_path_factory.mktemp("parity") / "model", "sd3.5-medium")
+
+
+def test_rows_are_summed_up_by_network_in_order() -> None:
+    rows = (
+        row("text_encoder/a", 2e-7),
+        row("transformer/b", 3e-7),
+        row("transformer", 1e-7),
+        row("transformer/c", None),
+    )
+    found = by_component(Verdict("agree", "", rows=rows))
+    assert [(each.name, each.values, each.error, each.verdict) for each in found] == [
+        ("text_encoder", 1, 2e-7, "agree"),
+        ("transformer", 2, 3e-7, "agree"),
+    ]
+    assert found[0].ratio == pytest.approx(2)
+
+
+def test_the_first_to_diverge_is_told_from_those_that_follow() -> None:
+    misplaced = row("text_encoder/a", 1.0, wrong=True)
+    rows = (misplaced, row("transformer/b", 0.1, wrong=True), row("vae/c", 0.2, wrong=True))
+    verdict = Verdict("diverge", "", site="transformer/b", rows=rows, aside=(misplaced,))
+    assert [each.verdict for each in by_component(verdict)] == ["agree", "diverge", "follow"]
+
+
+def test_a_reference_that_differs_from_itself_proves_nothing() -> None:
+    check_reference(Verdict("agree", "", rows=(row("a", 1e-3, floor=1e-2),)))
+    with pytest.raises(ReferenceFailed, match=r"differs from itself by 0\.9 at b"):
+        check_reference(Verdict("agree", "", rows=(row("b", 0.8, floor=0.9),)))
+
+
+def test_without_the_extra_it_says_so_first(monkeypatch) -> None:
+    def missing() -> None:
+        raise ReferenceMissing("torch is not installed")
+
+    monkeypatch.setattr(jobs, "check_installed", missing)
+    assert isinstance(run("/no/such/model").exception, ReferenceMissing)
+
+
+@pytest.mark.parity
+def test_they_agree_and_the_traces_stay_for_diff(model: Path, tmp_path: Path) -> None:
+    keep = tmp_path / "traces"
+    result = run(model, "a red star", *SMALL, "--keep", keep)
+    assert result.exit_code == 0, result.output or result.exception
+    lines = result.output.splitlines()
+    assert lines[0].startswith("agree  All ")
+    for name in ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "vae"):
+        assert any(line.startswith(f"{name} ") and "agree" in line for line in lines)
+    assert any(line.startswith("picture: largest difference ") for line in lines)
+    assert lines[-1] == f"next: lydite diff {keep}/reference {keep}/port --floor {keep}/floor"
+    assert sorted(path.name for path in keep.iterdir()) == ["floor", "port", "reference"]
+    again = run(model, "a red star", *SMALL, "--keep", keep)
+    assert isinstance(again.exception, FileError) and "is there already" in str(again.exception)
+
+
+@pytest.mark.parity
+def test_json_says_what_diff_says_and_more(model: Path) -> None:
+    result = run(model, "a red star", *SMALL, "--dtype", "bfloat16", "--json")
+    assert result.exit_code == 0, result.output or result.exception
+    found: dict[str, Any] = json.loads(result.output)
+    assert found["verdict"] == "agree" and found["rows"] and found["gates"]
+    assert found["floor_source"].endswith("float32 against bfloat16")
+    assert {each["name"] for each in found["components"]} >= {"pipeline", "transformer", "vae"}
+    assert sum(each["values"] for each in found["components"]) == len(found["rows"])
+    assert found["image"]["pixels"] == 32 * 48 and found["image"]["largest"] < 64
+
+
+@pytest.mark.parity
+def test_a_bug_is_found_where_it_is(model: Path, monkeypatch) -> None:
+    from lydite.pipelines import sd3_denoiser
+
+    def swapped(uncond: Any, cond: Any, scale: float) -> Any:
+        return cond + scale * (uncond - cond)
+
+    monkeypatch.setattr(sd3_denoiser, "cfg", swapped)
+    result = run(model, "a red star", *SMALL)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0].startswith("diverge  pipeline/velocity is the first wrong value at step 0")
+    assert any(line.startswith("pipeline ") and "diverge" in line for line in lines)
+    assert any(line.startswith("vae ") and "follow" in line for line in lines)
+    assert lines[-1].endswith("--keep traces") and "lydite parity" in lines[-1]

@@ -1,0 +1,204 @@
+"""`lydite trace` as a person uses it: our side, the reference's, and somebody's script."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lydite.cli.main import lydite
+from lydite.cli.recording import read_bytes
+from lydite.core.errors import FileError, InputError
+from lydite.trace.store import Trace
+
+SMALL = ["--steps", "2", "--size", "32x32", "--text-length", "4"]
+PORT = """
+import sys
+import numpy as np
+from lydite.trace.taps import set_step, tap
+
+x = np.arange(4, dtype=np.float32)
+for step in range(2):
+    set_step(step)
+    x = tap("pipeline/latents", x + 1)
+print("sum", x.sum())
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def run(*arguments: object) -> Result:
+    """Run in this process; a LyditeError comes back as the result's exception."""
+    return CliRunner().invoke(lydite, [str(each) for each in arguments])
+
+
+def ran(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run as a person does, in a folder of its own."""
+    command = [sys.executable, "-m", "lydite", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Path:
+    path = tmp_path / "port.py"
+    path.write_text(PORT)
+    return path
+
+
+def test_our_side_is_written_down_and_the_next_command_said(
+    untrained, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("trace", "a red fox", "-m", untrained, *SMALL, "--seed", 3)
+    assert result.exit_code == 0, result.exception
+    with Trace.open(tmp_path / "trace-ours-float32") as trace:
+        assert trace.header.complete
+        count = sum(event.kind != "selftest" for event in trace.events)
+        said = trace.header.conditions
+        assert (said["seed"], said["steps"], said["width"]) == (3, 2, 32)
+        assert said["model"] == str(untrained)
+    first, second = result.output.splitlines()
+    assert first.startswith(f"trace-ours-float32: {count:,} values, ") and first.endswith(" MB")
+    assert second.startswith("next: lydite trace 'a red fox' --model ")
+    assert second.endswith("--seed 3 --steps 2 --size 32x32 --text-length 4 --side reference")
+
+
+def test_levels_points_and_budget_decide_what_is_kept(untrained, tmp_path) -> None:
+    options = ["--level", "sketch", "--points", "vae/*:out", "--points", "pipeline/*"]
+    result = run("trace", "a", "-m", untrained, *SMALL, *options, "--budget", "5MB", "-q",
+                 "-o", tmp_path / "run")  # fmt: skip
+    assert result.exit_code == 0 and result.output == ""
+    with Trace.open(tmp_path / "run") as trace:
+        assert trace.header.capture["budget"] == 5_000_000
+        names = {event.name.split("/")[0] for event in trace.events}
+        assert names == {"vae", "pipeline"}
+        assert all(event.sketch or trace.has_values(event) for event in trace.events)
+
+
+def test_a_trace_is_replaced_only_when_asked_and_nothing_else_ever(untrained, tmp_path) -> None:
+    out = tmp_path / "run"
+    arguments = ["trace", "a", "-m", untrained, *SMALL, "--points", "pipeline/*", "-o", out]
+    assert run(*arguments).exit_code == 0
+    refused = run(*arguments)
+    assert isinstance(refused.exception, FileError) and "--overwrite" in str(refused.exception)
+    assert run(*arguments, "--overwrite").exit_code == 0
+    (out / "letter.txt").write_text("keep me")
+    assert isinstance(run(*arguments, "--overwrite").exception, FileError)
+    assert (out / "letter.txt").read_text() == "keep me"
+
+
+def test_another_traces_values_can_be_handed_to_ours(untrained, tmp_path) -> None:
+    arguments = ["trace", "a", "-m", untrained, *SMALL, "--points", "pipeline/*", "-q"]
+    run(*arguments, "--seed", 1, "-o", tmp_path / "one")
+    inject = ["--inject", tmp_path / "one", "--at", "pipeline/noise"]
+    assert run(*arguments, "--seed", 2, *inject, "-o", tmp_path / "two").exit_code == 0
+    images = []
+    for name in ("one", "two"):
+        with Trace.open(tmp_path / name) as trace:
+            event = trace.find("pipeline/image")
+            assert event
+            images.append(np.array(trace.read(event)))
+    assert np.array_equal(*images)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no prompt"),
+        (["a", "--dtype", "float64"], "for --side reference"),
+        (["a", "--seed", "1-3"], "one picture"),
+        (["a", "--budget", "lots"], "500MB"),
+        (["a", "--inject", "x"], "go together"),
+        (["a", "--at", "vae/*"], "go together"),
+        (["--"], "nothing after --"),
+        (["--", "no-such-program"], "no such program"),
+        (["a red star", "--", "true"], "'a red star' is for our own pipelines"),
+        (["--text-length", "3", "--", "true"], "--text-length is for our own pipelines"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(tmp_path, monkeypatch, arguments, said) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("trace", *arguments)
+    assert isinstance(result.exception, InputError) and said in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_with_taps_is_recorded_and_ends_as_it_ends(tmp_path, port) -> None:
+    done = ran("trace", "-o", "run", "--", sys.executable, port, "3", folder=tmp_path)
+    assert done.returncode == 3
+    assert done.stdout == "sum 14.0\n"  # and nothing of ours
+    assert "run: 2 values" in done.stderr and "next: lydite diff REFERENCE run" in done.stderr
+    with Trace.open(tmp_path / "run") as trace:
+        assert [event.step for event in trace.events] == [0, 1]
+
+
+def test_values_can_be_handed_to_a_script(tmp_path, port) -> None:
+    ran("trace", "-o", "one", "--", sys.executable, port, "0", folder=tmp_path)
+    path = tmp_path / "one" / "events.jsonl"
+    assert json.loads(path.read_text().splitlines()[0])["name"] == "pipeline/latents"
+    port.write_text(PORT.replace("x + 1", "x * 0"))
+    inject = ["--inject", "one", "--at", "pipeline/*"]
+    done = ran("trace", *inject, "--", sys.executable, port, "0", folder=tmp_path)
+    assert done.stdout == "sum 14.0\n" and (tmp_path / "trace-port").is_dir()
+
+
+def test_a_program_that_records_nothing_is_told_how(tmp_path) -> None:
+    done = ran("trace", "--", "true", folder=tmp_path)
+    assert done.returncode == 0 and "lydite.trace.taps.tap" in done.stderr
+
+
+def test_options_after_the_dashes_belong_to_the_program(tmp_path) -> None:
+    done = ran("trace", "--", "echo", "--side", "--help", "--", "x", folder=tmp_path)
+    assert done.stdout == "--side --help -- x\n"
+
+
+def test_a_program_killed_by_a_signal_is_passed_on_as_a_shell_does(tmp_path) -> None:
+    done = ran("trace", "--", "sh", "-c", "kill -TERM $$", folder=tmp_path)
+    assert done.returncode == 128 + signal.SIGTERM
+
+
+def test_an_interrupt_waits_for_the_program(tmp_path) -> None:
+    script = "import time\ntry:\n print('on', flush=True); time.sleep(60)\n"
+    script += "except KeyboardInterrupt:\n print('bye', flush=True); raise SystemExit(5)\n"
+    (tmp_path / "slow.py").write_text(script)
+    command = [sys.executable, "-m", "lydite", "trace", "--", sys.executable, "slow.py"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    )
+    assert process.stdout and process.stdout.readline() == "on\n"
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.stdout.read() == "bye\n" and process.wait() == 5
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500MB", 500_000_000), ("2 GiB", 2**31), ("1.5k", 1500), ("77", 77)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert read_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1MB", "2 PB", "MB", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        read_bytes(text)
+
+
+@pytest.mark.parity
+def test_both_sides_and_the_comparison_as_the_commands_say(untrained, tmp_path) -> None:
+    pytest.importorskip("diffusers")
+    common = ["trace", "a red fox", "-m", untrained, *SMALL]
+    theirs = ran(*common, "--side", "reference", folder=tmp_path)
+    assert theirs.returncode == 0, theirs.stderr
+    assert "--side ours" in theirs.stdout.splitlines()[-1]
+    ours = ran(*common, folder=tmp_path)
+    assert ours.stdout.endswith("next: lydite diff trace-reference-float32 trace-ours-float32\n")
+    missing = ran("trace", "a", "-m", ".", "--side", "reference", "-o", "x", folder=tmp_path)
+    assert missing.returncode == 2 and "diffusers cannot load it" in missing.stderr
+    assert "Traceback" not in missing.stderr and len(missing.stderr.splitlines()) == 1

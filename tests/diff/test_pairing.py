@@ -1,0 +1,137 @@
+"""Pairing: what belongs together when two people named and ordered things differently."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.core.errors import InputError
+from lydite.diff.names import match_spelling, match_weights, module_renames, tokens
+from lydite.diff.pairing import Pairing, pair
+from lydite.diff.renames import read_renames
+from lydite.trace.events import Header
+from lydite.trace.store import Trace
+from lydite.trace.writer import TraceWriter
+
+G = np.random.default_rng(0)
+VALUES = {name: G.standard_normal((2, 5, 8)).astype(np.float32) for name in "abcdefgh"}
+
+
+def write(folder: Path, events: list[tuple[Any, ...]], weights: Any = None) -> Trace:
+    """A trace of (name, value[, more]) events."""
+    with TraceWriter(folder, Header()) as writer:
+        for name, value, *more in events:
+            writer.add(name, np.asarray(value), **(more[0] if more else {}))
+        if weights:
+            writer.add_weights(weights)
+    return Trace.open(folder)
+
+
+def names(found: Pairing) -> dict[str, str]:
+    return {each.port_site.name: each.site.name for each in found.pairs}
+
+
+def test_spelling_and_scopes_do_not_matter() -> None:
+    found = match_spelling(
+        ["Blocks.0/attn", "x/y.z", "final"], ["net/blocks.0.attn", "y.z", "other/final"]
+    )
+    assert found == {
+        "Blocks.0/attn": "net/blocks.0.attn",
+        "x/y.z": "y.z",
+        "final": "other/final",
+    }
+
+
+def test_an_ambiguous_tail_is_no_match() -> None:
+    assert match_spelling(["out"], ["a/out", "b/out"]) == {}
+    assert tokens("A/b.c[0]") == ("a", "b", "c", "0")
+
+
+def test_equal_parameters_pin_modules(tmp_path: Path) -> None:
+    w = {key: G.standard_normal((4, 6)).astype(np.float32) for key in ("one", "two")}
+    reference = write(
+        tmp_path / "ref",
+        [("net/first", VALUES["a"]), ("net/second", VALUES["b"])],
+        {"net/first.weight": w["one"], "net/second.weight": w["two"]},
+    )
+    port = write(
+        tmp_path / "port",
+        [("m/zeta", VALUES["b"] * 3), ("m/eta", VALUES["a"] * 3)],  # wrong, and in another order
+        {"m/zeta.weight": w["two"].T.copy(), "m/eta.weight": w["one"].T.copy()},
+    )
+    ours, theirs = port.weights(), reference.weights()
+    assert ours and theirs
+    assert module_renames(match_weights(ours, theirs)) == {
+        "m/zeta": "net/second",
+        "m/eta": "net/first",
+    }
+    assert names(pair(reference, port)) == {"m/zeta": "net/second", "m/eta": "net/first"}
+
+
+def test_order_shape_and_content_pair_what_names_do_not(tmp_path: Path) -> None:
+    sites = ["net/embed", "net/layer.0.query", "net/layer.0.mlp", "net/head"]
+    reference = write(
+        tmp_path / "ref", [(n, VALUES[v]) for n, v in zip(sites, "abcd", strict=True)]
+    )
+    port = write(
+        tmp_path / "port",
+        [
+            ("stem", VALUES["a"]),
+            ("blk0_q", VALUES["b"]),
+            ("extra", VALUES["h"]),
+            ("top", VALUES["d"]),
+        ],
+    )
+    found = pair(reference, port)
+    assert names(found) == {"stem": "net/embed", "blk0_q": "net/layer.0.query", "top": "net/head"}
+    assert found.unpaired_reference == ("net/layer.0.mlp",)
+    assert found.unpaired_port == ("extra",)
+
+
+def test_fused_projections_are_taken_apart(tmp_path: Path) -> None:
+    q, k, v = (VALUES[name] for name in "abc")
+    reference = write(tmp_path / "ref", [("attn.to_q", q), ("attn.to_k", k), ("attn.to_v", v)])
+    port = write(tmp_path / "port", [("attn.qkv", np.concatenate([q, k, v], axis=-1))])
+    (found,) = pair(reference, port).pairs
+    assert [event.name for event in found.reference] == ["attn.to_q", "attn.to_k", "attn.to_v"]
+
+
+def test_a_port_without_steps_is_paired_in_order(tmp_path: Path) -> None:
+    values = [VALUES[name] for name in "abc"]
+    reference = write(tmp_path / "ref", [("x", v, {"step": i}) for i, v in enumerate(values)])
+    port = write(tmp_path / "port", [("x", v) for v in values])
+    found = pair(reference, port).pairs
+    assert [(each.site.step, each.port_site.call) for each in found] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_inputs_may_be_named_on_one_side(tmp_path: Path) -> None:
+    reference = write(tmp_path / "ref", [("m", VALUES["a"], {"port": "in.hidden_states"})])
+    port = write(tmp_path / "port", [("m", VALUES["a"], {"port": "in.0"})])
+    (found,) = pair(reference, port).pairs
+    assert (found.site.port, found.port_site.port) == ("in.hidden_states", "in.0")
+
+
+def test_outputs_in_another_order_are_mapped(tmp_path: Path) -> None:
+    reference = write(tmp_path / "ref", [("b", VALUES["a"]), ("b", VALUES["b"], {"port": "out.1"})])
+    port = write(tmp_path / "port", [("c", VALUES["b"]), ("c", VALUES["a"], {"port": "out.1"})])
+    path = tmp_path / "map.json"
+    path.write_text('{"c": {"ref": "b", "ports": {"out": "out.1", "out.1": "out"}}}')
+    found = pair(reference, port, read_renames(path)).pairs
+    assert {(each.site.port, each.port_site.port) for each in found} == {
+        ("out", "out.1"),
+        ("out.1", "out"),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 3}', '{"a": {"reff": "b"}}', '{"a": {"ref": [1]}}', '{"a": {"axis": "x"}}',
+     '{"a": {"ports": []}}'],
+)  # fmt: skip
+def test_a_bad_map_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_renames(path)
+    assert "'a'" in str(error.value) and "\n" not in str(error.value)

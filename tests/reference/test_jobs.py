@@ -1,0 +1,110 @@
+"""The process the reference runs in: it ends when we end, and what goes wrong is one line."""
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lydite.core.errors import LyditeError
+from lydite.reference import jobs
+from lydite.reference.diffusers_sd3 import ReferenceMissing
+from lydite.reference.jobs import Job, ReferenceFailed, Run, run_job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(str(tmp_path / "model"), "a red star", (Run(str(tmp_path / "run")),))
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Put a shell script in the place of Python."""
+    monkeypatch.setattr(jobs, "check_installed", lambda: None)
+
+    def put(script: str) -> None:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return put
+
+
+def told(job: Job, kind: type[LyditeError] = ReferenceFailed) -> str:
+    with pytest.raises(kind) as caught:
+        run_job(job)
+    assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_job_travels_as_json() -> None:
+    job = Job("model", "a “star”", (Run("a"), Run("b", "float64")), points=("vae/*",), width=64)
+    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
+
+
+def test_steps_are_counted_while_it_runs(job: Job, process) -> None:
+    process("cat > /dev/null; echo '{}'; echo '{}'")
+    steps: list[None] = []
+    run_job(job, lambda: steps.append(None))
+    assert len(steps) == 2
+
+
+def test_its_own_words_come_back(job: Job, process) -> None:
+    process("""cat > /dev/null; echo '{"error": "no such model"}'; echo noise >&2; exit 2""")
+    assert told(job) == "no such model"
+
+
+def test_what_is_not_installed_is_another_error(job: Job, process) -> None:
+    process("""cat > /dev/null; echo '{"error": "get torch", "missing": true}'; exit 2""")
+    assert told(job, ReferenceMissing) == "get torch"
+
+
+def test_an_illegal_instruction_is_named(job: Job, process) -> None:
+    process("kill -ILL $$")
+    assert "SIGILL" in told(job)
+
+
+def test_a_death_without_a_word_gives_the_last_line_it_printed(job: Job, process) -> None:
+    process("echo first >&2; echo 'ImportError: no such thing' >&2; echo >&2; exit 7")
+    assert "status 7" in told(job) and told(job).endswith("ImportError: no such thing")
+
+
+def test_it_ends_when_we_are_interrupted(job: Job, process, tmp_path: Path) -> None:
+    process(f"echo $$ > {tmp_path}/pid; cat > /dev/null; echo '{{}}'; exec sleep 60")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, interrupt)
+    assert time.monotonic() - start < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_the_users_own_settings_win() -> None:
+    assert jobs.environment({})["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+    assert jobs.environment({"ONEDNN_MAX_CPU_ISA": "DEFAULT"})["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
+
+
+@pytest.mark.parametrize("absent", ["torch", "diffusers", "transformers"])
+def test_without_the_extra_nothing_is_started(job: Job, monkeypatch, absent: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == absent else found("json")
+    )
+    text = told(job, ReferenceMissing)
+    assert absent in text and "pip install 'lydite[reference]'" in text
+
+
+@pytest.mark.parity
+def test_a_folder_that_is_no_model_is_one_clear_line(job: Job, tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    (tmp_path / "model").mkdir()
+    assert "model: diffusers cannot load it" in told(job) and "model_index.json" in told(job)
+    assert not (tmp_path / "run").exists()

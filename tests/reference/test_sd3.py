@@ -1,0 +1,222 @@
+"""diffusers recorded, and our pipeline held against it: every variant, every precision."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import tiny
+from lydite.core.errors import FileError, InputError
+from lydite.diff.compare import compare
+from lydite.pipelines import sd3_trace
+from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.reference.jobs import Dtype, Job, Run
+from lydite.reference.sd3 import record
+from lydite.trace.selftest import check_selftest, has_selftest
+from lydite.trace.store import Trace
+from measures import relative_l2
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.parity
+
+VARIANTS = [*tiny.VARIANTS, "without T5"]
+REQUEST = Request(
+    prompt="a red star",
+    negative="blue fox",
+    steps=3,
+    guidance=5.0,
+    width=32,
+    height=48,
+    text_length=24,
+)
+# What modules of the reference do that ours leave to functions, or that do nothing in a run.
+FUNCTIONS = (
+    "act", "act_1", "act_fn", "activation_fn", "conv_act", "dropout", "nonlinearity", "silu",
+    "time_proj", "to_out.1",
+)  # fmt: skip
+
+
+class Models:
+    """Tiny checkpoints and their traces, each made once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.made: dict[tuple[str, ...], Path] = {}
+
+    def folder(self, variant: str) -> Path:
+        if (variant,) not in self.made:
+            name, t5 = ("sd3-medium", False) if variant == "without T5" else (variant, True)
+            path = tiny.make_pipeline(self.root / variant, name, t5=t5)
+            self.made[variant,] = path
+        return self.made[variant,]
+
+    def job(self, variant: str, folder: Path, dtype: Dtype = "float32", **changes: Any) -> Job:
+        fields = {name: getattr(REQUEST, name) for name in ("prompt", "negative", "steps")}
+        fields |= {name: getattr(REQUEST, name) for name in ("guidance", "width", "height")}
+        runs = (Run(str(folder), dtype),)
+        job = Job(str(self.folder(variant)), runs=runs, seed=1, text_length=24, **fields)
+        return replace(job, name="tiny", **changes)
+
+    def reference(self, variant: str, dtype: Dtype = "float32") -> Trace:
+        key = ("reference", variant, dtype)
+        if key not in self.made:
+            self.made[key] = self.root / f"reference-{variant}-{dtype}"
+            job = self.job(variant, self.made[key], dtype)
+            record(job, job.runs[0])
+        return Trace.open(self.made[key])
+
+    def ours(self, variant: str, dtype: str = "float32") -> Trace:
+        key = ("ours", variant, dtype)
+        if key not in self.made:
+            self.made[key] = self.root / f"ours-{variant}-{dtype}"
+            pipeline = StableDiffusion3.load(self.folder(variant), dtype=getattr(mx, dtype))
+            sd3_trace.record(pipeline, REQUEST, 1, self.made[key], model="tiny")
+        return Trace.open(self.made[key])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def values(trace: Trace, name: str, port: str = "out", step: int = 0) -> np.ndarray:
+    event = trace.find(name, port, step)
+    assert event is not None, (name, port, step)
+    return trace.read(event)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_value_agrees_in_float32(models: Models, variant: str) -> None:
+    verdict = compare(
+        models.reference(variant), models.ours(variant), floor=models.reference(variant, "float64")
+    )
+    assert verdict.verdict == "agree", verdict.sentence
+    assert not any(row.wrong for row in verdict.rows)
+    assert all(gate.passed for gate in verdict.gates)
+    assert max((row.error or 0) / (row.floor or 1) for row in verdict.rows) < 8
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("variant", ["sd3.5-medium"])
+def test_every_value_agrees_in_narrow_precision(models: Models, variant: str, dtype: Any) -> None:
+    verdict = compare(
+        models.reference(variant),
+        models.ours(variant, dtype),
+        floor=models.reference(variant, dtype),
+    )
+    assert verdict.verdict == "agree", verdict.sentence
+    assert not any(row.wrong for row in verdict.rows)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_what_we_compute_in_functions_has_no_counterpart(models: Models, variant: str) -> None:
+    verdict = compare(models.reference(variant), models.ours(variant))
+    assert verdict.unpaired_port == ()
+    unexplained = [name for name in verdict.unpaired_reference if not name.endswith(FUNCTIONS)]
+    assert unexplained == []
+
+
+def test_both_sides_say_the_same_of_themselves(models: Models) -> None:
+    theirs, ours = models.reference("sd3.5-medium"), models.ours("sd3.5-medium")
+    assert theirs.header.conditions == ours.header.conditions
+    assert (theirs.header.side, theirs.header.dtype) == ("reference", "float32")
+    assert theirs.header.framework.startswith("torch 2") and theirs.header.complete
+    assert has_selftest(theirs) and not check_selftest(theirs)
+    own, other = ours.weights(), theirs.weights()
+    assert own and other and own.keys() == other.keys()
+
+
+def test_names_between_the_networks_are_equal_strings(models: Models) -> None:
+    names = [
+        {
+            (event.name, event.kind, event.step)
+            for event in trace.events
+            if event.name.startswith("pipeline/")
+        }
+        for trace in (models.reference("sd3.5-medium"), models.ours("sd3.5-medium"))
+    ]
+    assert names[0] == names[1]
+
+
+def test_the_picture_is_the_one_diffusers_draws_unwatched(models: Models) -> None:
+    """Our one batch of negative prompt and prompt gives what its two calls give."""
+    from diffusers import StableDiffusion3Pipeline
+
+    pipeline: Any = StableDiffusion3Pipeline.from_pretrained(models.folder("sd3.5-large"))
+    pipeline.set_progress_bar_config(disable=True)
+    image = pipeline(
+        REQUEST.prompt,
+        negative_prompt=REQUEST.negative,
+        num_inference_steps=REQUEST.steps,
+        guidance_scale=REQUEST.guidance,
+        width=REQUEST.width,
+        height=REQUEST.height,
+        max_sequence_length=REQUEST.text_length,
+        generator=torch.Generator().manual_seed(1),
+        output_type="np",
+    ).images[0]
+    assert relative_l2(values(models.reference("sd3.5-large"), "pipeline/image"), image) < 1e-5
+
+
+def test_float64_is_float64_even_where_the_reference_pins_float32(models: Models) -> None:
+    exact = models.reference("sd3-medium", "float64")
+    narrow = {
+        event.name
+        for event in exact.events
+        if event.dtype not in ("f64", "i64") and event.kind != "selftest"
+    }
+    assert narrow == {"pipeline/noise"}  # what both runs are given
+    ours, theirs = (
+        values(trace, "transformer/time_text_embed.time_proj")
+        for trace in (exact, models.reference("sd3-medium"))
+    )
+    assert 1e-9 < relative_l2(theirs, ours) < 1e-4  # sin(1000 x) in float32
+
+
+def test_noise_can_be_given(models: Models, tmp_path: Path) -> None:
+    noise = values(models.reference("sd3-medium"), "pipeline/noise")
+    np.save(tmp_path / "noise.npy", noise)
+    job = models.job("sd3-medium", tmp_path / "run", seed=99, noise=str(tmp_path / "noise.npy"))
+    record(job, job.runs[0])
+    with Trace.open(tmp_path / "run") as trace:
+        expected = values(models.reference("sd3-medium"), "pipeline/image")
+        assert np.array_equal(values(trace, "pipeline/image"), expected)
+        assert trace.header.conditions["noise"] == "given"
+
+
+def test_without_guidance_only_the_prompt_is_run(models: Models, tmp_path: Path) -> None:
+    job = models.job("sd3-medium", tmp_path / "theirs", guidance=1.0)
+    record(job, job.runs[0])
+    pipeline = StableDiffusion3.load(models.folder("sd3-medium"))
+    request = replace(REQUEST, guidance=1.0)
+    sd3_trace.record(pipeline, request, 1, tmp_path / "ours", model="tiny")
+    with Trace.open(tmp_path / "theirs") as theirs, Trace.open(tmp_path / "ours") as ours:
+        assert values(theirs, "pipeline/token_ids").shape == (1, 77)
+        for name in ("pipeline/velocity", "pipeline/latents"):
+            moved = values(ours, name, step=2).transpose(0, 3, 1, 2)
+            assert relative_l2(moved, values(theirs, name, step=2)) < 1e-5
+
+
+def test_injected_values_replace_its_own(models: Models, tmp_path: Path) -> None:
+    given = models.reference("sd3-medium")
+    job = models.job("sd3-medium", tmp_path / "run", seed=99)
+    job = replace(job, inject=str(given.folder), inject_at="pipeline/noise")
+    record(job, job.runs[0])
+    with Trace.open(tmp_path / "run") as trace:
+        assert np.array_equal(values(trace, "pipeline/image"), values(given, "pipeline/image"))
+
+
+def test_what_it_cannot_do_is_said_before_a_trace_is_begun(models: Models, tmp_path: Path) -> None:
+    job = models.job("sd3-medium", tmp_path / "run", width=33)
+    with pytest.raises(InputError, match="divisible by"):
+        record(job, job.runs[0])
+    single = replace(job, model=str(tmp_path / "sd3.safetensors"), width=32)
+    with pytest.raises(FileError, match="--components"):
+        record(single, job.runs[0])
+    np.save(tmp_path / "noise.npy", np.zeros((1, 16, 8, 8)))
+    with pytest.raises(InputError, match=r"expected \[1, 16, 12, 8\]"):
+        record(replace(job, noise=str(tmp_path / "noise.npy"), width=32), job.runs[0])
+    assert not (tmp_path / "run").exists()
