@@ -1,11 +1,14 @@
-"""One denoising step and one whole image: ours against diffusers, same machine, same weights.
+"""One whole image and its parts: ours against diffusers, same machine, same weights.
 
     .venv/bin/python benchmarks/step.py                      the demo's size, on this machine
+    .venv/bin/python benchmarks/step.py --threads 1          where others use the machine too
     .venv/bin/python benchmarks/step.py --preset sd3-medium --size 512 --dtype bfloat16 --step-only
 
 A random checkpoint is written once; each side then runs in a process of its own, turn and turn
 about, so that neither warms the other up and peak memory is its own. Ratios are ours / theirs:
-below 1 we are faster. Needs the `reference` extra. On CUDA both sides use the GPU.
+below 1 we are faster. Beside each stands the ratio of CPU times, which other programs disturb
+least, and which compares two sides of one thread each. Needs the `reference` extra. On CUDA both
+sides use the GPU.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROUNDS = 3
+WARM_UP = 3
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
@@ -32,9 +36,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1, help="pictures; guidance doubles it")
     parser.add_argument("--text-length", type=int, default=16, help="tokens beside CLIP's 77")
     parser.add_argument("--steps", type=int, default=8, help="of the whole image")
-    parser.add_argument("--repeat", type=int, default=10, help="timed steps per round")
+    parser.add_argument("--repeat", type=int, default=10, help="timed runs per round")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--step-only", action="store_true", help="leave the whole image out")
+    parser.add_argument("--threads", type=int, help="of either side's CPU arithmetic")
     parser.add_argument("--torch-compile", action="store_true", help="the reference compiled too")
     parser.add_argument("--side", choices=("ours", "diffusers"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -102,18 +107,26 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     )
     request = pipeline.complete(request)
     denoiser = pipeline.denoiser(request, pipeline.encode(request), options.batch)
+    vae: Any = pipeline.networks.get("vae")
     side = options.size // pipeline.files.components["vae"].config.factor
     x = mx.array(
         np.random.default_rng(0).standard_normal((options.batch, side, side, 16), np.float32)
     )
 
+    def text() -> None:
+        encoded = pipeline.encode(request)
+        mx.eval(encoded.text, encoded.pooled)
+
     def step() -> None:
         mx.eval(denoiser.velocity(x, 0))
+
+    def decode() -> None:
+        mx.eval(vae.decode(x.astype(dtype)))
 
     def image() -> None:
         list(pipeline.generate(request, range(options.batch), batch=options.batch))
 
-    result = measure(options, step, image)
+    result = measure(options, {"text": text, "step": step, "decode": decode, "image": image})
     peak = mx.get_peak_memory() if mx.default_device() != mx.Device(mx.cpu) else peak_rss()
     return {**result, "peak": peak, "runs_on": f"mlx {mx.default_device()}; {blas}"}
 
@@ -124,7 +137,7 @@ def run_diffusers(options: argparse.Namespace) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, options.dtype)
-    pipeline = StableDiffusion3Pipeline.from_pretrained(
+    pipeline: Any = StableDiffusion3Pipeline.from_pretrained(
         options.folder, text_encoder_3=None, tokenizer_3=None, torch_dtype=dtype
     ).to(device)
     pipeline.set_progress_bar_config(disable=True)
@@ -142,12 +155,17 @@ def run_diffusers(options: argparse.Namespace) -> dict[str, Any]:
     }
     inputs = {name: value.to(device, dtype) for name, value in inputs.items()}
     timestep = torch.full((double,), 500.0, device=device)
+    latent = inputs["hidden_states"][: options.batch]
+    torch.set_grad_enabled(False)
+
+    def text() -> None:
+        pipeline.encode_prompt("a red fox", None, None, max_sequence_length=options.text_length)
 
     def step() -> None:
-        with torch.no_grad():
-            transformer(**inputs, timestep=timestep)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        transformer(**inputs, timestep=timestep)
+
+    def decode() -> None:
+        pipeline.vae.decode(latent)
 
     def image() -> None:
         pipeline(
@@ -160,29 +178,34 @@ def run_diffusers(options: argparse.Namespace) -> dict[str, Any]:
             num_images_per_prompt=options.batch,
         )
 
-    result = measure(options, step, image)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    parts = {"text": text, "step": step, "decode": decode, "image": image}
+    result = measure(options, parts, wait)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else peak_rss()
     return {**result, "peak": peak, "runs_on": f"torch {torch.__version__} {device}"}
 
 
 def measure(
-    options: argparse.Namespace, step: Callable[[], None], image: Callable[[], None]
+    options: argparse.Namespace,
+    parts: dict[str, Callable[[], None]],
+    wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Median of the timed steps, and the image once warm; seconds."""
-    for _ in range(3):
-        step()
-    steps = [timed(step) for _ in range(options.repeat)]
-    result: dict[str, Any] = {"step": statistics.median(steps)}
-    if not options.step_only:
-        image()
-        result["image"] = timed(image)
+    """Medians of wall and CPU time of each part once warm, in seconds."""
+    result: dict[str, Any] = {}
+    for name, run in parts.items():
+        if options.step_only and name != "step":
+            continue
+        times = [timed(run, wait) for _ in range(WARM_UP + options.repeat)][WARM_UP:]
+        walls, cpus = zip(*times, strict=True)
+        result[name], result[f"{name} cpu"] = statistics.median(walls), statistics.median(cpus)
     return result
 
 
-def timed(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
+def timed(run: Callable[[], None], wait: Callable[[], None]) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - start
+    wait()
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def peak_rss() -> int:
@@ -193,8 +216,13 @@ def peak_rss() -> int:
 
 def in_a_process(side: str, options: argparse.Namespace) -> dict[str, Any]:
     arguments = [*sys.argv[1:], "--side", side, "--folder", str(options.folder)]
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if options.threads else ()
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, __file__, *arguments],
+        env=os.environ | dict.fromkeys(names, str(options.threads)),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -207,15 +235,25 @@ def report(options: argparse.Namespace, results: dict[str, list[dict[str, Any]]]
     for side, rows in results.items():
         print(f"  {side:<10} {rows[0]['runs_on']}")
     rows = [
+        ("text", "text encoders", "ms", 1e3),
         ("step", f"one step, {77 + options.text_length} text tokens", "ms", 1e3),
+        ("decode", "VAE decoder", "ms", 1e3),
         ("image", f"whole image, {options.steps} steps", "ms", 1e3),
         ("peak", "peak memory of the process", "MiB", 2**-20),
     ]
     for key, label, unit, scale in rows:
         if key in results["ours"][0]:
-            ours, theirs = (scale * min(row[key] for row in results[side]) for side in results)
+            ours, theirs = (scale * best(results[side], key) for side in results)
             figures = f"ours {ours:9.1f} {unit:<3}   diffusers {theirs:9.1f} {unit:<3}"
-            print(f"  {label:<28} {figures}   ratio {ours / theirs:.2f}")
+            line = f"  {label:<28} {figures}   ratio {ours / theirs:.2f}"
+            if f"{key} cpu" in results["ours"][0]:
+                ours, theirs = (best(results[side], f"{key} cpu") for side in results)
+                line += f"   cpu {ours / theirs:.2f}"
+            print(line)
+
+
+def best(rows: list[dict[str, Any]], key: str) -> float:
+    return min(row[key] for row in rows)
 
 
 if __name__ == "__main__":

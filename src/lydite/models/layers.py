@@ -5,13 +5,24 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
+from lydite.models import cpu
+
+
+class Linear(nn.Linear):
+    """A matrix product and a bias."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if not on_cpu() or "bias" not in self:
+            return super().__call__(x)
+        return x @ self.weight.T + self.bias  # MLX would fill the product with the bias first
+
 
 class GELUTanh(nn.Module):
     """A projection and the tanh approximation of GELU, as diffusers' `gelu-approximate`."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.proj = nn.Linear(dim, hidden)
+        self.proj = Linear(dim, hidden)
 
     def __call__(self, x: mx.array) -> mx.array:
         return gelu_tanh(self.proj(x))
@@ -22,7 +33,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.net = [GELUTanh(dim, 4 * dim), nn.Identity(), nn.Linear(4 * dim, dim)]
+        self.net = [GELUTanh(dim, 4 * dim), nn.Identity(), Linear(4 * dim, dim)]
 
     def __call__(self, x: mx.array) -> mx.array:
         for layer in self.net:
@@ -35,38 +46,58 @@ class MLPEmbedder(nn.Module):
 
     def __init__(self, dim_in: int, dim: int) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(dim_in, dim)
-        self.linear_2 = nn.Linear(dim, dim)
+        self.linear_1 = Linear(dim_in, dim)
+        self.linear_2 = Linear(dim, dim)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.linear_2(silu(self.linear_1(x)))
 
 
-def gelu_tanh(x: mx.array) -> mx.array:
-    """GELU's tanh approximation, ½·x·(1 + tanh u) = x·σ(2u) with u = √(2/π)·(x + 0.044715·x³)."""
+class Conv2d(nn.Conv2d):
+    """A convolution of stride 1 that keeps the size of the picture."""
+
+    def __init__(self, width_in: int, width: int, kernel_size: int) -> None:
+        super().__init__(width_in, width, kernel_size, padding=kernel_size // 2)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if not on_cpu():
+            return super().__call__(x)
+        return cpu.conv2d(x, self.weight, self.bias).astype(x.dtype)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group norm over neighbouring channels, as PyTorch groups them."""
+
+    def __init__(self, groups: int, width: int, *, eps: float) -> None:
+        super().__init__(groups, width, eps=eps, pytorch_compatible=True)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if not on_cpu():
+            return super().__call__(x)
+        y = cpu.group_norm(x, self.weight, self.bias, groups=self.num_groups, eps=self.eps)
+        return y.astype(x.dtype)
+
+
+def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> mx.array:
+    """Scaled dot-product attention, (B, H, L, D) each."""
     if not on_cpu():
-        return nn.gelu_approx(x)
-    wide = x.astype(mx.float32)
-    u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
-    return (wide / (1 + _exp(-2 * u))).astype(x.dtype)
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)
+    return cpu.attention(q, k, v, scale).astype(q.dtype)
+
+
+def gelu_tanh(x: mx.array) -> mx.array:
+    """The tanh approximation of GELU."""
+    return cpu.gelu_tanh(x).astype(x.dtype) if on_cpu() else nn.gelu_approx(x)
 
 
 def silu(x: mx.array) -> mx.array:
     """x·σ(x)."""
-    if not on_cpu():
-        return nn.silu(x)
-    wide = x.astype(mx.float32)
-    return (wide / (1 + _exp(-wide))).astype(x.dtype)
+    return cpu.silu(x).astype(x.dtype) if on_cpu() else nn.silu(x)
 
 
 def on_cpu() -> bool:
     """Whether MLX runs on the CPU."""
     return mx.default_device() == mx.Device(mx.cpu)
-
-
-def _exp(x: mx.array) -> mx.array:
-    # MLX's exp and tanh take 17 and 28 ns a value on an x86 CPU, its power of two takes 6
-    return mx.power(2.0, x * math.log2(math.e))
 
 
 def sinusoids(timesteps: mx.array, channels: int) -> mx.array:

@@ -13,7 +13,16 @@ import mlx.nn as nn
 
 from lydite.core.config import Count, Size
 from lydite.core.errors import InputError
-from lydite.models.layers import FeedForward, MLPEmbedder, join_heads, silu, sinusoids, split_heads
+from lydite.models.layers import (
+    FeedForward,
+    Linear,
+    MLPEmbedder,
+    attention,
+    join_heads,
+    silu,
+    sinusoids,
+    split_heads,
+)
 
 Modulation = dict[str, mx.array]  # path of a norm -> its shifts, scales and gates, (B, n, D)
 
@@ -60,10 +69,10 @@ class MMDiT(nn.Module):
         dim = config.inner_dim
         self.pos_embed = PatchEmbed(config)
         self.time_text_embed = TimeTextEmbedding(dim, config.pooled_projection_dim)
-        self.context_embedder = nn.Linear(config.joint_attention_dim, config.caption_projection_dim)
+        self.context_embedder = Linear(config.joint_attention_dim, config.caption_projection_dim)
         self.transformer_blocks = [JointBlock(config, index) for index in range(config.num_layers)]
         self.norm_out = AdaLayerNorm(dim, 2)
-        self.proj_out = nn.Linear(dim, config.patch_size**2 * config.out_channels)
+        self.proj_out = Linear(dim, config.patch_size**2 * config.out_channels)
 
     def modulation(self, timesteps: mx.array, pooled: mx.array) -> Modulation:
         """Tables of every adaptive norm for all steps: (S,) and (B, P) to (S, B, n, D) each."""
@@ -150,7 +159,7 @@ class AdaLayerNorm(nn.Module):
     def __init__(self, dim: int, chunks: int) -> None:
         super().__init__()
         self.chunks = chunks
-        self.linear = nn.Linear(dim, chunks * dim)
+        self.linear = Linear(dim, chunks * dim)
         self.norm = nn.LayerNorm(dim, eps=1e-6, affine=False)
 
     def table(self, embedding: mx.array) -> mx.array:
@@ -171,14 +180,12 @@ class JointAttention(nn.Module):
         dim, head = config.inner_dim, config.attention_head_dim
         self.heads = config.num_attention_heads
         self.scale = head**-0.5
-        self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim) for _ in range(3))
-        self.to_out = [nn.Linear(dim, dim)]
+        self.to_q, self.to_k, self.to_v = (Linear(dim, dim) for _ in range(3))
+        self.to_out = [Linear(dim, dim)]
         if joint:
-            self.add_q_proj, self.add_k_proj, self.add_v_proj = (
-                nn.Linear(dim, dim) for _ in range(3)
-            )
+            self.add_q_proj, self.add_k_proj, self.add_v_proj = (Linear(dim, dim) for _ in range(3))
         if text_out:
-            self.to_add_out = nn.Linear(dim, dim)
+            self.to_add_out = Linear(dim, dim)
         if config.qk_norm:
             self.norm_q, self.norm_k = (nn.RMSNorm(head, eps=1e-6) for _ in range(2))
             if joint:
@@ -197,7 +204,7 @@ class JointAttention(nn.Module):
                 mx.concatenate([ours, theirs], axis=2)  # image first, as the reference
                 for ours, theirs in zip((q, k, v), added, strict=True)
             )
-        x = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale)  # (B, H, L+S, D/H)
+        x = attention(q, k, v, scale=self.scale)  # (B, H, L+S, D/H)
         x = join_heads(x)  # (B, L+S, D)
         if text is None:
             return self.to_out[0](x), None

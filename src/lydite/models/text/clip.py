@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
-from lydite.models.layers import join_heads, split_heads
+from lydite.models.layers import Linear, join_heads, split_heads
 from lydite.models.text import pretrained
 from lydite.models.text.pretrained import ACTIVATIONS, Activation
 
@@ -74,10 +74,10 @@ class CLIPAttention(nn.Module):
     def __init__(self, config: CLIPTextConfig) -> None:
         super().__init__()
         self.num_heads = config.num_attention_heads
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=True)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=True)
-        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=True)
-        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=True)
+        self.q_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
+        self.k_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
+        self.v_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
+        self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
 
     def __call__(self, x: mx.array) -> mx.array:
         q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, S, D/H)
@@ -92,8 +92,8 @@ class CLIPMLP(nn.Module):
     def __init__(self, config: CLIPTextConfig) -> None:
         super().__init__()
         self.activation_fn = ACTIVATIONS[config.hidden_act]
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=True)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=True)
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=True)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.fc2(self.activation_fn(self.fc1(x)))
@@ -156,7 +156,7 @@ class CLIPTextModel(nn.Module):
                 raise InputError(
                     "CLIPTextModel: projection asked for, config has no projection_dim."
                 )
-            self.text_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
+            self.text_projection = Linear(config.hidden_size, config.projection_dim, bias=False)
 
     def __call__(self, input_ids: mx.array) -> CLIPTextOutput:
         """Encode ids (B, S); every row attends causally, padding included, as diffusers has it."""

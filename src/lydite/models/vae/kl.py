@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from lydite.core.config import Count, Size
-from lydite.models.layers import silu
+from lydite.models.layers import Conv2d, GroupNorm, Linear, attention, silu
 
 IGNORED = frozenset({"sample_size", "force_upcast"})  # a hint for tiling; a hint for fp16 SDXL
 FIXED = {"act_fn": "silu", "latents_mean": None, "latents_std": None}
@@ -76,9 +76,9 @@ class AutoencoderKL(nn.Module):
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         if config.use_quant_conv:
-            self.quant_conv = nn.Conv2d(2 * latent, 2 * latent, kernel_size=1)
+            self.quant_conv = Conv2d(2 * latent, 2 * latent, kernel_size=1)
         if config.use_post_quant_conv:
-            self.post_quant_conv = nn.Conv2d(latent, latent, kernel_size=1)
+            self.post_quant_conv = Conv2d(latent, latent, kernel_size=1)
 
     def encode(self, image: mx.array) -> Posterior:
         """Images in −1…1, (B, H, W, 3), to the distribution of their raw latents."""
@@ -107,7 +107,7 @@ class Encoder(nn.Module):
     def __init__(self, config: AutoencoderKLConfig) -> None:
         super().__init__()
         widths, groups = config.block_out_channels, config.norm_num_groups
-        self.conv_in = nn.Conv2d(config.in_channels, widths[0], kernel_size=3, padding=1)
+        self.conv_in = Conv2d(config.in_channels, widths[0], kernel_size=3)
         self.down_blocks = [
             DownBlock(
                 widths[max(level - 1, 0)],
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
         ]
         self.mid_block = MidBlock(widths[-1], groups, attention=config.mid_block_add_attention)
         self.conv_norm_out = group_norm(widths[-1], groups)
-        self.conv_out = nn.Conv2d(widths[-1], 2 * config.latent_channels, kernel_size=3, padding=1)
+        self.conv_out = Conv2d(widths[-1], 2 * config.latent_channels, kernel_size=3)
 
     def __call__(self, x: mx.array) -> mx.array:
         x = self.conv_in(x)
@@ -134,7 +134,7 @@ class Decoder(nn.Module):
     def __init__(self, config: AutoencoderKLConfig) -> None:
         super().__init__()
         widths, groups = tuple(reversed(config.block_out_channels)), config.norm_num_groups
-        self.conv_in = nn.Conv2d(config.latent_channels, widths[0], kernel_size=3, padding=1)
+        self.conv_in = Conv2d(config.latent_channels, widths[0], kernel_size=3)
         self.mid_block = MidBlock(widths[0], groups, attention=config.mid_block_add_attention)
         self.up_blocks = [
             UpBlock(
@@ -147,7 +147,7 @@ class Decoder(nn.Module):
             for level, width in enumerate(widths)
         ]
         self.conv_norm_out = group_norm(widths[-1], groups)
-        self.conv_out = nn.Conv2d(widths[-1], config.out_channels, kernel_size=3, padding=1)
+        self.conv_out = Conv2d(widths[-1], config.out_channels, kernel_size=3)
 
     def __call__(self, x: mx.array) -> mx.array:
         x = self.mid_block(self.conv_in(x))
@@ -206,11 +206,11 @@ class ResnetBlock(nn.Module):
     def __init__(self, width_in: int, width: int, groups: int) -> None:
         super().__init__()
         self.norm1 = group_norm(width_in, groups)
-        self.conv1 = nn.Conv2d(width_in, width, kernel_size=3, padding=1)
+        self.conv1 = Conv2d(width_in, width, kernel_size=3)
         self.norm2 = group_norm(width, groups)
-        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1)
+        self.conv2 = Conv2d(width, width, kernel_size=3)
         if width_in != width:
-            self.conv_shortcut = nn.Conv2d(width_in, width, kernel_size=1)
+            self.conv_shortcut = Conv2d(width_in, width, kernel_size=1)
 
     def __call__(self, x: mx.array) -> mx.array:
         hidden = self.conv1(silu(self.norm1(x)))
@@ -225,14 +225,14 @@ class PixelAttention(nn.Module):
         super().__init__()
         self.scale = width**-0.5
         self.group_norm = group_norm(width, groups)
-        self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
-        self.to_out = [nn.Linear(width, width)]
+        self.to_q, self.to_k, self.to_v = (Linear(width, width) for _ in range(3))
+        self.to_out = [Linear(width, width)]
 
     def __call__(self, x: mx.array) -> mx.array:
         B, H, W, C = x.shape
         tokens = self.group_norm(x).reshape(B, 1, H * W, C)  # (B, heads=1, L, C)
         q, k, v = self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
-        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        out = attention(q, k, v, scale=self.scale)
         return x + self.to_out[0](out).reshape(B, H, W, C)
 
 
@@ -248,7 +248,7 @@ class Downsample(nn.Module):
 class Upsample(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(width, width, kernel_size=3, padding=1)
+        self.conv = Conv2d(width, width, kernel_size=3)
 
     def __call__(self, x: mx.array) -> mx.array:
         B, H, W, C = x.shape
@@ -256,6 +256,6 @@ class Upsample(nn.Module):
         return self.conv(x)  # nearest neighbour, then smoothed
 
 
-def group_norm(width: int, groups: int) -> nn.GroupNorm:
-    """The autoencoder's norm; MLX's defaults are eps 1e-5 and another grouping of channels."""
-    return nn.GroupNorm(groups, width, eps=1e-6, pytorch_compatible=True)
+def group_norm(width: int, groups: int) -> GroupNorm:
+    """The autoencoder's norm; MLX's default eps is 1e-5."""
+    return GroupNorm(groups, width, eps=1e-6)
