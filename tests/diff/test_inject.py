@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from toynet import Options, record
 
 from lydite.diff.inject import isolate
 from lydite.trace.store import Trace
+from toynet import Options, record
 
 SOURCES = {
     "transpose": ["net/blocks.2.attn.to_v"],
