@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def main() -> None:
     for way, results in rows.items():
         best = min(results, key=lambda row: row["cpu_s"])
         rate = size / best["cpu_s"] / 1e9
-        print(f"{way}: {rate:.2f} GB/s per core, peak {best['peak_mib']:.0f} MiB beyond the import")
+        print(f"{way}: {rate:.2f} GB/s per core, {best['peak_mib']:.0f} MiB of memory")
     ratio = min(r["cpu_s"] for r in rows["lydite"]) / min(r["cpu_s"] for r in rows["allclose"])
     print(f"ratio lydite / allclose: {ratio:.2f} of the time ({size / 2**30:.1f} GiB read)")
 
@@ -106,25 +107,34 @@ def with_allclose(folder: Path) -> dict[str, float]:
 
 
 class measured(dict[str, float]):
-    """CPU seconds and growth of resident memory of a block; mapped files are counted out."""
+    """CPU seconds of a block and how far its private memory grew; mapped files are counted out."""
 
     def __enter__(self) -> "measured":
-        self.start, self.memory = time.process_time(), _own_memory()
+        self._first = self._most = _private_memory()
+        self._done = threading.Event()
+        self._watch = threading.Thread(target=self._look)
+        self._watch.start()
+        self._start = time.process_time()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self["cpu_s"] = time.process_time() - self.start
-        self["peak_mib"] = max(0.0, _own_memory() - self.memory)
+        self["cpu_s"] = time.process_time() - self._start
+        self._done.set()
+        self._watch.join()
+        self["peak_mib"] = self._most - self._first
+
+    def _look(self) -> None:
+        while not self._done.wait(0.002):
+            self._most = max(self._most, _private_memory())
 
 
-def _own_memory() -> float:
-    """MiB of private memory at most so far; falls back to all of it where the kernel tells less."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("RssAnon"):
-                return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def _private_memory() -> float:
+    """MiB; where the kernel does not tell private from mapped, the most there ever was of both."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
 WAYS = {"lydite": with_lydite, "allclose": with_allclose}
