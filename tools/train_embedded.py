@@ -4,11 +4,14 @@
     ...                                           --stage judge --seconds 100
     ...                                           --stage transformer --seconds 570 --to-fraction 0.5
     ...                                           --stage transformer --seconds 570 --from-fraction 0.5
+    ...                                           --stage transformer --round 2 --seconds 570 --to-fraction 0.6
+    ...                                           --stage transformer --round 2 --seconds 380 --from-fraction 0.6
     ...                                           --stage evaluate
     ...                                           --stage export --folder embedded-model
 
 Each stage reads what the earlier ones left in --work, so they can run as separate short calls.
---seconds is the time of the whole call: training takes what its preparation leaves. With --tiny
+--seconds is the time of the whole call: training takes what its preparation leaves. A second round
+starts from the weights of the first, on other scenes with more objects in them. With --tiny
 every stage runs on a CPU within seconds and proves nothing but the script. Needs torch, diffusers
 and transformers, and one large GPU for the real thing.
 """  # noqa: E501
@@ -52,6 +55,11 @@ SHIFT = 3.0  # of the schedule, as in SD3
 STEPS, GUIDANCE, ZERO_TOKENS = 16, 3.0, 16  # how the finished model is meant to be run
 TRAINED_ZERO_TOKENS = 8
 CHUNK = 20_000  # scenes per seed
+CROWDED = (
+    0.18,
+    0.41,
+    0.41,
+)  # of scenes with one, two, three objects, in the rounds after the first
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,7 @@ def main() -> None:
     parser.add_argument("--stage", choices=STAGES, required=True)
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--seconds", type=float, default=570, help="of the whole call")
+    parser.add_argument("--round", type=int, default=1, help="of the transformer's training")
     parser.add_argument("--from-fraction", type=float, default=0.0, help="> 0 resumes")
     parser.add_argument("--to-fraction", type=float, default=1.0, help="of the schedule")
     parser.add_argument("--folder", type=Path, help="where `export` writes the model")
@@ -112,7 +121,7 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     start_log(args.work / "train.log")
-    torch.manual_seed(round(1000 * args.from_fraction))
+    torch.manual_seed(round(1000 * (args.round - 1 + args.from_fraction)))
     torch.backends.cudnn.benchmark = True
     allow_tf32(True)
     LOG.info("stage %s: %s", args.stage, " ".join(sys.argv[1:]))
@@ -124,10 +133,15 @@ def main() -> None:
 # --- data -----------------------------------------------------------------------------------------
 
 
-def sample_chunks(n: int) -> Iterator[scenes.Scenes]:
-    """The scenes of training, a seed for every CHUNK of them."""
+def sample_chunks(n: int, lap: int = 1) -> Iterator[scenes.Scenes]:
+    """The scenes of a round of training, a seed for every CHUNK of them."""
     for start in range(0, n, CHUNK):
-        yield scenes.sample_scenes(min(CHUNK, n - start), seed=1000 + start // CHUNK)
+        yield sample_chunk(start // CHUNK, min(CHUNK, n - start), lap)
+
+
+def sample_chunk(chunk: int, n: int, lap: int) -> scenes.Scenes:
+    share = scenes.SHARE if lap == 1 else CROWDED
+    return scenes.sample_scenes(n, seed=1000 * lap + chunk, share=share)
 
 
 def join(parts: Sequence[scenes.Scenes]) -> scenes.Scenes:
@@ -154,9 +168,9 @@ def to_bytes(pictures: Tensor) -> Tensor:
     return ((pictures.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
-def start_captions(recipe: Recipe) -> Callable[[], Tensor]:
+def start_captions(recipe: Recipe, lap: int) -> Callable[[], Tensor]:
     """Write the captions of all scenes in other processes; call the result for their ids."""
-    jobs = [(start // CHUNK, min(CHUNK, recipe.scenes - start), recipe.captions)
+    jobs = [(start // CHUNK, min(CHUNK, recipe.scenes - start), recipe.captions, lap)
             for start in range(0, recipe.scenes, CHUNK)]  # fmt: skip
     pool = multiprocessing.get_context("fork").Pool(recipe.workers)
     waiting = pool.map_async(chunk_captions, jobs, chunksize=1)
@@ -169,10 +183,10 @@ def start_captions(recipe: Recipe) -> Callable[[], Tensor]:
     return collect
 
 
-def chunk_captions(job: tuple[int, int, int]) -> Any:
+def chunk_captions(job: tuple[int, int, int, int]) -> Any:
     """Token ids of several captions per scene of a chunk: (n, k, MAX_TOKENS)."""
-    chunk, n, k = job
-    drawn, rng, vocabulary = scenes.sample_scenes(n, 1000 + chunk), Random(1000 + chunk), Words()
+    chunk, n, k, lap = job
+    drawn, rng, vocabulary = sample_chunk(chunk, n, lap), Random(1000 * lap + chunk), Words()
     ids = np.empty((n, k, MAX_TOKENS), np.int16)
     for index in range(n):
         scene = drawn.scene(index)
@@ -845,7 +859,7 @@ def check_velocity(recipe: Recipe, args: argparse.Namespace) -> None:
 
 def train_transformer(args: argparse.Namespace, recipe: Recipe) -> None:
     """Rectified flow on latents, the text encoders trained along with the transformer."""
-    collect = start_captions(recipe)
+    collect = start_captions(recipe, args.round)
     check_velocity(recipe, args)
     vae, judge = load_vae(args, recipe), load_judge(args)
     latents = all_latents(args, recipe, vae)
@@ -853,7 +867,9 @@ def train_transformer(args: argparse.Namespace, recipe: Recipe) -> None:
     LOG.info("latents %s, captions %s", tuple(latents.shape), tuple(ids.shape))
     torch.manual_seed(1)
     transformer, encoders = make_transformer(recipe), make_text_encoders(recipe)
-    torch.manual_seed(1000 + round(1000 * args.from_fraction))  # other samples in every call
+    if args.round > 1 and args.from_fraction == 0:
+        load_weights(args, transformer, encoders)
+    torch.manual_seed(1000 * args.round + round(1000 * args.from_fraction))  # new in every call
     velocity = Velocity(transformer, encoders, args)
     empty, B = torch.tensor(Words().encode(""), device=DEVICE), recipe.batch
 
@@ -869,7 +885,8 @@ def train_transformer(args: argparse.Namespace, recipe: Recipe) -> None:
         return (predicted - (noise - x)).square().mean()
 
     modules = [transformer, *encoders]
-    step = TrainingStep(modules, loss, rate=1e-3, decay=0.03, average=0.9995)
+    rate = 1e-3 if args.round == 1 else 5e-4
+    step = TrainingStep(modules, loss, rate=rate, decay=0.03, average=0.9995)
     sizes = [sum(p.numel() for p in module.parameters()) for module in modules]
     LOG.info("parameters %s, ready to train", sizes)
     if args.from_fraction > 0:
@@ -911,11 +928,13 @@ def sample_log_zeros() -> Tensor:
 
 def all_latents(args: argparse.Namespace, recipe: Recipe, vae: AutoencoderKL) -> Tensor:
     """Latents of every scene, as the transformer sees them; kept on disk for the next call."""
-    path = args.work / "latents.pt"
+    path = args.work / f"latents-{args.round}.pt"
     if path.exists():
         return torch.load(path, map_location=DEVICE)
     shift, scale = vae.config["shift_factor"], vae.config["scaling_factor"]
-    parts = [encode_pictures(vae, draw(chunk)) for chunk in sample_chunks(recipe.scenes)]
+    parts = [
+        encode_pictures(vae, draw(chunk)) for chunk in sample_chunks(recipe.scenes, args.round)
+    ]
     latents = torch.cat([((part.float() - shift) * scale).to(torch.bfloat16) for part in parts])
     if args.to_fraction < 1:
         torch.save(latents, path)
@@ -986,12 +1005,20 @@ def load_models(
     args: argparse.Namespace, recipe: Recipe
 ) -> tuple[SD3Transformer2DModel, list[CLIPTextModelWithProjection]]:
     transformer, encoders = make_transformer(recipe), make_text_encoders(recipe)
-    load_half({"": transformer}, args.work / "transformer.safetensors")
-    texts = {f"text_encoder_{number}.": each for number, each in enumerate(encoders, 1)}
-    load_half(texts, args.work / "text_encoders.safetensors")
+    load_weights(args, transformer, encoders)
     for model in (transformer, *encoders):
         model.requires_grad_(False).eval()
     return transformer, encoders
+
+
+def load_weights(
+    args: argparse.Namespace,
+    transformer: SD3Transformer2DModel,
+    encoders: Sequence[CLIPTextModelWithProjection],
+) -> None:
+    load_half({"": transformer}, args.work / "transformer.safetensors")
+    texts = {f"text_encoder_{number}.": each for number, each in enumerate(encoders, 1)}
+    load_half(texts, args.work / "text_encoders.safetensors")
 
 
 def evaluate(args: argparse.Namespace, recipe: Recipe) -> None:

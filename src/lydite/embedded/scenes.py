@@ -119,10 +119,12 @@ class Scenes:
         )
 
 
-def sample_scenes(n: int, seed: int, *, held_out: bool = False) -> Scenes:
+def sample_scenes(
+    n: int, seed: int, *, held_out: bool = False, share: tuple[float, ...] = SHARE
+) -> Scenes:
     """N scenes; with `held_out`, every one of several objects has a pair never trained on."""
     g = np.random.Generator(np.random.PCG64(seed))
-    count = g.choice(np.arange(1, MOST_OBJECTS + 1), n, p=SHARE)
+    count = g.choice(np.arange(1, MOST_OBJECTS + 1), n, p=share)
     shape, color = _sample_kinds(g, count, held_out)
     size = _sample_sizes(g, count)
     low, high = np.array(RADII).T
