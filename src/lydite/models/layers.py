@@ -1,6 +1,8 @@
 """Layers that more than one network is built from."""
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,6 +17,20 @@ class Linear(nn.Linear):
         if not on_cpu() or "bias" not in self:
             return super().__call__(x)
         return x @ self.weight.T + self.bias  # MLX would fill the product with the bias first
+
+
+def project(x: mx.array, layers: Sequence[nn.Linear]) -> list[mx.array]:
+    """Several linears of one input.
+
+    On CUDA as one product, whose weights are joined on the way: a launch costs as much there as a
+    product of the text stream. A quantized or a recorded linear is another class, and called.
+    """
+    if not mx.cuda.is_available() or on_cpu() or any(type(layer) is not Linear for layer in layers):
+        return [layer(x) for layer in layers]
+    weight = mx.concatenate([layer.weight for layer in layers])
+    bias = mx.concatenate([layer.bias for layer in layers])
+    parts = mx.split(mx.addmm(bias, x, weight.T), len(layers), axis=-1)
+    return list(parts)
 
 
 class GELUTanh(nn.Module):
@@ -87,7 +103,15 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> mx.arra
 
 def gelu_tanh(x: mx.array) -> mx.array:
     """The tanh approximation of GELU."""
-    return cpu.gelu_tanh(x).astype(x.dtype) if on_cpu() else nn.gelu_approx(x)
+    return cpu.gelu_tanh(x).astype(x.dtype) if on_cpu() else _gelu_tanh(x)
+
+
+@partial(mx.compile, shapeless=True)
+def _gelu_tanh(x: mx.array) -> mx.array:
+    """x·σ(2u) in float32, without the power that makes MLX's own the slowest pass of a block."""
+    y = x.astype(mx.float32)
+    slope = 2 * math.sqrt(2 / math.pi)
+    return (y * mx.sigmoid(y * (slope + 0.044715 * slope * (y * y)))).astype(x.dtype)
 
 
 def silu(x: mx.array) -> mx.array:
@@ -121,3 +145,12 @@ def join_heads(x: mx.array) -> mx.array:
     """(B, H, L, D/H) to (B, L, D)."""
     B, _, L, _ = x.shape
     return x.transpose(0, 2, 1, 3).reshape(B, L, -1)
+
+
+def join_tokens(first: mx.array, second: mx.array) -> mx.array:
+    """(B, H, L, D) and (B, H, S, D) to (B, H, L+S, D).
+
+    In memory the tokens come before the heads, as linears write them and `join_heads` reads them:
+    two long copies here, and none after the attention.
+    """
+    return mx.concatenate([first.swapaxes(1, 2), second.swapaxes(1, 2)], axis=1).swapaxes(1, 2)

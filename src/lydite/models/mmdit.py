@@ -19,6 +19,8 @@ from lydite.models.layers import (
     MLPEmbedder,
     attention,
     join_heads,
+    join_tokens,
+    project,
     silu,
     sinusoids,
     split_heads,
@@ -201,7 +203,7 @@ class JointAttention(nn.Module):
                 text, ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
             )
             q, k, v = (
-                mx.concatenate([ours, theirs], axis=2)  # image first, as the reference
+                join_tokens(ours, theirs)  # image first, as the reference
                 for ours, theirs in zip((q, k, v), added, strict=True)
             )
         x = attention(q, k, v, scale=self.scale)  # (B, H, L+S, D/H)
@@ -214,7 +216,8 @@ class JointAttention(nn.Module):
     def _project(
         self, x: mx.array, projections: tuple[str, str, str], norms: tuple[str, str]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        q, k, v = (split_heads(self[name](x), self.heads) for name in projections)
+        each = project(x, [self[name] for name in projections])
+        q, k, v = (split_heads(y, self.heads) for y in each)
         if norms[0] in self:
             q, k = self[norms[0]](q), self[norms[1]](k)
         return q, k, v
