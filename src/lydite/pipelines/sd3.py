@@ -25,8 +25,9 @@ from lydite.pipelines.sd3_files import SD3Files, open_files
 from lydite.pipelines.sd3_text import Conditioning, encode
 from lydite.pipelines.watch import Watch, require_finite, unwatched
 from lydite.sampling.prediction import flow_noised
-from lydite.sampling.samplers import Step, sample_euler
+from lydite.sampling.samplers.euler import sample_euler
 from lydite.sampling.schedules import Schedule, flow_schedule, tail
+from lydite.sampling.steps import Step
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
 

@@ -10,12 +10,15 @@ from lydite.models.mmdit import MMDiT
 from lydite.pipelines.sd3_text import Conditioning
 from lydite.pipelines.watch import Watch, unwatched
 from lydite.sampling.guidance import cfg
+from lydite.sampling.law import FLOW
 from lydite.sampling.prediction import flow_denoised
 from lydite.sampling.schedules import Schedule
 
 
 class Denoiser:
     """Computes once what is constant over the steps, and then one velocity per step."""
+
+    law = FLOW
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Guidance: two predictions made into one."""
 
-from lydite.sampling.samplers import A
+from lydite.sampling.steps import A
 
 
 def cfg(uncond: A, cond: A, scale: float) -> A:

@@ -4,7 +4,7 @@ A flow model sees x = σ·noise + (1 − σ)·image and predicts the velocity no
 with a bf16 velocity the product σ·v would already be rounded to bf16.
 """
 
-from lydite.sampling.samplers import A
+from lydite.sampling.steps import A
 
 
 def flow_denoised(x: A, velocity: A, sigma: float) -> A:

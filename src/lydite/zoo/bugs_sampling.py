@@ -10,7 +10,7 @@ from lydite.models import mmdit
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import sd3, sd3_denoiser
 from lydite.pipelines.noise import NOISES
-from lydite.sampling.samplers import Step
+from lydite.sampling.steps import Step
 from lydite.zoo.bugs_schedule import bug
 from lydite.zoo.bugs_weights import BLOCK_0, FLOAT32, bfloat16
 from lydite.zoo.cases import Apply, fed, out

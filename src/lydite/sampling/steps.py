@@ -1,0 +1,62 @@
+"""What samplers are written against: arrays of any library, a denoiser, a source of noise."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from lydite.sampling.law import VE, Law
+
+
+class Array(Protocol):
+    """What this room asks of an array; MLX, torch and NumPy arrays all have it."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __truediv__(self, other: Any, /) -> Any: ...
+
+
+A = TypeVar("A", bound=Array)
+
+
+class Denoise(Protocol[A]):
+    """The network as a sampler sees it: the clean image it makes out in `x` at `sigma`."""
+
+    @property
+    def law(self) -> Law: ...
+    def __call__(self, x: A, sigma: float, /) -> A: ...
+
+
+class PairDenoise(Denoise[A], Protocol):
+    """A denoiser that also tells what it saw without the prompt, as CFG++ asks."""
+
+    def pair(self, x: A, sigma: float, /) -> tuple[A, A]:
+        """(guided, unconditional)."""
+        ...
+
+
+# Standard normals in the shape of x for the way from one sigma to the next. A Brownian path gives
+# the same ones for the same two sigmas, whatever steps lie between; a stream, the next ones.
+Noise = Callable[[float, float], A]
+
+
+@dataclass(frozen=True)
+class FunctionDenoiser(Generic[A]):
+    """A plain function as a denoiser under a law."""
+
+    function: Callable[[A, float], A]
+    law: Law = VE
+
+    def __call__(self, x: A, sigma: float) -> A:
+        return self.function(x, sigma)
+
+
+@dataclass(frozen=True)
+class Step(Generic[A]):
+    """One step from `sigma` to `sigma_next`: `x` after it, and the `denoised` that directed it."""
+
+    index: int
+    sigma: float
+    sigma_next: float
+    x: A
+    denoised: A
