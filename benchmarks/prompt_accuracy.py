@@ -80,7 +80,9 @@ def draw_ours(texts: Sequence[str], options: argparse.Namespace) -> Pictures:
 def draw_theirs(texts: Sequence[str], options: argparse.Namespace) -> Pictures:
     import torch
     from diffusers import StableDiffusion3Pipeline
+    from diffusers.utils import logging
 
+    logging.set_verbosity_error()  # it would say for each prompt what the stub of a T5 cannot read
     model: Any = StableDiffusion3Pipeline.from_pretrained(options.model)
     model.set_progress_bar_config(disable=True)
     pictures: list[Any] = []

@@ -7,8 +7,9 @@
 
 A judge is a function of three folders, reference, port and the reference's own rounding. A float32
 port is compared with a float32 reference and its float64 twin, another with the float32 reference
-and its twin in the port's precision. Needs the `reference` extra; a quarter of an hour on two
-cores, and 4 GB for --keep.
+and its twin in the port's precision. `lydite, injected` runs the port once more on the reference's
+values; its floor is the twin run on the same values. Needs the `reference` extra; half an hour on
+two cores, and 4 GB for --keep.
 """
 
 import argparse
@@ -19,8 +20,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,8 +36,9 @@ import numpy as np
 
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.trace.events import Header
-from lydite.trace.recorder import Recorder
+from lydite.trace.recorder import Injection, Recorder
 from lydite.trace.store import Trace
+from lydite.trace.taps import injection
 from lydite.zoo.cases import Bug, Control, Part, bugs, controls
 from lydite.zoo.port import ENCODING, record_port
 from lydite.zoo.subject import NAME, REQUEST, SEED, make_subject, picture
@@ -50,6 +54,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="ids of cases, with commas")
     parser.add_argument("--no-baselines", action="store_true", help="leave the fixed rules out")
     parser.add_argument("--no-lydite", action="store_true", help="leave lydite diff out")
+    parser.add_argument("--no-inject", action="store_true", help="leave injected runs out")
     parser.add_argument("--no-weights", action="store_true", help="traces without weights.json")
     parser.add_argument("--json", type=Path, help="where every score goes")
     parser.add_argument(
@@ -61,8 +66,8 @@ def main() -> None:
         root.mkdir(parents=True, exist_ok=True)
         scores = run(options, root)
     summaries = bench.summarize(scores)
-    print(table(summaries))
-    print(misses(scores))
+    for text in (table(summaries), spread(scores), misses(scores)):
+        print(text, end="\n" if text else "")
     if options.json:
         rows = {"scores": [asdict(s) for s in scores], "summary": [asdict(s) for s in summaries]}
         options.json.write_text(json.dumps(rows, indent=1))
@@ -70,18 +75,20 @@ def main() -> None:
 
 def run(options: argparse.Namespace, root: Path) -> list[bench.Score]:
     """Every case in every dtype before every judge."""
+    sides = Sides(root, keep=options.keep is not None, weights=not options.no_weights)
     judges: dict[str, bench.Judge] = {}
     if not options.no_baselines:
         judges = {"fixed rule": baselines.fixed_rule, "allclose": baselines.allclose}
     if not options.no_lydite:
         judges["lydite"] = lydite
+        if not options.no_inject:
+            judges[f"lydite{bench.INJECTED}"] = sides.injected
     judges |= {name: _imported(name) for name in options.judge}
     sound: list[bench.Case] = [None, *controls()]
     every: list[bench.Case] = [*sound, *bugs()]
     if options.only:
         wanted = set(options.only.split(","))
         every = [case for case in every if (case.id if case else "clean") in wanted]
-    sides = Sides(root, keep=options.keep is not None, weights=not options.no_weights)
     plan = [(name, every) for name in options.dtypes.split(",") if name]
     plan += [(name, sound) for name in options.clean.split(",") if name and not options.only]
     scores: list[bench.Score] = []
@@ -111,32 +118,61 @@ class Sides:
         if not self.model.exists():
             make_subject(self.model)
         self._pipelines: dict[str, StableDiffusion3] = {}
+        self._cases: dict[Path, tuple[bench.Case, str]] = {}
 
     def reference(self, dtype: str, part: Part) -> tuple[Path, Path]:
-        names = ("float32", FLOORS[dtype])
-        folders = [self.root / f"reference-{part}-{name}" for name in names]
-        runs = [(f, name) for f, name in zip(folders, names, strict=True) if not self._there(f)]
-        if runs:
-            (draw_reference if part == "draw" else encode_reference)(self.model, runs)
-        for folder in folders:
-            self._there(folder)
-        return folders[0], folders[1]
+        return self._reference("float32", part), self._reference(FLOORS[dtype], part)
+
+    def local_floor(self, dtype: str, part: Part) -> Path:
+        """The reference's rounding at each place alone: run on the values of its float32 run."""
+        return self._reference(FLOORS[dtype], part, inject=self._reference("float32", part))
+
+    def _reference(self, dtype: str, part: Part, inject: Path | None = None) -> Path:
+        folder = self.root / f"reference-{part}-{dtype}{'-injected' if inject else ''}"
+        if not self._there(folder):
+            record = draw_reference if part == "draw" else encode_reference
+            record(self.model, folder, dtype, inject)
+        self._there(folder)
+        return folder
 
     def port(self, case: bench.Case, dtype: str) -> Path:
         folder = self.root / f"port-{dtype}-{case.id if case else 'clean'}"
-        if self._there(folder):
-            return folder
-        if dtype not in self._pipelines:
-            made = StableDiffusion3.load(self.model, dtype=getattr(mx, dtype))
-            self._pipelines[dtype] = made
-        pipeline = self._pipelines[dtype]
+        self._cases[folder] = case, dtype
+        if not self._there(folder):
+            self._record(case, dtype, folder)
+        return folder
+
+    def injected(self, reference: Path, port: Path, floor: Path) -> Any:
+        """`lydite diff` of the port run again on the reference's values."""
+        from lydite.diff.inject import isolate
+
+        case, dtype = self._cases[port]
+
+        def rerun(values: Path, out: Path) -> None:
+            self._record(case, dtype, out, injection(values, "*:*"))
+
+        free = lydite(reference, port, floor)
+        local = self.local_floor(dtype, _part(case))
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            Trace.open(reference) as theirs,
+            Trace.open(port) as ours,
+            Trace.open(local) as own,
+        ):
+            return isolate(theirs, ours, rerun, Path(scratch), free=free, floor=own)
+
+    def _record(
+        self, case: bench.Case, dtype: str, folder: Path, inject: Injection | None = None
+    ) -> None:
+        pipeline = self._pipelines.get(dtype)
+        if pipeline is None:
+            pipeline = StableDiffusion3.load(self.model, dtype=getattr(mx, dtype))
+            self._pipelines[dtype] = pipeline
         mx.random.seed(0)  # for the bug that draws
         with case.apply(pipeline) if case else nullcontext():
-            part = case.part if isinstance(case, Bug) else "draw"
             dump = case.dump if isinstance(case, Control) else None
-            record_port(pipeline, folder, part, dump)
+            record_port(pipeline, folder, _part(case), dump, inject)
         self._there(folder)
-        return folder
 
     def _there(self, folder: Path) -> bool:
         """Whether a whole trace is there; what an interrupted run left is removed."""
@@ -155,14 +191,14 @@ class Sides:
             shutil.rmtree(folder)
 
 
-def draw_reference(model: Path, runs: list[tuple[Path, str]]) -> None:
-    """The same picture on diffusers, once for each folder and precision."""
+def draw_reference(model: Path, folder: Path, dtype: str, inject: Path | None) -> None:
+    """The same picture on diffusers."""
     from lydite.reference.jobs import Job, Run, run_job
 
     job = Job(
         model=str(model),
         prompt=REQUEST.prompt,
-        runs=tuple(Run(str(folder), cast(Any, dtype)) for folder, dtype in runs),
+        runs=(Run(str(folder), cast(Any, dtype)),),
         negative=REQUEST.negative,
         seed=SEED,
         steps=REQUEST.steps,
@@ -171,11 +207,13 @@ def draw_reference(model: Path, runs: list[tuple[Path, str]]) -> None:
         height=REQUEST.height,
         text_length=REQUEST.text_length,
         name=NAME,
+        inject=str(inject) if inject else None,
+        inject_at="*:*",
     )
     run_job(job)
 
 
-def encode_reference(model: Path, runs: list[tuple[Path, str]]) -> None:
+def encode_reference(model: Path, folder: Path, dtype: str, inject: Path | None) -> None:
     """The same picture through the encoder of diffusers' VAE."""
     import torch
     from diffusers import AutoencoderKL
@@ -183,16 +221,17 @@ def encode_reference(model: Path, runs: list[tuple[Path, str]]) -> None:
     from lydite.trace.torch_capture import watching
 
     pixels = torch.from_numpy(picture().astype(np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
-    for folder, dtype in runs:
-        precision = getattr(torch, dtype)
-        vae: Any = AutoencoderKL.from_pretrained(model / "vae", dtype=precision)
-        header = Header(side="reference", device="cpu", dtype=dtype, conditions=ENCODING)
-        with torch.no_grad(), Recorder.start(folder, header=header) as recorder:
-            with watching(recorder, vae, scope="vae"):
-                mean = vae.encode(pixels.to(precision)).latent_dist.mean
-            recorder.record("pipeline/image_latents", mean, dims="b c h w")
+    precision = getattr(torch, dtype)
+    vae: Any = AutoencoderKL.from_pretrained(model / "vae", dtype=precision)
+    header = Header(side="reference", device="cpu", dtype=dtype, conditions=ENCODING)
+    source = injection(inject, "*:*") if inject else None
+    with torch.no_grad(), Recorder.start(folder, header=header, inject=source) as recorder:
+        with watching(recorder, vae, scope="vae"):
+            mean = vae.encode(pixels.to(precision)).latent_dist.mean
+        recorder.record("pipeline/image_latents", mean, dims="b c h w")
 
 
+@lru_cache(maxsize=1)  # the injected one asks once more
 def lydite(reference: Path, port: Path, floor: Path) -> Any:
     """`lydite diff REFERENCE PORT --floor FLOOR`."""
     from lydite.diff.compare import compare
@@ -203,23 +242,34 @@ def lydite(reference: Path, port: Path, floor: Path) -> Any:
 
 def table(summaries: list[bench.Summary]) -> str:
     """The summary for people."""
-    rows: list[tuple[str, ...]] = [
-        (
-            *("judge", "dtype", "part", "bugs", "exact", "block", "component", "flagged"),
-            *("unseen fair", "clean flagged", "false alarms"),
-        )
-    ]
-    rows += [
-        (
-            *(s.judge, s.dtype, s.part, str(s.bugs), str(s.exact), str(s.block)),
-            *(str(s.component), f"{s.flagged:g}", f"{s.unseen_fair}/{s.unseen}"),
-            *(str(s.clean_flagged), f"{s.false_alarms}/{s.controls + 1}"),
-        )
-        for s in summaries
-        if s.bugs or s.unseen or s.part == "dev"
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    names = "judge dtype part bugs exact block component flagged places mean kinds confirmed"
+    rows = [(*names.split(), "unseen fair", "clean flagged", "false alarms")]
+    rows += [_line(s) for s in summaries if s.bugs or s.unseen or s.part == "dev"]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _line(s: bench.Summary) -> tuple[str, ...]:
+    injected = s.judge.endswith(bench.INJECTED)
+    wrong = (f"{s.places:g}", f"{s.places_mean:.1f}", f"{s.kinds:g}") if s.places else ("-",) * 3
+    return (
+        *(s.judge, s.dtype, s.part, str(s.bugs), str(s.exact), str(s.block), str(s.component)),
+        *(f"{s.flagged:g}", *wrong, str(s.confirmed) if injected else "-"),
+        *(f"{s.unseen_fair}/{s.unseen}", str(s.clean_flagged)),
+        f"{s.false_alarms}/{s.controls + 1}",
+    )
+
+
+def spread(scores: list[bench.Score]) -> str:
+    """How many bugs flag one place on the reference's values, how many two, and so on."""
+    lines: list[str] = []
+    counted = [s for s in scores if s.judge.endswith(bench.INJECTED) and s.seen]
+    for dtype in dict.fromkeys(s.dtype for s in counted):
+        for what in ("places", "kinds", "flagged"):
+            counts = Counter(getattr(s, what) for s in counted if s.dtype == dtype)
+            shown = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
+            lines.append(f"injected {dtype}, {what} per bug (number: bugs)  {shown}")
+    return "\n".join(lines)
 
 
 def misses(scores: list[bench.Score]) -> str:
@@ -231,6 +281,10 @@ def misses(scores: list[bench.Score]) -> str:
             said = f"{s.site}:{s.place} step {s.step}" if s.site else s.verdict
             lines.append(f"{s.judge} {s.dtype} {s.case}: said {said}, truth {s.truth or 'no bug'}")
     return "\n".join(lines)
+
+
+def _part(case: bench.Case) -> Part:
+    return case.part if isinstance(case, Bug) else "draw"
 
 
 def _imported(name: str) -> bench.Judge:

@@ -25,6 +25,26 @@ class Said:
     findings: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True)
+class Wrong:
+    site: str
+    place: str = "out"
+    step: int = 0
+    wrong: bool = True
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A verdict that gives rows, as `lydite diff` does."""
+
+    rows: tuple[Wrong, ...]
+    sources: tuple[Wrong, ...] = ()
+    verdict: str = "diverge"
+    site: str | None = NAMES[0]
+    place: str | None = "out"
+    step: int | None = 0
+
+
 def write(folder: Path, change: float = 0.0, *, first: bool = False, dtype: str = "f32") -> Path:
     """Two linears that share nothing, and the module around the second one."""
     x = np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float32)
@@ -81,6 +101,17 @@ def test_a_parameter_of_the_guilty_module_is_the_module(same) -> None:
 def test_the_right_place_at_another_step_is_not_exact(same) -> None:
     assert not scored(Said(site=NAMES[1], step=1), same).exact
     assert scored(Said(site=NAMES[1], step=1), same, step=1).exact
+
+
+def test_a_place_counts_once_over_steps_and_a_kind_once_over_blocks(same) -> None:
+    rows = tuple(Wrong(name, step=step) for step in range(3) for name in NAMES)
+    table = Wrong("pipeline/sigmas")  # no row: a gate
+    verdict = Rows((*rows, Wrong("vae", wrong=False)), (*rows[:2], table))
+    bug, free = find_bug("linear-transposed"), Said(site=f"{NAMES[1]}.weight")
+    score = bench.score("judge, injected", "float32", bug, verdict, same, free)
+    assert (score.flagged, score.places, score.kinds, score.confirms) == (7, 3, 2, True)
+    other = bench.score("judge, injected", "float32", bug, verdict, same, Said(site="vae"))
+    assert not other.confirms
 
 
 @pytest.mark.parametrize(

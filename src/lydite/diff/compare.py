@@ -1,15 +1,14 @@
 """`compare`: two traces in, one verdict out."""
 
-from collections.abc import Collection, Iterable, Mapping
-from math import inf, prod
+from collections.abc import Collection, Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff import gates
-from lydite.diff.arrays import relative_error, wide
-from lydite.diff.axes import best_fit, possible_fits
+from lydite.diff import alone, gates, stages
+from lydite.diff.arrays import wide
 from lydite.diff.findings import Evidence, find
 from lydite.diff.floor import UNIT
 from lydite.diff.health import examine
@@ -20,11 +19,9 @@ from lydite.diff.rows import GATED, Progress, Sides, measure_rows
 from lydite.diff.sentences import agreement, divergence
 from lydite.diff.values import Layouts, see
 from lydite.diff.walk import Walk, first_alone, walk
-from lydite.trace.events import Event, dtype_name
+from lydite.trace.events import dtype_name
 from lydite.trace.selftest import check_selftest
 from lydite.trace.store import Trace
-
-NEAR = 60  # events around a place among which its value is looked for
 
 
 def compare(
@@ -69,28 +66,30 @@ class _Comparison:
         self.passed, self.remarks = passed, remarks
         self.layouts = Layouts()
         self.aside: tuple[Row, ...] = ()
+        self.failed: list[gates.GateResult] = []
         self.pairs = [pair for pair in pairing.pairs if pair.site.kind not in GATED]
 
     def verdict(self, progress: Progress | None) -> Verdict:
-        failed = self._gates()
+        self._gates()
         self.layouts.look_ahead(self.pairs, self.sides.reference, self.sides.port)
         rows = measure_rows(self.sides, self.pairing.pairs, self.layouts, progress)
         if self.sides.isolated:
+            rows = alone.without_echoes(rows, self.pairs, self.sides, self.layouts)
             found = first_alone(rows)
         else:
             found = walk(rows, lambda index: self._is_elsewhere(rows, index))
         self._note_aside(rows, found)
         self.aside = tuple(rows[index] for index in found.aside)
-        decided = failed is not None and failed.gate.name in ("ids", "schedule")
-        if failed is not None and (decided or found.first is not None or not rows):
-            return self._at_weights(failed, rows, found) or self._at_gate(failed, rows)
-        if failed is not None:
-            self.remarks.append(f"{failed.gate.name}: {failed.gate.detail}; no value shows it")
+        for failed in self.failed:
+            # Weights may be stored more coarsely, or not be used: they have to show in a value.
+            if failed.gate.name != "weights" or found.first is not None or not rows:
+                return self._at_weights(failed, rows, found) or self._at_gate(failed, rows)
+            self.remarks.append(f"weights: {failed.gate.detail}; no value shows it")
         if found.first is not None:
             return self._at_row(rows, found)
         return self._finish("agree", agreement(rows, self.sides, self.pairing), rows, findings=())
 
-    def _gates(self) -> gates.GateResult | None:
+    def _gates(self) -> None:
         reference, port, pairs = self.sides.reference, self.sides.port, self.pairing.pairs
         weights, remarks = gates.check_weights(reference, port)
         self.remarks += remarks
@@ -101,7 +100,7 @@ class _Comparison:
             gates.check_inputs(pairs, reference, port),
         ]
         self.passed += [result.gate for result in results]
-        return next((result for result in results if not result.gate.passed), None)
+        self.failed = [result for result in results if not result.gate.passed]
 
     def _at_gate(self, failed: gates.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()
@@ -157,7 +156,7 @@ class _Comparison:
             sentence,
             gates=tuple(self.passed),
             rows=tuple(rows),
-            sources=tuple(row for row in rows if row.wrong) if self.sides.isolated else (),
+            sources=alone.sources(rows, self.failed, self.sides) if self.sides.isolated else (),
             aside=self.aside,
             remarks=tuple(self.remarks),
             unpaired_reference=self.pairing.unpaired_reference,
@@ -181,7 +180,7 @@ class _Comparison:
             kind=event.kind,
             dims=pair_.ref_dims or event.dims,
             inputs=self._inputs(pair_),
-            others=lambda: self._others(pair_),
+            others=lambda: stages.around(self.sides.reference, pair_.site),
         )
 
     def _inputs(self, pair_: Pair) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
@@ -196,49 +195,10 @@ class _Comparison:
                     result[event.port] = (wide(seen.reference), wide(seen.port))
         return result
 
-    def _others(self, pair_: Pair) -> Iterable[tuple[str, NDArray[Any]]]:
-        return _around(self.sides.reference, pair_.site)
-
     def _is_elsewhere(self, rows: list[Row], index: int) -> bool:
-        """Whether one side's value is another of the other side's, near it: two stages compared."""
-        pair_, row = self.pairs[index], rows[index]
-        if len(pair_.port) > 1 or len(pair_.reference) > 1:
-            return False
-        limit = max(row.limit or 0.0, 1e-3 if row.dtype in ("bf16", "f16") else 1e-5)
-        reference, port = self.sides.reference, self.sides.port
-        if self._is_moved(pair_, row, limit):
-            return True
-        for mine, event, other_side, other, said in (
-            (port, pair_.port_site, reference, pair_.site, "the reference has"),
-            (reference, pair_.site, port, pair_.port_site, "the port has"),
-        ):
-            if not mine.has_values(event):
-                continue
-            value = wide(mine.read(event))
-            for name, candidate in _around(other_side, other, inside=False):
-                fits = possible_fits(value.shape, candidate.shape)
-                fit, error = best_fit(fits, value, candidate)
-                if fit is None or error > limit:
-                    continue
-                if relative_error(fit.apply(value), candidate) <= limit:
-                    self.remarks.append(
-                        f"{row.name} holds what {said} at {name}: recorded at another stage, "
-                        "not a bug"
-                    )
-                    return True
-        return False
-
-    def _is_moved(self, pair_: Pair, row: Row, limit: float) -> bool:
-        """Whether the two are one value in two axis orders that its shape does not tell apart."""
-        reference, port = self.sides.reference, self.sides.port
-        if not (reference.has_values(pair_.site) and port.has_values(pair_.port_site)):
-            return False
-        theirs, ours = wide(reference.read(pair_.site)), wide(port.read(pair_.port_site))
-        fit, error = best_fit(possible_fits(ours.shape, theirs.shape), ours, theirs)
-        if fit is None or error > limit or relative_error(fit.apply(ours), theirs) > limit:
-            return False
-        self.remarks.append(f"{row.name} holds the same values in another axis order, not a bug")
-        return True
+        remark = stages.elsewhere(self.sides, self.pairs[index], rows[index])
+        self.remarks += [remark] if remark else []
+        return remark is not None
 
     def _note_aside(self, rows: list[Row], found: Walk) -> None:
         said = " ".join(self.remarks)
@@ -249,23 +209,6 @@ class _Comparison:
                     f"{rows[index].name} {how}, and nothing after it does: recorded at another "
                     "stage, or not used"
                 )
-
-
-def _around(
-    trace: Trace, here: Event, *, inside: bool = True
-) -> Iterable[tuple[str, NDArray[Any]]]:
-    """Other values of a trace around one event, of its size.
-
-    A module that gives what a part `inside` it gave has left something out: that is no other stage.
-    """
-    size = prod(here.shape)
-    for event in trace.events:
-        if not inside and event.name.startswith((f"{here.name}.", f"{here.name}/")):
-            continue
-        near = abs(event.i - here.i) <= NEAR and event.i != here.i and event.step == here.step
-        alike = prod(event.shape) == size and event.kind == here.kind
-        if near and alike and trace.has_values(event):
-            yield str(event), wide(trace.read(event))
 
 
 def _cannot(why: str, passed: list[Gate], pairing: Pairing | None = None) -> Verdict:

@@ -5,7 +5,8 @@ orders. A port in any language then only has to look its own name up. Every valu
 recorded first and replaced after, so what is left of an error is what was done at that place.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from lydite.diff.compare import compare
 from lydite.diff.pairing import Pair, pair
 from lydite.diff.renames import Rename
 from lydite.diff.result import Verdict
-from lydite.diff.values import Layouts, see
-from lydite.trace.events import Header
+from lydite.diff.values import Layouts, Seen, see
+from lydite.trace.events import Event, Header
 from lydite.trace.store import Trace
 from lydite.trace.writer import TraceWriter
 
@@ -31,17 +32,19 @@ def isolate(
     rerun: Rerun,
     scratch: Path,
     *,
+    free: Verdict | None = None,
     floor: Trace | None = None,
     renames: dict[str, Rename] | None = None,
     tolerance: float | None = None,
 ) -> Verdict:
     """Compare, run the port again on the reference's values, and compare what each place does.
 
-    `floor`, if given, is the reference in another precision run on the same injected values: its
-    rounding at each place alone. The verdict is the second comparison's; its `sources` are all
-    places that go wrong by themselves, in order.
+    `free` is the verdict on the two as they are, if there is one already. `floor`, if given, is the
+    reference in another precision run on the same injected values: its rounding at each place
+    alone. The verdict is the second comparison's; its `sources` are all places that go wrong by
+    themselves, in order.
     """
-    free = compare(reference, port, renames=renames)
+    free = free or compare(reference, port, renames=renames)
     if free.verdict == "cannot-compare" or not free.rows:
         return free
     values = scratch / "reference-as-port"
@@ -70,21 +73,36 @@ def write_injection(
     renames: dict[str, Rename] | None = None,
 ) -> None:
     """Write the reference's values under the port's names and in its axis orders."""
-    layouts = Layouts()
+    layouts, calls = Layouts(), Counter[tuple[str, str, int]]()
+    pairs = pair(reference, port, renames).pairs
+    layouts.look_ahead(pairs, reference, port)
     header = Header(side="reference", framework=reference.header.framework, dtype="float32")
     with TraceWriter(folder, header) as writer:
-        for each in _in_port_order(pair(reference, port, renames).pairs):
-            if each.port_site.name not in without and each.site.kind == "activation":
-                _write(writer, each, see(each, reference, port, layouts))
+        for each in sorted(pairs, key=lambda each: each.port_site.i):
+            if each.port_site.name in without:
+                continue
+            for event, value in _as_port(each, see(each, reference, port, layouts)):
+                place = (event.name, event.port, event.step)
+                for _ in range(event.call - calls[place]):  # calls without a counterpart
+                    writer.count(*place)
+                calls[place] = event.call + 1
+                writer.add(event.name, value, port=event.port, kind=event.kind, step=event.step)
 
 
-def _write(writer: TraceWriter, each: Pair, seen: Any) -> None:
-    if seen.reference is None or seen.fit is None or len(each.port) != 1:
+def _as_port(each: Pair, seen: Seen) -> Iterator[tuple[Event, NDArray[Any]]]:
+    """The reference's value turned and cut as the port has it, for each event of the pair."""
+    if seen.reference is None:
         return
-    event = each.port_site
-    value: NDArray[Any] = seen.fit.undo(np.asarray(seen.reference), event.shape)
-    writer.add(event.name, value, port=event.port, kind=event.kind, step=event.step)
-
-
-def _in_port_order(pairs: Iterable[Pair]) -> list[Pair]:
-    return sorted(pairs, key=lambda each: each.port_site.i)
+    if seen.fit is None:  # ids and tables are taken as they lie
+        if len(each.port) == 1 and seen.reference.shape == each.port_site.shape:
+            yield each.port_site, seen.reference
+        return
+    if len(each.port) == 1:
+        yield each.port_site, seen.fit.undo(seen.reference, each.port_site.shape)
+        return
+    events = [each.port[at] for at in seen.order]
+    lengths = [event.shape[0] if event.shape else 1 for event in events]
+    whole = seen.fit.undo(seen.reference, (sum(lengths), *events[0].shape[1:]))
+    parts = np.split(whole, np.cumsum(lengths)[:-1])
+    for at in np.argsort(seen.order):
+        yield events[at], parts[at].reshape(events[at].shape)

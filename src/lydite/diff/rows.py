@@ -15,6 +15,7 @@ from lydite.diff.floor import (
     estimated_floor,
     is_sinusoid,
     limit_for,
+    local_floor,
     measured_floor,
     pinned_floor,
 )
@@ -171,6 +172,8 @@ def _limit(
     dtype = row.dtype
     measured = rounding is not None and rounding < (BELIEVED if dtype in FINE else inf)
     floor = measured_floor(rounding or 0.0, dtype) if measured else estimate
+    if measured and sides.isolated:
+        floor = local_floor(rounding or 0.0, dtype, estimate)
     floor = max(floor, estimate) if estimate == PIXEL else floor
     if estimate == 0.0:
         return Limit(0.0, 0.0)

@@ -29,6 +29,7 @@ class Seen:
     fit: Fit | None
     note: str
     part: slice | None = None  # of the reference's batch, when the port has no more
+    order: tuple[int, ...] = ()  # in which the port's calls make up the reference's batch
 
     def like_reference(self, other: NDArray[Any]) -> NDArray[Any] | None:
         """A second reference's value cut as the first one's was; None when it has another shape."""
@@ -152,7 +153,8 @@ def _see_parts(pair: Pair, theirs: NDArray[Any], port: Trace) -> Seen:
         return Seen(theirs, arrays[0], None, "")
     natural = best[2] == tuple(sorted(best[2]))
     note = f"{len(arrays)} calls joined" + ("" if natural else " in reverse order")
-    return Seen(theirs, best[1], best[3], "; ".join(n for n in (note, best[3].note) if n))
+    notes = "; ".join(text for text in (note, best[3].note) if text)
+    return Seen(theirs, best[1], best[3], notes, order=best[2])
 
 
 def _moved(fit: Fit) -> tuple[int, ...]:

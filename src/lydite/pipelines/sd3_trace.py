@@ -9,6 +9,7 @@ lydite.reference.sd3 records diffusers by the same names.
 import re
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
@@ -196,6 +197,16 @@ class _Recorded(StableDiffusion3):
         super().__init__(pipeline.files, dtype=pipeline.dtype)
         self.networks = pipeline.networks
         self._recorder = recorder
+        self._schedule: Schedule | None = None
+
+    def schedule(self, request: Request) -> Schedule:
+        if self._schedule is None:
+            made = super().schedule(request)
+            record = partial(self._recorder.record, kind="schedule")
+            sigmas = record("pipeline/sigmas", made.sigmas)
+            timesteps = record("pipeline/timesteps", made.timesteps)
+            self._schedule = replace(made, sigmas=sigmas, timesteps=timesteps)
+        return self._schedule
 
     def encode(self, request: Request, watch: Watch = unwatched) -> Conditioning:
         found = super().encode(request, watch)
@@ -206,10 +217,7 @@ class _Recorded(StableDiffusion3):
     def denoiser(
         self, request: Request, conditioning: Conditioning, batch: int, watch: Watch = unwatched
     ) -> Denoiser:
-        schedule = self.schedule(request)
-        self._recorder.record("pipeline/sigmas", schedule.sigmas, kind="schedule")
-        self._recorder.record("pipeline/timesteps", schedule.timesteps, kind="schedule")
-        with self._recorder.all_steps(len(schedule.timesteps)):
+        with self._recorder.all_steps(len(self.schedule(request).timesteps)):
             made = super().denoiser(request, conditioning, batch, watch)
         made.on_velocity = partial(self._recorder.record, "pipeline/velocity", dims="b h w c")
         return made
@@ -226,7 +234,9 @@ def _watch(recorder: Recorder) -> Watch:
 
     def watch(place: str, array: mx.array) -> None:
         if re.fullmatch(r"step \d+ latent", place):
-            recorder.record("pipeline/latents", array, dims="b h w c")
+            given = recorder.record("pipeline/latents", array, dims="b h w c")
+            if given is not array:
+                array[:] = given  # in place: the sampler goes on from it
             recorder.step += 1
         elif place == "vae input":
             recorder.step = 0  # the loop is over

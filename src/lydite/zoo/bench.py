@@ -4,6 +4,8 @@ Both sides are arguments: `reference(dtype, part)` gives two folders, the refere
 second one that shows its own rounding, and `port(case, dtype)` writes a trace of the port under a
 case. A judge is `judge(reference, port, floor)` and gives anything with `verdict` ("agree",
 "diverge", or whatever else is no alarm), `site`, `place` and `step`, and `flagged` or `rows`.
+"NAME, injected" is the judge NAME on a port that runs on the reference's values; what it flags are
+its wrong rows and `sources`.
 """
 
 import re
@@ -20,6 +22,8 @@ Judge = Callable[[Path, Path, Path], Any]
 Case = Bug | Control | None  # None: the port as it is
 Reference = Callable[[str, Part], tuple[Path, Path]]  # dtype of the port -> reference, floor
 Port = Callable[[Case, str], Path]
+INJECTED = ", injected"
+BLOCK_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class Score:
     exact: bool  # the place itself, or another that holds the same array
     block: bool  # the right block, or better
     component: bool
-    flagged: int
+    flagged: int  # values, each step's for itself
+    places: int  # values, whatever the step
+    kinds: int  # values, whatever the step and the block
+    confirms: bool  # injected: what the judge said without is among them
     causes: tuple[str, ...]  # what the judge named, best first
     cause: str
 
@@ -67,13 +74,18 @@ def run(
             if theirs not in same:
                 same[theirs] = SameArrays(theirs)
             folder = port(case, dtype)
+            plain: dict[str, Any] = {}
             for name, judge in judges.items():
-                yield score(name, dtype, case, judge(theirs, folder, floor), same[theirs])
+                plain[name] = verdict = judge(theirs, folder, floor)
+                free = plain.get(name.removesuffix(INJECTED))
+                yield score(name, dtype, case, verdict, same[theirs], free)
             done(folder)
 
 
-def score(judge: str, dtype: str, case: Case, verdict: Any, same: "SameArrays") -> Score:
-    """A verdict held against the truth."""
+def score(
+    judge: str, dtype: str, case: Case, verdict: Any, same: "SameArrays", free: Any = None
+) -> Score:
+    """A verdict held against the truth; `free` is the judge's own without injection."""
     said = _said(verdict)
     truth = case.site if isinstance(case, Bug) else ()
     exact = block = component = False
@@ -83,6 +95,8 @@ def score(judge: str, dtype: str, case: Case, verdict: Any, same: "SameArrays") 
         block = exact or any(block_of(said.name) == block_of(place.name) for place in truth)
         component = block or said.name.partition("/")[0] == case.component
     findings = getattr(verdict, "findings", ())
+    wrong = _wrong(verdict)
+    before = _said(free) if free is not None else None
     return Score(
         judge=judge,
         dtype=dtype,
@@ -99,6 +113,9 @@ def score(judge: str, dtype: str, case: Case, verdict: Any, same: "SameArrays") 
         block=block,
         component=component,
         flagged=_flagged(verdict),
+        places=len(wrong),
+        kinds=len({(BLOCK_NUMBER.sub(".*", name), port) for name, port in wrong}),
+        confirms=before is not None and _module(before) in wrong,
         causes=tuple(finding.cause for finding in findings),
         cause=case.cause if isinstance(case, Bug) else "",
     )
@@ -138,6 +155,10 @@ class Summary:
     block: int
     component: int
     flagged: float  # median over those bugs
+    places: float  # median
+    places_mean: float
+    kinds: float  # median
+    confirmed: int
     unseen: int  # below rounding
     unseen_fair: int  # of these: no alarm, or at the right place
     clean_flagged: int
@@ -167,6 +188,10 @@ def summarize(scores: Iterable[Score]) -> list[Summary]:
                     block=sum(s.block for s in seen),
                     component=sum(s.component for s in seen),
                     flagged=statistics.median([s.flagged for s in seen] or [0]),
+                    places=statistics.median([s.places for s in seen] or [0]),
+                    places_mean=statistics.fmean([s.places for s in seen] or [0]),
+                    kinds=statistics.median([s.kinds for s in seen] or [0]),
+                    confirmed=sum(s.confirms for s in seen),
                     unseen=len(unseen),
                     unseen_fair=sum(not s.alarm or s.exact for s in unseen),
                     clean_flagged=sum(s.flagged for s in sound if s.kind == "clean"),
@@ -200,4 +225,16 @@ def _flagged(verdict: Any) -> int:
     flagged = getattr(verdict, "flagged", None)
     if flagged is not None:
         return flagged if isinstance(flagged, int) else len(flagged)
-    return sum(row.wrong for row in getattr(verdict, "rows", ()))
+    return len(_rows(verdict))
+
+
+def _wrong(verdict: Any) -> set[Place]:
+    """Where a judge that gives rows flags something."""
+    return {Place(row.site, row.place) for row in _rows(verdict)}
+
+
+def _rows(verdict: Any) -> list[Any]:
+    """Wrong values, and the tables and inputs that are wrong by themselves."""
+    wrong = [row for row in getattr(verdict, "rows", ()) if row.wrong]
+    known = {id(row) for row in wrong}
+    return wrong + [row for row in getattr(verdict, "sources", ()) if id(row) not in known]

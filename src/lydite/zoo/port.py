@@ -4,6 +4,7 @@ Two runs show every bug: a picture drawn from text, recorded as `lydite trace` d
 picture encoded by the VAE, which drawing does not run: its modules and `pipeline/image_latents`.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_trace import SD3Recorder
 from lydite.trace.events import Event, Header
 from lydite.trace.mlx_capture import watching
-from lydite.trace.recorder import Recorder
+from lydite.trace.recorder import Recorder, Source
 from lydite.trace.writer import TraceWriter
 from lydite.zoo.cases import Dump, Part
 from lydite.zoo.subject import NAME, REQUEST, SEED, picture
@@ -25,17 +26,24 @@ ENCODING = {"model": NAME, "image": "zoo picture"}  # conditions of the second r
 
 
 def record_port(
-    pipeline: StableDiffusion3, folder: Path, part: Part = "draw", dump: Dump | None = None
+    pipeline: StableDiffusion3,
+    folder: Path,
+    part: Part = "draw",
+    dump: Dump | None = None,
+    inject: Source | None = None,
 ) -> Path:
-    """One run written to a new folder, with `dump` in another layout."""
+    """One run written to a new folder, with `dump` in another layout, on injected values."""
     if part == "draw" and dump is None:
-        sd3_trace.record(pipeline, REQUEST, SEED, folder, model=NAME)
+        sd3_trace.record(pipeline, REQUEST, SEED, folder, model=NAME, inject=inject)
         return folder
     dtype = str(pipeline.dtype).rpartition(".")[2]
     request = pipeline.complete(REQUEST)
     said = sd3_trace.conditions(request, SEED, NAME) if part == "draw" else ENCODING
     header = Header(device="cpu", dtype=dtype, conditions=said)
-    with SD3Recorder(DumpingWriter(folder, header, dump)) as recorder:
+    writer = DumpingWriter(folder, header, dump)
+    if inject is not None:
+        inject = Undumped(inject, writer)
+    with SD3Recorder(writer, inject=inject) as recorder:
         if part == "draw":
             sd3_trace.run(pipeline, request, SEED, recorder)
         else:
@@ -48,13 +56,38 @@ class DumpingWriter(TraceWriter):
 
     def __init__(self, folder: Path, header: Header, dump: Dump | None) -> None:
         super().__init__(folder, header)
-        self._dump = dump
+        self.dump = dump
+        self.shapes: dict[tuple[str, str], tuple[int, ...]] = {}  # as they are in the run
 
     def add(self, name: str, value: NDArray[Any], **about: Any) -> Event:
         """As TraceWriter's."""
-        if self._dump is None:
+        if self.dump is None:
             return super().add(name, value, **about)
-        return super().add(name, self._dump(name, np.asarray(value)), **{**about, "dims": None})
+        self.shapes[name, about["port"]] = value.shape
+        return super().add(name, self.dump(name, np.asarray(value)), **{**about, "dims": None})
+
+
+@dataclass(frozen=True)
+class Undumped:
+    """Values in the layout of a dump, handed to the run in its own."""
+
+    source: Source
+    writer: DumpingWriter
+
+    def wants(self, name: str, port: str) -> bool:
+        """As the source's."""
+        return self.source.wants(name, port)
+
+    def value(self, place: tuple[str, str, int, int]) -> NDArray[Any] | None:
+        """The source's, with every number back where the dump took it from."""
+        found, dump = self.source.value(place), self.writer.dump
+        if found is None or dump is None:
+            return found
+        shape = self.writer.shapes[place[:2]]
+        where = dump(place[0], np.arange(found.size).reshape(shape))
+        own = np.empty(found.size, found.dtype)
+        own[np.ravel(where)] = found.ravel()
+        return own.reshape(shape)
 
 
 def encode_picture(pipeline: StableDiffusion3, recorder: Recorder) -> None:
