@@ -97,7 +97,7 @@ def command(
             tolerance=tolerance,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-        alone = _isolate(theirs, ours, rerun, names, tolerance) if rerun else None
+        alone = _isolate(theirs, ours, rerun, verdict, names, tolerance) if rerun else None
         if html:
             from lydite.report.diff import write_page
 
@@ -120,21 +120,32 @@ def _isolate(
     reference: "Trace",
     port: "Trace",
     rerun: str,
+    free: "Verdict",
     names: "dict[str, Rename]",
     tolerance: float | None,
 ) -> "Verdict":
     """The port run once more by its own command, on the reference's values."""
     from lydite.diff.inject import isolate
 
+    try:
+        command = shlex.split(rerun)
+    except ValueError as error:
+        raise InputError(f"--rerun {rerun!r} cannot be read as a command: {error}.") from error
+
     def run(values: Path, out: Path) -> None:
         told = {"LYDITE_TRACE": out, "LYDITE_INJECT": values, "LYDITE_INJECT_AT": "*:*"}
         variables = os.environ | {key: str(value) for key, value in told.items()}
-        ended = subprocess.run(shlex.split(rerun), env=variables, check=False)
+        try:
+            ended = subprocess.run(command, env=variables, check=False)
+        except OSError as error:
+            raise InputError(f"--rerun: {rerun!r} cannot be run: {error.strerror}.") from error
         if ended.returncode:
             raise InputError(f"--rerun: {rerun!r} ended with status {ended.returncode}.")
 
     with tempfile.TemporaryDirectory() as scratch:
-        return isolate(reference, port, run, Path(scratch), renames=names, tolerance=tolerance)
+        return isolate(
+            reference, port, run, Path(scratch), free=free, renames=names, tolerance=tolerance
+        )
 
 
 def _print_alone_rows(alone: "Verdict") -> None:
@@ -142,7 +153,8 @@ def _print_alone_rows(alone: "Verdict") -> None:
     wrong = f"{count} place{'s' if count != 1 else ''} wrong by itself" if count else "none wrong"
     click.echo(f"on the reference's values: {wrong}")
     for row in alone.sources[:10]:
-        click.echo(f"  {row.name}, step {row.step}: error {row.error or 0:.3g}")
+        said = row.note if row.error is None else f"error {row.error:.3g}"
+        click.echo(f"  {row.name}, step {row.step}: {said}")
 
 
 def _print_layers(
