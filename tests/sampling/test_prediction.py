@@ -1,21 +1,187 @@
-"""Flow prediction: its two formulas invert each other, and noising is that of diffusers."""
+"""Prediction types against k-diffusion, ComfyUI and diffusers, and the facts that hold without."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.sampling.prediction import flow_denoised, flow_noised
-from lydite.sampling.schedules import sd3_diffusers, tail
+from lydite.core.errors import InputError
+from lydite.sampling.law import FLOW, VE
+from lydite.sampling.prediction import (
+    EDM,
+    EPS,
+    PREDICTIONS,
+    VELOCITY,
+    X0,
+    Predicted,
+    Prediction,
+    V,
+    find_prediction,
+    flow_denoised,
+    flow_noised,
+)
+from lydite.sampling.schedules import STABLE_DIFFUSION, make_schedule, sd3_diffusers, tail
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")
+GIVEN = {
+    name: values.astype(np.float64)
+    for name, values in zip(("image", "noise", "output"), GOLDEN["inputs"], strict=True)
+}
 RNG = np.random.default_rng(0)
 IMAGE = RNG.standard_normal((1, 16, 8, 8)).astype(np.float32)
 NOISE = RNG.standard_normal((1, 16, 8, 8)).astype(np.float32)
+SIGMAS = {name: (0.05, 0.4, 0.9) if name == "flow" else (0.05, 1.0, 9.0) for name in PREDICTIONS}
+CASES = [(name, sigma) for name in PREDICTIONS for sigma in SIGMAS[name]]
+
+
+@pytest.mark.parametrize(("name", "sigma"), CASES)
+def test_each_type_is_comfyuis(name: Any, sigma: float):
+    kind = PREDICTIONS[name]
+
+    def theirs(what: str) -> np.ndarray:
+        return GOLDEN[f"comfyui/prediction/{name}/{sigma}/{what}"]
+
+    x = kind.noised(GIVEN["image"], GIVEN["noise"], sigma)
+    ours = {
+        "noised": x,
+        "full": kind.start(GIVEN["noise"], sigma, whole=True),
+        "input": x * kind.c_in(sigma),
+        "denoised": kind.denoised(x, GIVEN["output"], sigma),
+    }
+    for what, values in ours.items():
+        np.testing.assert_allclose(values, theirs(what), rtol=2e-6, atol=2e-6, err_msg=what)
+
+
+@pytest.mark.parametrize("sigma", (0.05, 1.0, 9.0))
+@pytest.mark.parametrize("name", ("eps", "v"))
+def test_eps_and_v_are_k_diffusions(name: str, sigma: float):
+    seen: list[Any] = []
+
+    def network(x: np.ndarray, timestep: float) -> np.ndarray:
+        seen.extend((x, timestep))
+        return GIVEN["output"]
+
+    denoise = Predicted(network, PREDICTIONS[name], STABLE_DIFFUSION.timestep_of)
+    denoised = denoise(GIVEN["image"] + GIVEN["noise"] * sigma, sigma)
+    found = {"input": seen[0], "timestep": seen[1], "denoised": denoised}
+    for what, values in found.items():
+        theirs = GOLDEN[f"k-diffusion/prediction/{name}/{sigma}/{what}"]
+        np.testing.assert_allclose(values, theirs, rtol=2e-6, atol=2e-6, err_msg=what)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("kind", "theirs"), ((EPS, "epsilon"), (V, "v_prediction"), (X0, "sample")), ids=str
+)
+def test_the_denoised_image_is_that_of_diffusers_euler(kind: Prediction, theirs: str):
+    torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
+    scheduler = diffusers.EulerDiscreteScheduler(prediction_type=theirs)
+    scheduler.set_timesteps(7)
+    x, output = torch.from_numpy(IMAGE * 3), torch.from_numpy(NOISE)
+    step = scheduler.step(output, scheduler.timesteps[0], x)
+    ours = kind.denoised(x, output, float(scheduler.sigmas[0]))
+    np.testing.assert_allclose(ours, step.pred_original_sample, rtol=1e-5, atol=1e-4)
+    scheduler._step_index = 0
+    scaled = scheduler.scale_model_input(x, scheduler.timesteps[0])
+    np.testing.assert_allclose(x * kind.c_in(float(scheduler.sigmas[0])), scaled, rtol=1e-6)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("sigma", (0.002, 0.7, 80.0))
+def test_edm_is_that_of_diffusers(sigma: float):
+    torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
+    scheduler = diffusers.EDMEulerScheduler(sigma_data=0.5)
+    x, output = torch.from_numpy(IMAGE * sigma), torch.from_numpy(NOISE)
+    theirs = scheduler.precondition_outputs(x, output, torch.tensor(sigma))
+    np.testing.assert_allclose(EDM.denoised(x, output, sigma), theirs, rtol=1e-5, atol=1e-6)
+    theirs = scheduler.precondition_inputs(x, torch.tensor(sigma))
+    np.testing.assert_allclose(x * EDM.c_in(sigma), theirs, rtol=1e-6, atol=0)
+
+
+# What a network without fault would output, for the image and the noise in x.
+PERFECT: dict[str, Callable[[float], Any]] = {
+    "eps": lambda sigma: NOISE,
+    "v": lambda sigma: (NOISE - IMAGE * sigma) / np.hypot(1, sigma),
+    "edm": lambda sigma: (IMAGE * sigma**2 - NOISE * sigma * 0.25) / (0.5 * sigma)
+    / np.hypot(sigma, 0.5),
+    "x0": lambda sigma: IMAGE,
+    "flow": lambda sigma: NOISE - IMAGE,
+    "cosmos": lambda sigma: NOISE - IMAGE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sigma"), CASES)
+def test_a_network_without_fault_leads_back_to_the_image(name: str, sigma: float):
+    kind = PREDICTIONS[name]
+    x = kind.noised(IMAGE, NOISE, sigma)
+    denoised = kind.denoised(x, PERFECT[name](sigma).astype(np.float32), sigma)
+    np.testing.assert_allclose(denoised, IMAGE, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_the_input_of_the_network_has_the_spread_it_was_trained_on(name: str):
+    kind = PREDICTIONS[name]
+    if name in ("flow", "cosmos"):  # between 0.7 and 1, by design
+        return
+    for sigma in SIGMAS[name]:
+        spread = np.hypot(kind.sigma_data, sigma)  # of data of spread sigma_data, noised
+        assert spread * kind.c_in(sigma) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_every_type_is_finite_at_the_ends(name: str):
+    kind = PREDICTIONS[name]
+    for sigma in (0.0, 1.0) if name == "flow" else (0.0, 4518.0):
+        for value in (kind.c_in(sigma), kind.c_skip(sigma), kind.c_out(sigma)):
+            assert np.isfinite(value)
+    x = kind.noised(IMAGE, NOISE, 0.0)
+    np.testing.assert_array_equal(x, IMAGE)
+    if name != "x0":  # there the network is all there is
+        np.testing.assert_allclose(kind.denoised(x, NOISE, 0.0), IMAGE, rtol=1e-6)
+
+
+def test_the_laws():
+    assert {name: kind.law for name, kind in PREDICTIONS.items()} == {
+        name: FLOW if name == "flow" else VE for name in PREDICTIONS
+    }
+
+
+def test_a_run_that_ends_early_gives_the_share_of_the_image_back():
+    assert VELOCITY.unscaled(np.array([0.6]), 0.4) == pytest.approx(1.0)
+    assert VELOCITY.unscaled(np.array([0.6]), 0.0) == 0.6
+    assert EPS.unscaled(np.array([0.6]), 0.4) == 0.6
+
+
+@pytest.mark.parametrize("name", ("karras", "linspace", "leading"))
+def test_a_network_is_told_the_timestep_of_the_schedule(name: str):
+    schedule = make_schedule(name, 5, STABLE_DIFFUSION)
+    told: list[float] = []
+
+    def network(x: mx.array, timestep: float) -> mx.array:
+        told.append(timestep)
+        return x * 0.0
+
+    denoise = Predicted(network, EPS, schedule.timestep_of)
+    for sigma in schedule.sigmas[:-1].tolist():
+        assert isinstance(denoise(mx.array(IMAGE), sigma), mx.array)
+    assert told == schedule.timesteps.tolist()
+
+
+def test_an_unknown_type_lists_the_known_ones():
+    assert find_prediction("v") is V
+    with pytest.raises(InputError, match="'velocity'; expected one of eps, v, edm, x0, flow"):
+        find_prediction("velocity")
 
 
 @pytest.mark.parametrize("sigma", (0.0, 0.003, 0.5, 0.9, 1.0))
 def test_the_true_velocity_leads_back_to_the_image(sigma: float):
     x = flow_noised(IMAGE, NOISE, sigma)
     np.testing.assert_allclose(flow_denoised(x, NOISE - IMAGE, sigma), IMAGE, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(x, VELOCITY.noised(IMAGE, NOISE, sigma))
 
 
 def test_the_ends_are_the_image_and_the_noise():
@@ -30,10 +196,15 @@ def test_hand_computed_values():
 
 def test_mlx_arrays_stay_mlx_arrays():
     image, noise = mx.array(IMAGE), mx.array(NOISE)
+    for kind in PREDICTIONS.values():
+        x = kind.noised(image, noise, 0.3)
+        denoised = kind.denoised(x, noise, 0.3)
+        assert isinstance(denoised, mx.array)
+        assert denoised.dtype == mx.float32
+        ours = kind.denoised(kind.noised(IMAGE, NOISE, 0.3), NOISE, 0.3)
+        np.testing.assert_allclose(np.array(denoised), ours, rtol=0, atol=1e-6)
     x = flow_noised(image, noise, 0.3)
     denoised = flow_denoised(x, noise - image, 0.3)
-    assert isinstance(denoised, mx.array)
-    np.testing.assert_allclose(np.array(x), flow_noised(IMAGE, NOISE, 0.3), rtol=0, atol=1e-6)
     np.testing.assert_allclose(np.array(denoised), IMAGE, rtol=0, atol=1e-6)
 
 

@@ -75,7 +75,7 @@ def normals(shape: tuple[int, ...], seed: int = 0) -> mx.array:
 def identities(pipeline: StableDiffusion3) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     found: list[Any] = [
-        *(vars(sd3)[name] for name in ("Denoiser", "sample_euler", "flow_schedule")),
+        *(vars(sd3)[name] for name in ("Denoiser", "find_sampler", "planned")),
         *(vars(sd3_denoiser)[name] for name in ("cfg", "flow_denoised")),
         *(mmdit.sinusoids, t5.relative_position_buckets, mx.round, *NOISES.values()),
     ]

@@ -10,7 +10,7 @@ import click
 
 from lydite import embedded
 from lydite.cli.paths import picture_path, save_new
-from lydite.cli.settings import DTYPES, NOISES, SCHEDULES, Plan, Settings, make_plan, replay
+from lydite.cli.settings import DTYPES, NOISES, Plan, Settings, make_plan, replay
 from lydite.core.errors import shown
 
 if TYPE_CHECKING:
@@ -65,11 +65,26 @@ if TYPE_CHECKING:
     help="auto: float32 on CPU, bfloat16 elsewhere.",
 )
 @click.option(
+    "--sampler",
+    metavar="NAME",
+    default="euler",
+    show_default=True,
+    help="`lydite sampler list` has them all: heun, dpmpp_2m, dpmpp_2m_sde, uni_pc, …",
+)
+@click.option(
     "--schedule",
-    type=click.Choice(SCHEDULES),
+    metavar="NAME",
     default="sd3_diffusers",
     show_default=True,
-    help="sd3_diffusers (as diffusers runs it) or flow_shift (as in the paper).",
+    help="sd3_diffusers (as diffusers runs it), flow_shift (as in the paper), karras, …",
+)
+@click.option(
+    "--convention",
+    metavar="NAME",
+    default="lydite",
+    show_default=True,
+    help="Whose choices where programs differ under one name: lydite, k-diffusion, comfyui, "
+    "a1111 or diffusers.",
 )
 @click.option(
     "--noise",
@@ -126,6 +141,7 @@ def command(ctx: click.Context, **options: Any) -> None:
     lydite generate "a red fox in snow" -m sd3-folder/ --seed 7
     lydite generate "a red fox" -m sd3.safetensors --components sd3-folder/ -s 1-4 --batch 2
     lydite generate "in oil" -m sd3-folder/ --image photo.png --strength 0.7
+    lydite generate "a red fox" -m sd3-folder/ --sampler dpmpp_2m --schedule karras --steps 20
     lydite generate --from lydite_7.png                the same picture again, bit for bit
     lydite generate "a fox" -m sd3-folder/ --debug nan,timing
 
@@ -242,7 +258,9 @@ def _record(
         guidance=request.guidance,
         width=request.width,
         height=request.height,
+        sampler=request.sampler,
         schedule=request.schedule,
+        convention=request.convention,
         text_length=request.text_length,
         noise=request.noise,
         dtype=str(pipeline.dtype).removeprefix("mlx.core."),

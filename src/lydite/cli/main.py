@@ -18,6 +18,7 @@ VERBS = {
     "parity": "lydite.cli.parity",
     "trace": "lydite.cli.trace",
     "diff": "lydite.cli.diff",
+    "sampler": "lydite.cli.sampler",
 }
 
 
@@ -54,6 +55,7 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     lydite parity  sd3-folder/                      the same numbers as diffusers?
     lydite trace -- python port.py                  a port's run, written down
     lydite diff    reference/ port/                 its first wrong number
+    lydite sampler list                             every sampler, and is yours right?
 
     Every verb explains itself: lydite generate --help. Exit status: 0 fine, 1 something is wrong
     with the model or the numbers, 2 the input could not be used, 130 interrupted.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NOISES = ("torch", "mlx")
-SCHEDULES = ("sd3_diffusers", "flow_shift")
 MOST_AT_ONCE = 1024
 DEBUG = ("nan", "timing", "shapes")
 MOST_SEEDS = 10_000
@@ -36,7 +35,9 @@ class Settings:
     size: str | None
     batch: int
     dtype: str
+    sampler: str
     schedule: str
+    convention: str
     noise: str
     text_length: int | None
     image: str | None
@@ -80,7 +81,9 @@ def replay(settings: Settings, typed: set[str]) -> "tuple[Settings, Record | Non
         "guidance": record.guidance,
         "size": f"{record.width}x{record.height}",
         "dtype": record.dtype,
+        "sampler": record.sampler,
         "schedule": record.schedule,
+        "convention": record.convention,
         "noise": record.noise,
         "text_length": record.text_length,
         "image": record.image,
@@ -126,7 +129,9 @@ def make_plan(settings: Settings, record: "Record | None") -> Plan:
         guidance=guidance if settings.guidance is None else settings.guidance,
         width=width,
         height=height,
+        sampler=settings.sampler,
         schedule=settings.schedule,
+        convention=settings.convention,
         text_length=text_length if settings.text_length is None else settings.text_length,
         noise=settings.noise,
         image=image,

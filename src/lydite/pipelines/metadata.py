@@ -14,6 +14,28 @@ from lydite.pipelines.components import Component
 from lydite.pipelines.images import Pixels, open_image
 
 KEY = "lydite"
+A1111_NAMES = {
+    "euler": "Euler",
+    "euler_ancestral": "Euler a",
+    "heun": "Heun",
+    "lms": "LMS",
+    "dpm_2": "DPM2",
+    "dpm_2_ancestral": "DPM2 a",
+    "dpm_fast": "DPM fast",
+    "dpm_adaptive": "DPM adaptive",
+    "dpmpp_2m": "DPM++ 2M",
+    "dpmpp_sde": "DPM++ SDE",
+    "dpmpp_2m_sde": "DPM++ 2M SDE",
+    "dpmpp_2m_sde_heun": "DPM++ 2M SDE Heun",
+    "dpmpp_2s_ancestral": "DPM++ 2S a",
+    "dpmpp_3m_sde": "DPM++ 3M SDE",
+    "restart": "Restart",
+    "ddim": "DDIM",
+    "ddim_cfg_pp": "DDIM CFG++",
+    "plms": "PLMS",
+    "uni_pc": "UniPC",
+    "lcm": "LCM",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,7 @@ class Record:
     image_hash: str | None = None
     strength: float | None = None
     sampler: str = "euler"
+    convention: str = "lydite"
     version: str = __version__
     mlx: str = ""
 
@@ -45,7 +68,7 @@ class Record:
         """The text that A1111 and the tools around it read."""
         facts = {
             "Steps": self.steps,
-            "Sampler": "Euler",
+            "Sampler": A1111_NAMES.get(self.sampler, self.sampler),
             "Schedule type": self.schedule,
             "CFG scale": f"{self.guidance:g}",
             "Seed": self.seed,

@@ -19,14 +19,16 @@ from lydite.models.mmdit import MMDiT
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines.images import Pixels, resize
 from lydite.pipelines.networks import Networks
-from lydite.pipelines.noise import NOISES
+from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
 from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_files import SD3Files, open_files
 from lydite.pipelines.sd3_text import Conditioning, encode
 from lydite.pipelines.watch import Watch, require_finite, unwatched
+from lydite.sampling.conventions import find_convention, planned
+from lydite.sampling.law import FLOW
 from lydite.sampling.prediction import flow_noised
-from lydite.sampling.samplers.euler import sample_euler
-from lydite.sampling.schedules import Schedule, flow_schedule, tail
+from lydite.sampling.samplers import find_sampler
+from lydite.sampling.schedules import FlowSigmas, Schedule
 from lydite.sampling.steps import Step
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
@@ -42,7 +44,9 @@ class Request:
     guidance: float = 7.0  # 1 or less: the negative prompt is not used
     width: int | None = None  # None: the size the model was made for, or the image's
     height: int | None = None
+    sampler: str = "euler"
     schedule: str = "sd3_diffusers"
+    convention: str = "lydite"  # whose choices where programs differ under one name
     text_length: int = 256  # T5 tokens; as many zero vectors when there is no T5
     noise: str = "torch"  # whose generator a seed means
     image: Pixels | None = None  # img2img: where to start from
@@ -119,13 +123,16 @@ class StableDiffusion3:
             for first in range(0, len(seeds), batch):
                 group = tuple(seeds[first : first + batch])
                 try:
-                    x = self._start(request, schedule, group, watch)
+                    noise = self._noise(request, group)
+                    x = self._start(request, schedule, noise, watch)
                     if len(group) not in denoisers:
                         made = self.denoiser(request, conditioning, len(group), watch)
                         denoisers[len(group)] = made
                         del made
                     report = _Report(on_step, first, group, len(schedule.timesteps), self._decode)
-                    latent = _denoise(denoisers[len(group)], schedule, x, report, watch)
+                    steps = self._steps(request, denoisers[len(group)], x, group, noise)
+                    latent = _finished(x, steps, report, watch)
+                    del steps
                 except KeyboardInterrupt as error:
                     stopped = error  # what is finished is still decoded below
                     break
@@ -159,6 +166,8 @@ class StableDiffusion3:
                     f"{name} is {side}; expected a multiple of {unit} from {unit} to {largest}. "
                     f"The nearest is {near}."
                 )
+        find_convention(request.convention)
+        find_sampler(request.sampler).check_law(FLOW)
         if request.noise not in NOISES:
             raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")
         if not 1 <= request.text_length <= MOST_TOKENS:
@@ -171,8 +180,15 @@ class StableDiffusion3:
 
     def schedule(self, request: Request) -> Schedule:
         """The steps this request will run."""
-        schedule = flow_schedule(self.files.scheduler, request.steps, request.schedule)
-        return tail(schedule, request.strength) if request.image is not None else schedule
+        trained = self.files.scheduler.num_train_timesteps
+        return planned(
+            find_convention(request.convention),
+            sampler=request.sampler,
+            schedule=request.schedule,
+            steps=request.steps,
+            model=FlowSigmas(self.files.scheduler.shift, trained, full=trained),
+            strength=1.0 if request.image is None else request.strength,
+        )
 
     def encode(self, request: Request, watch: Watch = unwatched) -> Conditioning:
         """Text features of the prompt, and before it of the negative one when guidance is on."""
@@ -202,17 +218,33 @@ class StableDiffusion3:
             watch=watch,
         )
 
+    def _noise(self, request: Request, seeds: tuple[int, ...]) -> RunNoise:
+        rule = find_convention(request.convention).stream
+        return NOISES[request.noise](seeds, self._latent_shape(request), rule)
+
     def _start(
-        self, request: Request, schedule: Schedule, seeds: tuple[int, ...], watch: Watch
+        self, request: Request, schedule: Schedule, noise: RunNoise, watch: Watch
     ) -> mx.array:
         """Noise for each seed, or the noised image, (B, h, w, C) in float32."""
-        draw = NOISES[request.noise](seeds, self._latent_shape(request))
         if request.image is None:
-            return draw()
+            return noise.first()
         # diffusers draws the encoder's sample and then the noise from one generator per image
-        clean = self._encode_image(request.image, draw(), watch)
+        clean = self._encode_image(request.image, noise.first(), watch)
         self.networks.done("vae")
-        return flow_noised(clean, draw(), float(schedule.sigmas[0]))
+        return flow_noised(clean, noise.first(), float(schedule.sigmas[0]))
+
+    def _steps(
+        self,
+        request: Request,
+        denoiser: Denoiser,
+        x: mx.array,
+        seeds: tuple[int, ...],
+        noise: RunNoise,
+    ) -> Iterator[Step[mx.array]]:
+        sampler, convention = find_sampler(request.sampler), find_convention(request.convention)
+        added = sampler_noise(sampler, convention, seeds, self._latent_shape(request), noise)
+        sigmas = [float(sigma) for sigma in self.schedule(request).sigmas]
+        return sampler.run(denoiser, x, sigmas, noise=added)
 
     def _encode_image(self, image: Pixels, normals: mx.array, watch: Watch) -> mx.array:
         """A sample of the image's latents for each row of `normals`."""
@@ -264,10 +296,10 @@ class _Report:
             self.on_step(Progress(step.index, self.total, self.first, self.seeds, preview))
 
 
-def _denoise(
-    denoiser: Denoiser, schedule: Schedule, x: mx.array, report: _Report, watch: Watch
+def _finished(
+    x: mx.array, steps: Iterator[Step[mx.array]], report: _Report, watch: Watch
 ) -> mx.array:
-    for step in sample_euler(denoiser, x, schedule.sigmas):
+    for step in steps:
         mx.eval(step.x)  # one step's graph at a time
         watch(f"step {step.index} latent", step.x)
         x = step.x

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from lydite.models.layers import on_cpu
-from lydite.models.mmdit import MMDiT
+from lydite.models.mmdit import MMDiT, Modulation
 from lydite.pipelines.sd3_text import Conditioning
 from lydite.pipelines.watch import Watch, unwatched
 from lydite.sampling.guidance import cfg
@@ -32,8 +32,9 @@ class Denoiser:
         guidance: float,
         watch: Watch = unwatched,
     ) -> None:
+        self._transformer, self._pooled, self._schedule = transformer, conditioning.pooled, schedule
         timesteps = mx.array(schedule.timesteps.astype(np.float32))
-        self._modulation = transformer.modulation(timesteps, conditioning.pooled)  # (S, C, n, D)
+        self._modulation = transformer.modulation(timesteps, self._pooled)  # (S, C, n, D)
         text = transformer.embed_text(conditioning.text)
         self._text = mx.repeat(text, batch, axis=0)  # (C*B, S, D)
         self._positions = transformer.positions(height, width)
@@ -49,21 +50,32 @@ class Denoiser:
 
     def __call__(self, x: mx.array, sigma: float) -> mx.array:
         """The clean latents the network sees in x, (B, h, w, C) in float32."""
-        return flow_denoised(x, self.velocity(x, self._steps[sigma]), sigma)
+        return self.pair(x, sigma)[0]
 
-    def velocity(self, x: mx.array, step: int) -> mx.array:
-        """The guided velocity at one step of the schedule, in float32."""
-        tables = {
-            path: mx.repeat(table[step], self._batch, axis=0)
-            for path, table in self._modulation.items()
-        }
+    def pair(self, x: mx.array, sigma: float) -> tuple[mx.array, mx.array]:
+        """What it sees with guidance and what without the prompt: the same when that is off."""
+        *uncond, cond = self._velocities(x, sigma)
+        guided = cfg(uncond[0], cond, self._guidance) if uncond else cond
+        if self.on_velocity:
+            guided = self.on_velocity(guided)
+        denoised = flow_denoised(x, guided, sigma)
+        return denoised, flow_denoised(x, uncond[0], sigma) if uncond else denoised
+
+    def _velocities(self, x: mx.array, sigma: float) -> list[mx.array]:
+        """One velocity per prompt, the negative one first, in float32."""
         inputs = mx.concatenate([x] * self._prompts).astype(self._dtype)  # (C*B, h, w, C)
-        velocity = self._network(inputs, self._text, tables, self._positions).astype(mx.float32)
-        if self._prompts == 1:
-            self._watch(f"step {step} transformer", velocity)
+        velocity = self._network(inputs, self._text, self._tables(sigma), self._positions)
+        parts = mx.split(velocity.astype(mx.float32), self._prompts)
+        place = f"step {self._steps[sigma]}" if sigma in self._steps else f"sigma {sigma:.4g}"
+        for part, name in zip(parts, ("uncond", "cond")[-self._prompts :], strict=True):
+            self._watch(f"{place} transformer" + (f" {name}" if len(parts) > 1 else ""), part)
+        return list(parts)
+
+    def _tables(self, sigma: float) -> Modulation:
+        """Tables of the adaptive norms; some samplers look between two steps of the schedule."""
+        if sigma in self._steps:
+            tables, at = self._modulation, self._steps[sigma]
         else:
-            uncond, cond = mx.split(velocity, 2)
-            self._watch(f"step {step} transformer uncond", uncond)
-            self._watch(f"step {step} transformer cond", cond)
-            velocity = cfg(uncond, cond, self._guidance)
-        return self.on_velocity(velocity) if self.on_velocity else velocity
+            timestep = mx.array([self._schedule.timestep_of(sigma)], dtype=mx.float32)
+            tables, at = self._transformer.modulation(timestep, self._pooled), 0
+        return {path: mx.repeat(table[at], self._batch, axis=0) for path, table in tables.items()}

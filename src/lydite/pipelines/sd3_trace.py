@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from lydite.models.layers import on_cpu
+from lydite.pipelines.noise import RunNoise
 from lydite.pipelines.sd3 import Picture, Progress, Request, StableDiffusion3
 from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_text import Conditioning
@@ -223,10 +224,10 @@ class _Recorded(StableDiffusion3):
         return made
 
     def _start(
-        self, request: Request, schedule: Schedule, seeds: tuple[int, ...], watch: Watch
+        self, request: Request, schedule: Schedule, noise: RunNoise, watch: Watch
     ) -> mx.array:
-        noise = super()._start(request, schedule, seeds, watch)
-        return self._recorder.record("pipeline/noise", noise, kind="input", dims="b h w c")
+        start = super()._start(request, schedule, noise, watch)
+        return self._recorder.record("pipeline/noise", start, kind="input", dims="b h w c")
 
 
 def _watch(recorder: Recorder) -> Watch:

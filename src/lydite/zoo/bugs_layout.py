@@ -7,10 +7,10 @@ import mlx.nn as nn
 
 from lydite.models.mmdit import PatchEmbed
 from lydite.models.vae.kl import AutoencoderKL, Posterior
-from lydite.pipelines.noise import NOISES, Draw
+from lydite.pipelines.noise import NOISES
 from lydite.zoo.bugs_weights import CLIP
 from lydite.zoo.cases import Apply, Bug, fed, out
-from lydite.zoo.patches import attribute, entry, forward
+from lydite.zoo.patches import ChangedNoise, attribute, entry, forward
 
 PATCH = 2
 PAD = [(0, 0), (1, 1), (1, 1), (0, 0)]
@@ -53,16 +53,10 @@ def centre(whole: mx.array, side: int, rows: int, columns: int) -> mx.array:
 def raw_noise(original: Any) -> Any:
     """Noise (C, h, w) whose memory is taken for (h, w, C)."""
 
-    def start(seeds: Any, shape: tuple[int, int, int]) -> Draw:
-        draw = original(seeds, shape)
+    def raw(right: mx.array) -> mx.array:  # (B, h, w, C)
+        return mx.contiguous(right.transpose(0, 3, 1, 2)).reshape(right.shape)
 
-        def raw() -> mx.array:
-            right = draw()  # (B, h, w, C)
-            return mx.contiguous(right.transpose(0, 3, 1, 2)).reshape(right.shape)
-
-        return raw
-
-    return start
+    return lambda *about: ChangedNoise(original(*about), raw)
 
 
 def raw_image(original: Any) -> Any:

@@ -1,6 +1,7 @@
 """Class E of the notes behind the network: guidance, sampler, noise, latents."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from lydite.sampling.steps import Step
 from lydite.zoo.bugs_schedule import bug
 from lydite.zoo.bugs_weights import BLOCK_0, FLOAT32, bfloat16
 from lydite.zoo.cases import Apply, fed, out
-from lydite.zoo.patches import attribute, entry
+from lydite.zoo.patches import ChangedNoise, attribute, entry
 
 LATENTS, VELOCITY = out("pipeline/latents"), out("pipeline/velocity")
 DECODED = fed("vae/post_quant_conv")
@@ -29,7 +30,9 @@ def sampled(step: Callable[[Any, Any, float, float], Any]) -> Apply:
             x = step(x, denoised, sigma, after)
             yield Step(index, sigma, after, x, denoised)
 
-    return attribute(sd3, "sample_euler", lambda original: sample)
+    return attribute(
+        sd3, "find_sampler", lambda original: lambda name: replace(original(name), sample=sample)
+    )
 
 
 def euler(x: Any, denoised: Any, sigma: float, after: float) -> Any:
@@ -65,7 +68,7 @@ def denormalized(change: Callable[[mx.array, float, float], mx.array]) -> Apply:
 
 
 def rounded_noise(original: Any) -> Any:
-    return lambda seeds, shape: (lambda draw: lambda: bfloat16(draw()))(original(seeds, shape))
+    return lambda *about: ChangedNoise(original(*about), bfloat16)
 
 
 BUGS = (

@@ -21,7 +21,7 @@ ANGLES = fed("transformer/time_text_embed.timestep_embedder.linear_1")
 
 def scheduled(change: Callable[[Schedule], Schedule]) -> Apply:
     """Another schedule than the checkpoint asks for."""
-    return attribute(sd3, "flow_schedule", lambda original: lambda *args: change(original(*args)))
+    return attribute(sd3, "planned", lambda original: lambda *a, **k: change(original(*a, **k)))
 
 
 def table(sigmas: NDArray[np.float64]) -> Schedule:

@@ -7,12 +7,14 @@ on the type, so one instance is changed by giving it a subclass of its own.
 import re
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from lydite.pipelines.noise import RunNoise
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.zoo.cases import Apply
 
@@ -192,3 +194,17 @@ def _subclass(kind: type[nn.Module], new: Forward) -> type[nn.Module]:
         return new(self, lambda *a, **k: original(self, *a, **k), *args, **kwargs)
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+@dataclass(frozen=True)
+class ChangedNoise:
+    """Noise with something done to it."""
+
+    noise: RunNoise
+    change: Callable[[mx.array], mx.array]
+
+    def first(self) -> mx.array:
+        return self.change(self.noise.first())
+
+    def __call__(self, sigma: float, sigma_next: float) -> mx.array:
+        return self.change(self.noise(sigma, sigma_next))

@@ -3,17 +3,51 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from lydite.sampling.samplers.renoise import Churn, ancestral_down, raised
 from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Step
+from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
-def sample_euler(denoise: Denoise[A], x: A, sigmas: Iterable[float]) -> Iterator[Step[A]]:
-    """Euler steps: Algorithm 2 of Karras et al. (2022) without churn."""
+def sample_euler(
+    denoise: Denoise[A], x: A, sigmas: Iterable[float], *, churn: Churn[A] | None = None
+) -> Iterator[Step[A]]:
+    """Euler steps: algorithm 2 of Karras et al. (2022) without its second half."""
+    levels = [float(sigma) for sigma in sigmas]
+    for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
+        start = sigma
+        if churn is not None:
+            x, start = churn.lift(denoise.law, x, sigma, len(levels) - 1)
+        denoised = denoise(x, start)
+        x = x + slope(x, denoised, start) * (sigma_next - start)
+        yield Step(index, sigma, sigma_next, x, denoised)
+
+
+def sample_euler_ancestral(
+    denoise: Denoise[A],
+    x: A,
+    sigmas: Iterable[float],
+    *,
+    noise: Noise[A],
+    eta: float = 1.0,
+    s_noise: float = 1.0,
+) -> Iterator[Step[A]]:
+    """Euler steps that go below the next sigma and come back with fresh noise.
+
+    Song et al. (2021), DDIM, in k-diffusion's form; flow models take the rectified-flow form.
+    """
+    law = denoise.law
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = denoise(x, sigma)
-        slope = (x - denoised) / sigma
-        x = x + slope * (sigma_next - sigma)
+        down = ancestral_down(law, sigma, sigma_next, eta)
+        x = x + slope(x, denoised, sigma) * (down - sigma)
+        if down < sigma_next:
+            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, denoised)
+
+
+def slope(x: A, denoised: A, sigma: float) -> A:
+    """dx/dσ of the ODE, the same under both laws."""
+    return (x - denoised) / sigma
 
 
 FAMILY = (
@@ -21,8 +55,29 @@ FAMILY = (
         "euler",
         sample_euler,
         "straight lines from sigma to sigma",
-        "Karras et al. (2022), algorithm 2 without churn",
-        proofs=("k-diffusion", "diffusers EulerDiscreteScheduler", "order"),
+        "Karras et al. (2022), algorithm 2, Euler steps",
+        proofs=(
+            "k-diffusion",
+            "diffusers EulerDiscreteScheduler",
+            "diffusers FlowMatchEulerDiscreteScheduler",
+            "ComfyUI",
+            "order",
+        ),
         order=1,
+    ),
+    Sampler(
+        "euler_ancestral",
+        sample_euler_ancestral,
+        "Euler beyond the next sigma and back with fresh noise",
+        "k-diffusion; ComfyUI's RF form for flow models",
+        proofs=(
+            "k-diffusion",
+            "diffusers EulerAncestralDiscreteScheduler",
+            "diffusers LTXEulerAncestralRFScheduler",
+            "ComfyUI",
+            "identity",
+            "stationarity",
+        ),
+        noise="stream",
     ),
 )

@@ -1,0 +1,157 @@
+"""`lydite sampler`: what there is, what it does, how two differ, and whether yours is right."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from lydite.cli.sampler_compare import compare
+from lydite.cli.sampler_conform import conform
+from lydite.cli.sampler_options import wide_console
+from lydite.cli.sampler_plot import plot
+from lydite.cli.sampler_show import show
+
+if TYPE_CHECKING:
+    from lydite.sampling.samplers.sampler import Sampler
+    from lydite.sampling.schedules import ScheduleKind
+
+
+@click.group("sampler")
+def command() -> None:
+    """Look at samplers and schedules, and hold anybody's against ours. No network is needed.
+
+    \b
+    lydite sampler list                             every name, its proof and its source
+    lydite sampler show karras --steps 10           sigmas, timesteps and c_in
+    lydite sampler show dpmpp_2m                    options, and a run that can be checked by hand
+    lydite sampler plot karras exponential beta_sigmas -o sigmas.png
+    lydite sampler compare normal sgm_uniform       where two differ, and by how much
+    lydite sampler conform --write problem.json     a problem for a sampler in any language …
+    lydite sampler conform problem.json run/        … and the verdict on what it wrote
+    """
+
+
+@command.command("list")
+@click.argument("words", nargs=-1)
+@click.option("--law", type=click.Choice(["ve", "flow"]),
+              help="Only those for eps and v models (ve), or for flow models.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def listing(words: tuple[str, ...], law: str | None, as_json: bool) -> None:
+    """List samplers and schedules with what proves each of them and where it is from.
+
+    WORDS choose names that contain one of them.
+
+    \b
+    lydite sampler list
+    lydite sampler list dpmpp karras
+    lydite sampler list --law flow
+    lydite sampler list --json | jq -r '.samplers[] | [.name, .proof] | @tsv'
+    """
+    from lydite.core.errors import InputError
+    from lydite.sampling.samplers import SAMPLERS
+    from lydite.sampling.schedules import SCHEDULES
+
+    def wanted(each: "Sampler | ScheduleKind") -> bool:
+        named = not words or any(word.lower() in each.name for word in words)
+        return named and (law is None or law in each.laws)
+
+    samplers = [each for each in SAMPLERS.values() if wanted(each)]
+    schedules = [each for each in SCHEDULES.values() if wanted(each)]
+    if words and not samplers and not schedules:
+        raise InputError(f"no sampler or schedule has {' or '.join(map(repr, words))} in its name.")
+    if as_json:
+        found = {
+            "samplers": [sampler_record(each) for each in samplers],
+            "schedules": [schedule_record(each) for each in schedules],
+        }
+        click.echo(json.dumps(found, indent=1))
+        return
+    if samplers:
+        wide_console().print(_samplers(samplers))
+    if schedules:
+        wide_console().print(_schedules(schedules))
+
+
+def sampler_record(sampler: "Sampler") -> dict[str, Any]:
+    """What is known of a sampler, as JSON takes it."""
+    from lydite.conform.mistakes.elsewhere import options_of
+
+    return {
+        "name": sampler.name,
+        "about": sampler.about,
+        "order": sampler.order,
+        "calls": sampler.calls,
+        "noise": sampler.noise,
+        "laws": list(sampler.laws),
+        "pair": sampler.pair,
+        "options": {name: _plain(value) for name, value in options_of(sampler.name).items()},
+        "proofs": list(sampler.proofs),
+        "proof": "; ".join(sampler.proofs),
+        "source": sampler.source,
+    }
+
+
+def schedule_record(kind: "ScheduleKind") -> dict[str, Any]:
+    """What is known of a schedule, as JSON takes it."""
+    return {
+        "name": kind.name,
+        "about": kind.about,
+        "steps": kind.count,
+        "laws": list(kind.laws),
+        "options": {
+            name: None if name in kind.needs else _plain(value)
+            for name, value in kind.options.items()
+        },
+        "needs": list(kind.needs),
+        "proofs": list(kind.proofs),
+        "proof": "; ".join(kind.proofs),
+        "source": kind.source,
+    }
+
+
+def _samplers(samplers: "list[Sampler]") -> Table:
+    count = f"{len(samplers)} sampler{'s' if len(samplers) != 1 else ''}"
+    table = Table("", "order", "calls", "noise", "for", "what it does", "proofs", "source",
+                  title=count, title_justify="left", box=None, padding=(0, 2, 0, 0))  # fmt: skip
+    table.columns[0].no_wrap = True
+    for each in samplers:
+        table.add_row(
+            f"[bold]{each.name}[/]",
+            "" if each.order is None else f"{each.order:g}",
+            str(each.calls),
+            "" if each.noise == "none" else each.noise,
+            " ".join(each.laws),
+            each.about,
+            "; ".join(each.proofs),
+            each.source,
+        )
+    return table
+
+
+def _schedules(schedules: "list[ScheduleKind]") -> Table:
+    count = f"{len(schedules)} schedule{'s' if len(schedules) != 1 else ''}"
+    table = Table("", "steps", "for", "what it does", "proofs", "source",
+                  title=count, title_justify="left", box=None, padding=(0, 2, 0, 0))  # fmt: skip
+    table.columns[0].no_wrap = True
+    for each in schedules:
+        table.add_row(
+            f"[bold]{each.name}[/]",
+            each.count,
+            " ".join(each.laws),
+            each.about,
+            "; ".join(each.proofs),
+            each.source,
+        )
+    return table
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON has it: what is no plain value is told by its words."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+for _each in (show, plot, compare, conform):
+    command.add_command(_each)

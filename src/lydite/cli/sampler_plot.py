@@ -1,0 +1,189 @@
+"""`lydite sampler plot`: curves of sigma, or error over the number of steps."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lydite.cli.sampler_options import MODEL_HELP, kind_of, model_for, read_options, start
+from lydite.core.errors import FileError, InputError
+
+if TYPE_CHECKING:
+    from lydite.report.chart import Chart, Line
+
+COUNTS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+MOST = 12  # lines that can still be told apart
+
+
+@click.command("plot")
+@click.argument("names", nargs=-1, required=True)
+@click.option("-m", "--model", default=None, metavar="NAME|FOLDER",
+              help=f"Whose noise levels: {MODEL_HELP}")  # fmt: skip
+@click.option("-n", "--steps", type=click.IntRange(1, 1000), default=20, show_default=True,
+              help="Schedules: number of steps. Samplers run 4 to 64.")  # fmt: skip
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
+              help="An option of the schedules; repeatable.")  # fmt: skip
+@click.option("--schedule", metavar="NAME", help="Samplers: the sigmas they run over.")
+@click.option("--denoiser", default="gaussian", show_default=True,
+              type=click.Choice(["gaussian", "mixture"]), help="Samplers: their data.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+              help="The PNG. [default: sigmas.png or errors.png]")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
+              help="Also a page: the picture, and the numbers as a table.")  # fmt: skip
+def plot(
+    names: tuple[str, ...],
+    model: str | None,
+    steps: int,
+    options: tuple[str, ...],
+    schedule: str | None,
+    denoiser: str,
+    output: Path | None,
+    html: Path | None,
+) -> None:
+    """Draw the sigmas of schedules, or how fast samplers come to the exact end.
+
+    Sigmas and errors are drawn on logarithmic scales. The error of a sampler of order p falls by
+    2^p for twice the steps; it is taken at the last sigma above 0, since the step from there to 0
+    is of order 1 in every method. Samplers with an option eta run without their noise, eta = 0.
+
+    \b
+    lydite sampler plot normal karras exponential simple -o sigmas.png
+    lydite sampler plot flow_shift flux --model sd3 --steps 28
+    lydite sampler plot euler heun dpmpp_2m lms -o errors.png --html errors.html
+    """
+    kinds = {kind_of(name) for name in names}
+    if len(kinds) > 1:
+        raise InputError("names of samplers and of schedules; one picture shows one kind.")
+    names = tuple(dict.fromkeys(names))
+    if len(names) > MOST:
+        raise InputError(f"{len(names)} lines in one picture; {MOST} can still be told apart.")
+    from lydite.core.files import write_atomic
+    from lydite.report.chart import draw
+    from lydite.report.page import made_here
+    from lydite.report.sheets import png_bytes
+
+    if kinds == {"schedule"}:
+        chart = _sigmas(names, model, steps, read_options(options))
+    else:
+        if options:
+            raise InputError("--option is for schedules here; samplers run with their defaults.")
+        chart = _errors(names, model, schedule, denoiser)
+    picture = png_bytes(draw(chart))
+    path = output or Path("sigmas.png" if kinds == {"schedule"} else "errors.png")
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--output is {path}; expected a name that ends in .png.")
+    if html and html.exists() and not (html.is_file() and made_here(html.read_bytes())):
+        raise FileError(f"{html}: is there, and no page of ours; it is left as it is.")
+    write_atomic(path, picture)
+    click.echo(f"picture: {path}")
+    if html:
+        write_atomic(html, _page(chart, picture).encode())
+        click.echo(f"page: {html}")
+
+
+def _sigmas(
+    names: tuple[str, ...], model: str | None, steps: int, options: dict[str, Any]
+) -> "Chart":
+    from lydite.cli.sampler_show import make
+    from lydite.report.chart import Chart
+    from lydite.sampling.schedules import find_schedule
+
+    laws = [find_schedule(name).laws for name in names]
+    shared = tuple(law for law in laws[0] if all(law in each for each in laws))
+    if not shared:
+        raise InputError("these schedules are for models of different laws; plot them apart.")
+    called = model_for(shared, model)
+    known = {name: find_schedule(name).options for name in names}
+    for option in options:
+        if not any(option in each for each in known.values()):
+            raise InputError(f"none of these schedules has an option {option!r:.60}.")
+    lines: list[Line] = []
+    for name in names:
+        chosen = {key: value for key, value in options.items() if key in known[name]}
+        lines.append(_line(name, make(name, called, steps, chosen)[0].sigmas[:-1].tolist()))
+    flow = "flow" in (shared if len(shared) == 1 else (_law(called),))
+    return Chart(
+        f"Sigmas of {called}, {steps} steps",
+        "step",
+        "sigma before each step" + ("" if flow else ", logarithmic"),
+        lines,
+        y_scale="linear" if flow else "log",
+        note="each ends in 0" if not flow else "",
+    )
+
+
+def _law(model: str) -> str:
+    from lydite.conform.models import find_model
+
+    return find_model(model).law.name
+
+
+def _line(name: str, values: list[float]) -> "Line":
+    from lydite.report.chart import Line
+
+    return Line(name, [(float(index), value) for index, value in enumerate(values)])
+
+
+def _errors(
+    names: tuple[str, ...], model: str | None, schedule: str | None, denoiser: str
+) -> "Chart":
+    from lydite.conform.convergence import errors
+    from lydite.conform.models import default_schedule, find_model
+    from lydite.report.chart import Chart, Line
+    from lydite.sampling.samplers import find_sampler
+
+    laws = [find_sampler(name).laws for name in names]
+    shared = tuple(law for law in laws[0] if all(law in each for each in laws))
+    called = model_for(shared or ("ve",), model)
+    levels = find_model(called)
+    spacing = schedule or default_schedule(levels)
+    lines = [
+        Line(
+            name,
+            [
+                (float(count), error)
+                for count, error in zip(
+                    COUNTS,
+                    errors(name, spacing, levels, denoiser, COUNTS, start(1.0)),
+                    strict=True,
+                )
+            ],
+        )
+        for name in names
+    ]
+    return Chart(
+        f"Error on {denoiser} data, {spacing} for {called}",
+        "steps",
+        "largest difference from the exact x at the last sigma above 0",
+        lines,
+        x_scale="log",
+        y_scale="log",
+    )
+
+
+def _page(chart: "Chart", picture: bytes) -> str:
+    from lydite.report.page import Chapter, Figure, Figures, Page, Table, render
+
+    places = sorted({x for line in chart.lines for x, _ in line.points})
+    rows = []
+    for place in places:
+        values = [dict(line.points).get(place) for line in chart.lines]
+        rows.append((f"{place:g}", *("" if each is None else f"{each:.6g}" for each in values)))
+    names = ", ".join(line.name for line in chart.lines)
+    head = (chart.across, *(line.name for line in chart.lines))
+    return render(
+        Page(
+            chart.title,
+            f"{chart.up}: {names}.",
+            (
+                Chapter("Picture", "", (
+                    Figures((Figure(picture, f"{chart.up} over {chart.across} for {names}"),),
+                            size="large"),
+                )),
+                Chapter("Numbers", "", (
+                    Table(head, tuple(rows), numeric=frozenset(range(len(head)))),
+                )),
+            ),
+            footer="lydite sampler plot",
+        )
+    )  # fmt: skip

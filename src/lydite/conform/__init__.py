@@ -1,0 +1,1 @@
+"""Judge anybody's sampler or schedule without a network: problems, replays, verdicts."""

@@ -1,0 +1,179 @@
+"""Name what a candidate did: replay the problem with each known mistake, and see which one fits."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from lydite.conform.candidate import Candidate
+from lydite.conform.measure import Key, bounds, distance, error_of, within
+from lydite.conform.mistakes import PLANTED, elsewhere
+from lydite.conform.mistakes.mistake import Mistake
+from lydite.conform.mistakes.times import TIMES
+from lydite.conform.mistakes.wiring import WIRING
+from lydite.conform.problem import Array
+from lydite.conform.replay import CannotReplay, Plan, Run, restarted, run
+from lydite.conform.result import Finding
+
+NEAR = 1e-2  # a replay further off than this is another mistake; nearer, it is measured
+JUDGED = ("x", "sigma", "timestep")
+MOST_FINDINGS = 4
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A mistake that reproduces the candidate."""
+
+    mistake: Mistake
+    error: float  # the largest over x
+    floor: float
+    aside: int  # further events that fit: input, prediction, denoised
+
+
+def explain(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
+    """What reproduces the whole run: a known mistake, another sampler, two mistakes at a time; or
+    what is wrong with some steps alone."""
+    problem = plan.problem
+    judged = {key: value for key, value in candidate.values.items() if key[0] in JUDGED}
+    if not any(key[0] == "x" for key in judged):
+        return ()
+    pairs = (both(a, b) for a, b in combinations((*WIRING, *TIMES), 2))
+    for tried in (PLANTED, elsewhere(problem), pairs):  # the next where the last had none
+        if fits := list(_fits(plan, tried, judged, candidate)):
+            return _findings(fits, candidate)
+    return _by_step(plan, candidate)
+
+
+def both(one: Mistake, other: Mistake) -> Mistake:
+    """Two mistakes at once."""
+
+    def apply(plan: Plan) -> Plan | None:
+        first = one.apply(plan)
+        return None if first is None else other.apply(first)
+
+    return Mistake(
+        f"{one.cause}+{other.cause}",
+        f"{one.says}, and {other.says}",
+        f"{one.fix} {other.fix}",
+        apply,
+    )
+
+
+def _fits(
+    plan: Plan, tried: Iterable[Mistake], judged: dict[Key, Array], candidate: Candidate
+) -> Iterator[Fit]:
+    steps = {key[1] for key in judged if key[0] == "x"}
+
+    def near(step: int, x: Array) -> bool:
+        value = judged.get(("x", step, 0))
+        return value is not None and distance(np.asarray(x), value) < NEAR
+
+    for mistake in tried:
+        wrong = mistake.planted(plan)
+        if wrong is None:
+            continue
+        try:
+            exact = run(wrong, go_on=near)
+        except CannotReplay:
+            continue
+        if {key[1] for key in exact.values if key[0] == "x"} != steps:
+            continue
+        limits = bounds(wrong, exact, candidate.dtype)
+        if within(judged, exact, limits):
+            yield _fit(mistake, exact, candidate, max(limits[key].floor for key in limits))
+
+
+def _fit(mistake: Mistake, exact: Run, candidate: Candidate, floor: float) -> Fit:
+    errors = {
+        key: error_of(key[0], value, exact.values[key])
+        for key, value in candidate.values.items()
+        if key in exact.values
+    }
+    aside = sum(error < NEAR for key, error in errors.items() if key[0] not in JUDGED)
+    return Fit(mistake, max(e for key, e in errors.items() if key[0] == "x"), floor, aside)
+
+
+def _findings(fits: list[Fit], candidate: Candidate) -> tuple[Finding, ...]:
+    """One finding for each cause, the best first; the same sampler under two names is one."""
+    nearest = min(fit.error for fit in fits)
+    fits = [fit for fit in fits if fit.error <= 10 * max(nearest, fit.floor)]
+    best = max(fit.aside for fit in fits)
+    kept: dict[str, Fit] = {}
+    for fit in fits:
+        if fit.aside == best:
+            kept.setdefault(fit.mistake.cause, fit)
+    others = [fit for cause, fit in kept.items() if cause.startswith("is-")]
+    result = []
+    for cause, fit in kept.items():
+        if cause.startswith("is-") and fit is not others[0]:
+            continue
+        same = [each.mistake.cause[3:] for each in others[1:4]] if fit in others else []
+        also = f" (as {', '.join(same)}, which agree on this problem)" if same else ""
+        steps = f"all {candidate.steps} steps" if candidate.steps > 1 else "the step"
+        result.append(
+            Finding(
+                cause,
+                f"The candidate {fit.mistake.says}{also}. Replayed so, {steps} come out as it "
+                f"wrote them, to {fit.error:.1e}.",
+                fit.mistake.fix,
+            )
+        )
+    return tuple(result[:MOST_FINDINGS])
+
+
+def _by_step(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
+    """Each step from the candidate's own x before it: which are wrong by themselves, and how."""
+    if candidate.steps != plan.problem.steps or len(plan.problem.normals) > plan.problem.steps:
+        return ()
+    try:
+        if not _remembers_nothing(plan):
+            return ()
+        given = [candidate.values["x", step, 0] for step in range(candidate.steps)]
+        exact = run(restarted(plan, given))
+    except (CannotReplay, KeyError):
+        return ()
+    limits = bounds(restarted(plan, given), exact, candidate.dtype)
+    wrong = [
+        step
+        for step, x in enumerate(given)
+        if distance(x, exact.x(step)) > limits["x", step, 0].limit
+    ]
+    if not wrong or len(wrong) == len(given):
+        return ()
+    listed = _listed(wrong)
+    for mistake in (*PLANTED, *elsewhere(plan.problem)):
+        other = mistake.planted(plan)
+        if other is None or other.sigmas != plan.sigmas:
+            continue
+
+        def fits(step: int, x: Array) -> bool:
+            return step not in wrong or distance(given[step], x) <= limits["x", step, 0].limit
+
+        try:
+            replayed = run(restarted(other, given), go_on=fits)
+        except CannotReplay:
+            continue
+        if replayed.steps == len(given):
+            says = f"The candidate {mistake.says}, in {listed} alone. Started from its own x, "
+            return (Finding(mistake.cause, says + "each other step is right.", mistake.fix),)
+    return (
+        Finding(
+            "some-steps",
+            f"Started from the candidate's own x, {listed} alone would be wrong.",
+            "Look at what is special there: the first or the last step, a branch, an index.",
+        ),
+    )
+
+
+def _remembers_nothing(plan: Plan) -> bool:
+    whole, alone = run(plan), run(restarted(plan))
+    return whole.steps == alone.steps and all(
+        distance(alone.x(step), whole.x(step)) < 1e-12 for step in range(whole.steps)
+    )
+
+
+def _listed(steps: list[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return "steps " + ", ".join(map(str, steps[:6])) + (" …" if len(steps) > 6 else "")

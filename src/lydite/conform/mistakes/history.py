@@ -1,0 +1,142 @@
+"""Mistakes inside a method: its memory of earlier steps, and how it weighs two slopes."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from lydite.conform.mistakes.mistake import Mistake
+from lydite.conform.problem import law_of
+from lydite.conform.replay import Plan, restarted
+from lydite.sampling.steps import Step
+
+# (denoised, its forerunners newest first, half of 1/r with r = h_last/h) -> the directed denoised
+Extrapolate = Callable[[Any, list[Any], float], Any]
+
+
+def forgetful(plan: Plan) -> Plan | None:
+    return restarted(plan)
+
+
+def two_step(extrapolate: Extrapolate, *, in_sigma: bool = False) -> Callable[[Plan], Plan | None]:
+    """DPM-Solver++(2M) with another extrapolation of its two denoised images."""
+
+    def apply(plan: Plan) -> Plan | None:
+        if plan.problem.sampler != "dpmpp_2m":
+            return None
+        law = law_of(plan.problem)
+
+        def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
+            seen: list[Any] = []
+            for at in range(len(sigmas) - 1):
+                sigma, after = float(sigmas[at]), float(sigmas[at + 1])
+                denoised = denoise(x, sigma)
+                directed = denoised
+                if seen and after > 0:
+                    before = float(sigmas[at - 1])
+                    lambdas = [law.half_log_snr(each) for each in (before, sigma, after)]
+                    places = [-before, -sigma, -after] if in_sigma else lambdas
+                    half = (places[2] - places[1]) / (places[1] - places[0]) / 2
+                    if math.isfinite(half) and half > 0:
+                        directed = extrapolate(denoised, seen, half)
+                ratio = after / sigma
+                x = x * ratio + directed * (law.alpha(after) - law.alpha(sigma) * ratio)
+                seen = [denoised, *seen]
+                yield Step(at, sigma, after, x, denoised)
+
+        return replace(plan, method=method)
+
+    return apply
+
+
+def two_slopes(weigh: Callable[[Any, Any], Any]) -> Callable[[Plan], Plan | None]:
+    """Heun's step with other weights of its two slopes."""
+
+    def apply(plan: Plan) -> Plan | None:
+        if plan.problem.sampler != "heun" or plan.problem.options:
+            return None
+
+        def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
+            for at in range(len(sigmas) - 1):
+                sigma, after = float(sigmas[at]), float(sigmas[at + 1])
+                denoised = denoise(x, sigma)
+                slope = (x - denoised) / sigma
+                ahead = x + slope * (after - sigma)
+                if after > 0:
+                    second = (ahead - denoise(ahead, after)) / after
+                    ahead = x + weigh(slope, second) * (after - sigma)
+                x = ahead
+                yield Step(at, sigma, after, x, denoised)
+
+        return replace(plan, method=method)
+
+    return apply
+
+
+FIX_2M = (
+    "D′ = (1 + 1/(2r))·D − 1/(2r)·D_last with r = h_last/h, h a step in λ = log(α/σ); "
+    "then keep D as the next step's D_last."
+)
+
+HISTORY = (
+    Mistake(
+        "history-dropped",
+        "forgets the steps before: every step is its method's first",
+        "Keep what the last steps computed; a multistep method of order k needs k − 1 of them.",
+        forgetful,
+    ),
+    Mistake(
+        "history-not-updated",
+        "keeps the first step's denoised as the last one for ever",
+        FIX_2M,
+        two_step(lambda now, seen, half: now * (1 + half) - seen[-1] * half),
+    ),
+    Mistake(
+        "history-swapped",
+        "has the new and the last denoised swapped",
+        FIX_2M,
+        two_step(lambda now, seen, half: seen[0] * (1 + half) - now * half),
+    ),
+    Mistake(
+        "step-ratio-inverted",
+        "divides the steps the other way round: r = h/h_last",
+        FIX_2M,
+        two_step(lambda now, seen, half: now + (now - seen[0]) * (0.25 / half)),
+    ),
+    Mistake(
+        "step-ratio-not-halved",
+        "extrapolates by 1/r instead of 1/(2r)",
+        FIX_2M,
+        two_step(lambda now, seen, half: now + (now - seen[0]) * (2 * half)),
+    ),
+    Mistake(
+        "step-ratio-in-sigma",
+        "measures steps in sigma instead of log(α/σ)",
+        FIX_2M,
+        two_step(lambda now, seen, half: now + (now - seen[0]) * half, in_sigma=True),
+    ),
+    Mistake(
+        "step-ratio-left-out",
+        "takes all steps as equal: r = 1",
+        FIX_2M,
+        two_step(lambda now, seen, half: now + (now - seen[0]) * 0.5),
+    ),
+    Mistake(
+        "history-sign",
+        "adds the last denoised instead of subtracting it",
+        FIX_2M,
+        two_step(lambda now, seen, half: now * (1 - half) + seen[0] * half),
+    ),
+    Mistake(
+        "slopes-not-averaged",
+        "adds Heun's two slopes without halving",
+        "x + (d + d₂)/2 · Δσ.",
+        two_slopes(lambda first, second: first + second),
+    ),
+    Mistake(
+        "second-slope-alone",
+        "takes Heun's second slope alone",
+        "x + (d + d₂)/2 · Δσ.",
+        two_slopes(lambda first, second: second),
+    ),
+)

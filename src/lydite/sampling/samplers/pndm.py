@@ -1,0 +1,202 @@
+"""Pseudo linear multistep: Adams and Bashforth's weights for even steps, on any steps.
+
+Liu et al. (2022), arXiv 2202.09778, transfer x by the mean of the last noises. In VE coordinates
+their transfer is a straight line in sigma, so that these are Adams–Bashforth on dx/dσ, under either
+law. How the first steps get their past is what tells the samplers apart.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from lydite.sampling.samplers.euler import slope
+from lydite.sampling.samplers.heun import heun_step
+from lydite.sampling.samplers.lms import weights
+from lydite.sampling.samplers.sampler import Sampler
+from lydite.sampling.steps import A, Denoise, Step
+
+EVEN = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
+End = Literal["adams", "denoised"]  # a step to 0: like any other, or to the denoised image
+
+
+def sample_plms(denoise: Denoise[A], x: A, sigmas: Iterable[float]) -> Iterator[Step[A]]:
+    """S-PNDM's start, one Heun step, then Adams–Bashforth: latent-diffusion's PLMS."""
+    levels = [float(sigma) for sigma in sigmas]
+    slopes: list[A] = []  # newest first
+    for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
+        if index == 0 and len(levels) > 2:
+            begin = x
+            x, denoised = heun_step(denoise, x, sigma, sigma_next)
+            slopes = [slope(begin, denoised, sigma)]
+        else:
+            denoised = denoise(x, sigma)
+            slopes = [slope(x, denoised, sigma), *slopes][:4]
+            x = x + _mean(slopes, EVEN[len(slopes) - 1]) * (sigma_next - sigma)
+        yield Step(index, sigma, sigma_next, x, denoised)
+
+
+def sample_pndm(
+    denoise: Denoise[A],
+    x: A,
+    sigmas: Iterable[float],
+    *,
+    middle: Callable[[float, float], float] = lambda sigma, sigma_next: (sigma + sigma_next) / 2,
+) -> Iterator[Step[A]]:
+    """F-PNDM, algorithm 2: three Runge–Kutta steps of four calls, then Adams–Bashforth of order 4.
+
+    `middle` is the sigma halfway; the paper and diffusers take the one of the timestep halfway. A
+    Runge–Kutta step to 0 is Euler's.
+    """
+    slopes: list[A] = []
+    for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
+        denoised = denoise(x, sigma)
+        slopes = [slope(x, denoised, sigma), *slopes][:4]
+        if index >= 3:
+            mean = _mean(slopes, EVEN[3])
+        elif sigma_next > 0:
+            mean = _runge_kutta(denoise, x, slopes[0], sigma, middle(sigma, sigma_next), sigma_next)
+        else:
+            mean = slopes[0]
+        x = x + mean * (sigma_next - sigma)
+        yield Step(index, sigma, sigma_next, x, denoised)
+
+
+def sample_ipndm(
+    denoise: Denoise[A],
+    x: A,
+    sigmas: Iterable[float],
+    *,
+    order: int = 4,
+    end: End = "adams",
+) -> Iterator[Step[A]]:
+    """The same with a start of rising order: Zhang and Chen (2022), iPNDM.
+
+    `end` is "adams" in diffusers' IPNDMScheduler, "denoised" in ComfyUI.
+    """
+    slopes: list[A] = []
+    for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
+        denoised = denoise(x, sigma)
+        slopes = [slope(x, denoised, sigma), *slopes][:order]
+        x = x + _mean(slopes, EVEN[len(slopes) - 1]) * (sigma_next - sigma)
+        if sigma_next == 0 and end == "denoised":
+            x = denoised
+        yield Step(index, sigma, sigma_next, x, denoised)
+
+
+def sample_ipndm_v(
+    denoise: Denoise[A],
+    x: A,
+    sigmas: Iterable[float],
+    *,
+    order: int = 4,
+    exact: bool = False,
+    end: End = "denoised",
+) -> Iterator[Step[A]]:
+    """iPNDM with weights that follow the steps' widths.
+
+    The weights are those of diff-sampler, where the name is from, and of ComfyUI. From order 3 on
+    they differ from Adams and Bashforth's, which `exact` takes (then this is `lms`), and in order 4
+    they do not add up to the step unless it is as wide as those before.
+    """
+    seen: list[float] = []  # newest first, as the slopes
+    slopes: list[A] = []
+    for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
+        denoised = denoise(x, sigma)
+        seen = [sigma, *seen][:order]
+        slopes = [slope(x, denoised, sigma), *slopes][:order]
+        if sigma_next == 0 and end == "denoised":
+            x = denoised
+        else:
+            shares = weights(seen, sigma_next) if exact else _newton_weights(seen, sigma_next)
+            x = x + _mean(slopes, shares)
+        yield Step(index, sigma, sigma_next, x, denoised)
+
+
+def _mean(slopes: Sequence[A], shares: Sequence[float]) -> A:
+    mean = slopes[0] * shares[0]
+    for each, share in zip(slopes[1:], shares[1:], strict=True):
+        mean = mean + each * share
+    return mean
+
+
+def _runge_kutta(
+    denoise: Denoise[A], x: A, first: A, sigma: float, middle: float, sigma_next: float
+) -> A:
+    """The mean slope of the classical method of order 4."""
+
+    def at(there: A, level: float) -> A:
+        return slope(there, denoise(there, level), level)
+
+    second = at(x + first * (middle - sigma), middle)
+    third = at(x + second * (middle - sigma), middle)
+    last = at(x + third * (sigma_next - sigma), sigma_next)
+    return (first + second * 2.0 + third * 2.0 + last) / 6.0
+
+
+def _newton_weights(nodes: Sequence[float], end: float) -> list[float]:
+    """diff-sampler's weights of the slopes at `nodes`, newest first.
+
+    The polynomial in Newton's form: the slope and its first, second and third difference, with the
+    weights 1, h/2h₁, b and c over a step of width h, after steps of the widths h₁, h₂ and h₃. b and
+    c are not those of the integral, and in the third difference h₁/h₂ stands where h₂/h₃ belongs.
+    On even steps b is right, and c is 11/24 instead of 9/24.
+    """
+    h = end - nodes[0]
+    gaps = [nodes[i] - nodes[i + 1] for i in range(len(nodes) - 1)]
+    shares = [1.0, 0.0, 0.0, 0.0]
+    if gaps:
+        half = h / gaps[0] / 2
+        shares = [1 + half, -half, 0.0, 0.0]
+    if len(gaps) > 1:
+        h1, h2 = gaps[:2]
+        b = (1 - h * h / (3 * h1 * (h1 + h2))) / 2
+        shares = [shares[0] + b, shares[1] - b * (1 + h1 / h2), b * h1 / h2, 0.0]
+    if len(gaps) > 2:
+        h1, h2, h3 = gaps
+        two, three = h + h1, h + h1 + h2
+        c = (1 - h / (3 * two)) / 2 + (1 - h / (2 * two)) * h / (6 * three)
+        c *= h * two * three / (h1 * (h1 + h2) * (h1 + h2 + h3))
+        turn = h1 * (h1 + h2) / (h2 * (h2 + h3))
+        shares = [
+            shares[0] + c,
+            shares[1] - c * (1 + h1 / h2 + turn),
+            shares[2] + c * (h1 / h2 + turn * (1 + h2 / h3)),
+            -c * turn * h1 / h2,
+        ]
+    return [h * share for share in shares[: len(nodes)]]
+
+
+FAMILY = (
+    Sampler(
+        "plms",
+        sample_plms,
+        "Adams–Bashforth with weights for even steps, after one Heun step",
+        "Liu et al. (2022), arXiv 2202.09778, as in latent-diffusion",
+        proofs=("diffusers PNDMScheduler", "identity", "order"),
+        order=2,
+    ),
+    Sampler(
+        "pndm",
+        sample_pndm,
+        "Adams–Bashforth with weights for even steps, after three Runge–Kutta steps",
+        "Liu et al. (2022), arXiv 2202.09778",
+        proofs=("diffusers PNDMScheduler", "order"),
+        order=4,  # on even steps; on uneven ones 2, as the others
+    ),
+    Sampler(
+        "ipndm",
+        sample_ipndm,
+        "Adams–Bashforth with weights for even steps, from the first step on",
+        "Zhang and Chen (2022), arXiv 2204.13902",
+        proofs=("diffusers IPNDMScheduler", "ComfyUI", "order"),
+        order=2,
+    ),
+    Sampler(
+        "ipndm_v",
+        sample_ipndm_v,
+        "ipndm with weights that follow the steps' widths",
+        "diff-sampler and ComfyUI",
+        proofs=("ComfyUI", "identity", "order"),
+        order=2,
+    ),
+)

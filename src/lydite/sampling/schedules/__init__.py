@@ -1,0 +1,60 @@
+"""Every schedule by its name, and a schedule for a model."""
+
+from typing import Any
+
+from lydite.core.errors import InputError
+from lydite.sampling.schedules import align, curves, flow, spaced
+from lydite.sampling.schedules.flow import FlowSigmas, flow_shift, sd3_diffusers
+from lydite.sampling.schedules.flow_config import (
+    FLOW_MATCH_FIXED,
+    FLOW_MATCH_IGNORED,
+    FLOW_SCHEDULES,
+    FlowMatchConfig,
+    flow_schedule,
+    read_flow_config,
+)
+from lydite.sampling.schedules.kind import ScheduleKind
+from lydite.sampling.schedules.schedule import Final, ModelSigmas, Schedule, from_step, tail
+from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas, NoiseTable
+
+FAMILIES = (spaced, curves, align, flow)
+SCHEDULES = {kind.name: kind for family in FAMILIES for kind in family.FAMILY}
+
+__all__ = [
+    "FLOW_MATCH_FIXED",
+    "FLOW_MATCH_IGNORED",
+    "FLOW_SCHEDULES",
+    "SCHEDULES",
+    "STABLE_DIFFUSION",
+    "ContinuousSigmas",
+    "FlowMatchConfig",
+    "FlowSigmas",
+    "ModelSigmas",
+    "NoiseTable",
+    "Schedule",
+    "ScheduleKind",
+    "find_schedule",
+    "flow_schedule",
+    "flow_shift",
+    "from_step",
+    "make_schedule",
+    "read_flow_config",
+    "sd3_diffusers",
+    "tail",
+]
+
+
+def find_schedule(name: str) -> ScheduleKind:
+    """The schedule called `name`."""
+    if name not in SCHEDULES:
+        raise InputError(
+            f"there is no schedule {name!r}; `lydite sampler list` names all {len(SCHEDULES)}."
+        )
+    return SCHEDULES[name]
+
+
+def make_schedule(
+    name: str, steps: int, model: ModelSigmas, *, final: Final = "zero", **options: Any
+) -> Schedule:
+    """The schedule called `name` in `steps` steps for one model, float64."""
+    return find_schedule(name).make(steps, model, final=final, **options)

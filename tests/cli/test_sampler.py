@@ -1,0 +1,260 @@
+"""`lydite sampler`: lists, tables, pictures, comparisons, verdicts; errors in one line."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from lydite.cli.main import lydite
+from lydite.core.errors import LyditeError
+from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.schedules import SCHEDULES
+
+ROOT = Path(__file__).parents[2]
+CANDIDATE = ROOT / "examples/sampler_candidate.py"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(lydite, ["sampler", *map(str, arguments)])
+
+
+def refused(*arguments: object) -> str:
+    """The error that `main` prints in one line, and ends with its exit code."""
+    result = run(*arguments)
+    assert isinstance(result.exception, LyditeError) and result.stdout == ""
+    assert result.exception.exit_code == 2
+    return str(result.exception)
+
+
+def candidate(problem: Path, folder: Path, change: tuple[str, str] | None = None) -> None:
+    program = CANDIDATE
+    if change:
+        text = CANDIDATE.read_text()
+        assert change[0] in text
+        program = folder.parent / "changed.py"
+        program.write_text(text.replace(*change))
+    subprocess.run([sys.executable, program, problem, folder], check=True)
+
+
+def test_list_has_every_name_with_proof_and_source() -> None:
+    found = json.loads(run("list", "--json").stdout)
+    assert [each["name"] for each in found["samplers"]] == list(SAMPLERS)
+    assert [each["name"] for each in found["schedules"]] == list(SCHEDULES)
+    for each in (*found["samplers"], *found["schedules"]):
+        assert each["proofs"] and each["proof"] and each["source"] and each["about"]
+    text = run("list").stdout
+    assert all(name in text for name in (*SAMPLERS, *SCHEDULES))
+
+
+def test_list_can_be_narrowed() -> None:
+    found = json.loads(run("list", "karras", "--json").stdout)
+    assert [each["name"] for each in found["schedules"]] == ["karras"] and not found["samplers"]
+    flow = json.loads(run("list", "--law", "flow", "--json").stdout)
+    assert all("flow" in each["laws"] for each in flow["samplers"])
+    assert "in its name" in refused("list", "nothing-like-it")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_show_every_schedule(name: str) -> None:
+    if SCHEDULES[name].needs:
+        pytest.skip("needs an option")
+    result = run("show", name, "--steps", 6, "--json")
+    found = json.loads(result.stdout)
+    assert len(found["sigmas"]) == len(found["timesteps"]) + 1 == len(found["c_in"]) + 1
+    assert run("show", name, "--steps", 6).exit_code == 0
+
+
+def test_show_a_schedule_in_numbers_one_can_check() -> None:
+    found = json.loads(run("show", "karras", "--steps", 3, "--option", "rho=1", "--json").stdout)
+    high, low = found["sigmas"][0], found["sigmas"][2]
+    assert found["sigmas"][1] == pytest.approx((high + low) / 2)
+    assert found["c_in"][0] == pytest.approx(1 / (high**2 + 1) ** 0.5)
+    assert found["timesteps"][0] == pytest.approx(999)
+    text = run("show", "karras", "--steps", 3).stdout
+    assert "sigma" in text and "c_in" in text and "Karras" in text and "options: rho=7.0" in text
+
+
+def test_a_convention_changes_the_timesteps() -> None:
+    ours = json.loads(run("show", "karras", "--json").stdout)
+    theirs = json.loads(run("show", "karras", "--convention", "comfyui", "--json").stdout)
+    assert theirs["timesteps"] == [round(t) for t in ours["timesteps"]]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_show_every_sampler(name: str) -> None:
+    found = json.loads(run("show", name, "--json").stdout)
+    assert found["run"] and found["error"] is not None
+    assert run("show", name, "--steps", 1).exit_code == 0
+
+
+def test_show_a_sampler_against_the_exact_end() -> None:
+    coarse = json.loads(run("show", "heun", "--steps", 10, "--json").stdout)
+    fine = json.loads(run("show", "heun", "--steps", 40, "--json").stdout)
+    assert 0 < fine["error"] < coarse["error"] / 4
+    assert "error against the exact end" in run("show", "heun").stdout
+    assert "eta" in run("show", "euler_ancestral").stdout
+
+
+def test_show_reads_the_levels_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "scheduler").mkdir()
+    path = tmp_path / "scheduler" / "scheduler_config.json"
+    path.write_text(
+        '{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0, '
+        '"num_train_timesteps": 1000}'
+    )
+    ours, theirs = (
+        json.loads(run("show", "flow_shift", "--model", model, "--json").stdout)["sigmas"]
+        for model in ("sd3", tmp_path)
+    )
+    assert ours == theirs
+    path.write_text('{"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}')
+    found = json.loads(run("show", "karras", "--model", tmp_path, "--json").stdout)
+    assert found["sigmas"][0] == pytest.approx(14.6146, rel=1e-5)
+    path.write_text('{"beta_schedule": "scaled_linear", "beta_start": "x"}')
+    assert "beta_start" in refused("show", "karras", "--model", tmp_path)
+
+
+def test_compare_two_schedules() -> None:
+    found = json.loads(run("compare", "beta_timesteps", "beta_sigmas", "-n", 20, "--json").stdout)
+    assert found["first"] == 1 and found["largest"] > 3
+    assert "are the same" in run("compare", "exponential", "polyexponential").stdout
+    assert "part at step 1" in run("compare", "beta_timesteps", "beta_sigmas").stdout
+
+
+def test_compare_two_samplers() -> None:
+    found = json.loads(run("compare", "euler", "dpmpp_2m", "--json").stdout)
+    assert found["first"] == 1 and len(found["rows"]) == 8  # the first step is of order 1 in both
+    same = run("compare", "dpmpp_2m_sde", "dpmpp_2m", "--option", "eta=0").stdout
+    assert "are the same" in same
+
+
+def test_plots_are_pictures(tmp_path: Path) -> None:
+    sigmas, errors = tmp_path / "s.png", tmp_path / "e.png"
+    assert run("plot", "karras", "normal", "-o", sigmas).exit_code == 0
+    page = tmp_path / "e.html"
+    assert run("plot", "euler", "heun", "-o", errors, "--html", page).exit_code == 0
+    for path in (sigmas, errors):
+        with Image.open(path) as picture:
+            assert picture.size == (1100, 680) and np.unique(np.asarray(picture)).size > 20
+    text = page.read_text()
+    assert "data:image/png" in text and "heun" in text and "<script" not in text
+    assert not re.search(r'(src|href)="http', text)
+    assert (
+        run("plot", "euler", "heun", "-o", errors, "--html", page).exit_code == 0
+    )  # ours: replaced
+    page.write_text("mine")
+    assert "left as it is" in refused("plot", "euler", "-o", errors, "--html", page)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["--guidance", "3"],
+        ["--prediction", "v"],
+        ["--model", "sd3", "--steps", "5", "--guidance", "4"],
+        ["--prediction", "denoised", "--denoiser", "gaussian"],
+        ["--convention", "comfyui", "--schedule", "normal"],
+        ["--denoiser", "zero", "--steps", "1"],
+    ],
+)
+def test_the_example_conforms(asked: list[str], tmp_path: Path) -> None:
+    problem, folder = tmp_path / "p.json", tmp_path / "run"
+    assert run("conform", "--write", problem, *asked).exit_code == 0
+    candidate(problem, folder)
+    result = run("conform", problem, folder)
+    assert result.exit_code == 0 and result.stdout.startswith("conforms  euler"), result.stdout
+
+
+def test_a_deviation_says_step_cause_and_fix(tmp_path: Path) -> None:
+    problem, folder = tmp_path / "p.json", tmp_path / "run"
+    run("conform", "--write", problem, "--guidance", 3)
+    candidate(problem, folder, ("x + (x - denoised) / sigma", "x + denoised"))
+    result = run("conform", problem, folder)
+    assert result.exit_code == 1 and result.stdout.startswith("deviates  euler: x of step 0")
+    assert "denoised-as-derivative" in result.stdout and "fix: The derivative" in result.stdout
+    found = json.loads(run("conform", problem, folder, "--json").stdout)
+    assert found["verdict"] == "deviates" and found["step"] == 0
+    assert found["error"] > 1e3 * found["floor"] > 0
+    assert set(found["findings"][0]) == {"cause", "evidence", "fix"}
+    rows = run("conform", problem, folder, "--all").stdout
+    assert len(rows.splitlines()) > len(result.stdout.splitlines())
+
+
+def test_a_trace_of_something_else_cannot_be_judged(tmp_path: Path) -> None:
+    problem, folder = tmp_path / "p.json", tmp_path / "run"
+    run("conform", "--write", problem)
+    candidate(problem, folder, ('"sampler/', '"mine/'))
+    result = run("conform", problem, folder)
+    assert result.exit_code == 2 and result.stdout.startswith("cannot-judge")
+
+
+def test_schedules_alone(tmp_path: Path) -> None:
+    problem = tmp_path / "p.json"
+    result = run("conform", "--write", problem, "--schedule-only", "--schedule", "karras")
+    assert result.exit_code == 0 and "tables only" in result.stdout
+    assert json.loads(problem.read_text())["sampler"] is None
+
+
+def test_the_writer_of_the_example_is_the_documented_one() -> None:
+    block = re.search(
+        r"```python\n(.*?)```", (ROOT / "docs/trace-format.md").read_text(), re.DOTALL
+    )
+    assert block is not None
+    functions = block[1][block[1].index("def put") :].strip()
+    text = CANDIDATE.read_text()
+    assert functions in text
+    own = text[text.index("def main") : text.index("# What follows")]
+    assert len([line for line in own.splitlines() if line.strip()]) <= 45
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "eulr"], "Did you mean euler"),
+        (["show", "karras", "--model", "sd9"], "none of sd15"),
+        (["show", "karras", "--option", "rho"], "expected NAME=VALUE"),
+        (["show", "karras", "--option", "tau=1"], "has no option 'tau'"),
+        (["show", "flow_shift", "--model", "sd15"], "is for flow models"),
+        (["show", "euler", "--option", "bogus=1"], "has no option 'bogus'"),
+        (["compare", "euler", "karras"], "not of one kind"),
+        (["compare", "euler", "heun", "--option", "bogus=1"], "neither of the two"),
+        (["plot", "euler", "karras"], "one kind"),
+        (["plot", "karras", "-o", "x.gif"], ".png"),
+        (["conform"], "nothing to judge"),
+        (["conform", "p.json", "run", "--steps", "4"], "goes with --write"),
+        (["conform", "missing.json", "run"], "cannot be read"),
+        (["conform", "--write", "p.json", "--sampler", "nobody"], "no sampler 'nobody'"),
+        (["conform", "--write", "p.json", "--guidance", "3", "--denoiser", "zero"], "nothing"),
+        (["conform", "--write", "p.json", "--guidance", "nan"], "finite"),
+        (["conform", "--write", "p.json", "--prediction", "eps", "-m", "sd3"], "noise table"),
+        (["conform", "--write", "p.json", "--option", "bogus=1"], "has no option 'bogus'"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = refused(*arguments)
+    assert said in text and "\n" not in text and list(tmp_path.iterdir()) == []
+
+
+def test_an_error_is_one_line_on_the_command_line() -> None:
+    command = [sys.executable, "-m", "lydite", "sampler", "show", "eulr"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+
+
+def test_help_imports_neither_mlx_nor_numpy() -> None:
+    code = (
+        "import sys; from lydite.cli.main import lydite;"
+        "lydite.main(['sampler', 'conform', '--help'], standalone_mode=False);"
+        "sys.exit(any(name in sys.modules for name in ('mlx.core', 'numpy', 'torch')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0

@@ -1,0 +1,163 @@
+"""Problems and traces of strangers: one clear error, or a verdict, never a crash."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.conform.judge import judge_trace
+from lydite.conform.pose import Asked, pose
+from lydite.conform.problem import Problem, read_problem, write_problem
+from lydite.conform.replay import plan_for, run
+from lydite.core.errors import InputError, LyditeError
+from lydite.trace.events import Header
+from lydite.trace.writer import TraceWriter
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return pose(Asked("euler_ancestral", guidance=2.0, steps=4))
+
+
+def changed(problem: Problem, folder: Path, **fields: Any) -> Path:
+    path = folder / "problem.json"
+    write_problem(path, problem)
+    raw = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({key: value for key, value in raw.items() if value != "gone"}))
+    return path
+
+
+def test_a_problem_comes_back_as_it_was_written(problem: Problem, tmp_path: Path) -> None:
+    assert read_problem(changed(problem, tmp_path)) == problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"format": "png"}, "not a sampler problem"),
+        ({"version": 2}, "version"),
+        ({"x": "gone"}, "`x`"),
+        ({"x": [1.0]}, "x has 1 values; shape [2, 3, 4] needs 24"),
+        ({"x": [1e300] * 24}, "x"),
+        ({"normals": [[0.0]]}, "normals[0] has 1 values"),
+        ({"shape": [2, 3, 5]}, "needs 30"),
+        ({"shape": []}, "shape"),
+        ({"shape": [1] * 9}, "shape"),
+        ({"sigmas": [1.0]}, "sigmas"),
+        ({"sigmas": [0.0, 1.0, 1.0, 1.0, 0.0]}, "the first above 0"),
+        ({"sigmas": [-1.0, 1.0, 1.0, 1.0, 0.0]}, "from 0 to"),
+        ({"sigmas": [1.0] * 2000}, "sigmas"),
+        ({"timesteps": [1.0]}, "there are 1 timesteps for 5 sigmas"),
+        ({"timesteps": [1e300] * 4}, "timesteps"),
+        ({"prediction": "x0"}, "prediction"),
+        ({"prediction": "flow"}, "does not go with law ve"),
+        ({"law": "vp"}, "law"),
+        ({"table": []}, "table is not a rising list"),
+        ({"table": [1.0, 0.5]}, "table is not a rising list"),
+        ({"denoiser": {"name": "gaussian"}}, "needs `means` and `spread`"),
+        ({"denoiser": {"name": "gaussian", "means": [0, 1], "spread": 1}}, "needs `means`"),
+        ({"denoiser": {"name": "mixture", "means": [0, 1], "spread": 0}}, "spread"),
+        ({"guidance": {"scale": 2.0, "uncond": {"name": "mixture"}}}, "needs `means`"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_what_is_wrong_with_a_problem_is_said(
+    problem: Problem, tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        read_problem(changed(problem, tmp_path, **fields))
+    text = str(error.value)
+    assert "problem.json" in text and said in text and "\n" not in text and len(text) < 400
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": NaN}', "\x00", '{"a":' * 5000])
+def test_files_that_are_no_problem(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(LyditeError) as error:
+        read_problem(path)
+    assert "p.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"options": {"eta": "much"}},
+        {"options": {"surprise": 1}},
+        {"normals": []},
+        {"sigmas": [5.0, 5.0, 5.0, 5.0, 5.0], "sampler": "dpmpp_2m"},
+        {"sigmas": [1e6, 1e5, 1e-300, 1e-308, 0.0], "sampler": "lms"},
+    ],
+)
+def test_a_problem_that_cannot_be_run_is_judged_or_refused(
+    problem: Problem, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    odd = read_problem(changed(problem, tmp_path, **fields))
+    verdict = judge_trace(odd, traced(tmp_path / "run", [np.zeros((2, 3, 4))] * 4))
+    assert verdict.verdict in ("cannot-judge", "deviates") and verdict.exit_code > 0
+
+
+def test_an_unknown_sampler_is_an_error(problem: Problem, tmp_path: Path) -> None:
+    odd = read_problem(changed(problem, tmp_path, sampler="nobody"))
+    with pytest.raises(InputError, match="no sampler 'nobody'"):
+        judge_trace(odd, traced(tmp_path / "run", [np.zeros((2, 3, 4))] * 4))
+
+
+def traced(folder: Path, xs: "list[np.ndarray]", name: str = "sampler/x") -> Path:
+    with TraceWriter(folder, Header()) as writer:
+        for step, x in enumerate(xs):
+            writer.add(name, np.asarray(x, np.float32), step=step)
+    return folder
+
+
+def right(problem: Problem) -> "list[np.ndarray]":
+    ours = run(plan_for(problem))
+    return [ours.x(step) for step in range(ours.steps)]
+
+
+def test_a_right_trace_conforms(problem: Problem, tmp_path: Path) -> None:
+    assert judge_trace(problem, traced(tmp_path / "run", right(problem))).verdict == "conforms"
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 2, 3, 4), (6, 4)])
+def test_another_shape_of_as_many_values_is_read_with_a_note(
+    problem: Problem, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    xs = [x.reshape(shape) for x in right(problem)]
+    verdict = judge_trace(problem, traced(tmp_path / "run", xs))
+    assert verdict.verdict == "conforms" and "shape" in verdict.remarks[0]
+
+
+def test_traces_that_say_nothing(problem: Problem, tmp_path: Path) -> None:
+    xs = right(problem)
+    other = judge_trace(problem, traced(tmp_path / "other", xs, "model/latent"))
+    assert other.verdict == "cannot-judge" and "model/latent" in other.sentence
+    inside = judge_trace(problem, traced(tmp_path / "inside", xs, "sampler/denoised"))
+    assert inside.verdict == "cannot-judge" and "sampler/x" in inside.sentence
+    empty = judge_trace(problem, traced(tmp_path / "empty", []))
+    assert empty.verdict == "cannot-judge" and empty.exit_code == 2
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_values_that_are_none(problem: Problem, tmp_path: Path, value: float) -> None:
+    xs = [x.copy() for x in right(problem)]
+    xs[2][0, 0, 0] = value
+    verdict = judge_trace(problem, traced(tmp_path / "run", xs))
+    assert verdict.verdict == "deviates" and verdict.step == 2
+
+
+def test_missing_and_surplus_steps(problem: Problem, tmp_path: Path) -> None:
+    xs = right(problem)
+    short = judge_trace(problem, traced(tmp_path / "short", xs[:2]))
+    assert short.verdict == "deviates" and short.step == 2
+    assert short.findings[-1].cause == "fewer-steps"
+    long = judge_trace(problem, traced(tmp_path / "long", [*xs, xs[-1]]))
+    assert long.verdict == "deviates" and long.step == 4
+    assert long.findings[-1].cause == "more-steps"
+
+
+def test_a_folder_that_is_no_trace(problem: Problem, tmp_path: Path) -> None:
+    with pytest.raises(LyditeError, match="no trace\\.json"):
+        judge_trace(problem, tmp_path)

@@ -1,0 +1,122 @@
+"""Every mistake planted in a port that was written by hand is named."""
+
+from pathlib import Path
+
+import pytest
+
+from lydite.conform.mistakes import PLANTED
+from lydite.conform.pose import Asked
+
+from .planted import named
+
+SD15 = Asked("euler", guidance=3.0)
+V = Asked("euler", prediction="v", guidance=3.0)
+SD3 = Asked("euler", model="sd3", guidance=3.0)
+HEUN, TWO = Asked("heun", guidance=3.0), Asked("dpmpp_2m", guidance=3.0)
+ANCESTRAL = Asked("euler_ancestral", guidance=3.0)
+USUAL = (SD15, V, SD3, HEUN, TWO, ANCESTRAL)
+EVERYWHERE = (
+    "denoised-as-derivative",  # seeds/001, bug 1
+    "broadcast",  # seeds/001, bug 2
+    "sigma-for-timestep",  # seeds/001, bug 3
+    "first-timestep-kept",  # seeds/001, bug 4: modulation cached for another step
+    "cond-uncond-swapped",
+    "guidance-one-more",
+    "guidance-one-less",
+    "sign-flipped",
+    "stale-timesteps",  # seeds/003: patchy
+    "timestep-truncated",
+    "timestep-one-more",
+    "timestep-one-less",
+    "timestep-in-bf16",
+    "timestep-in-f16",
+    "timestep-reversed",
+    "timestep-of-next-step",
+    "prediction-as-denoised",
+    "guidance-ignored",
+    "uncond-alone",
+    "penultimate-dropped",
+    "first-step-dropped",
+    "last-step-dropped",
+    "last-step-idle",
+)
+SCALED = (
+    "no-c-in",  # seeds/003: blurry
+    "scaled-latent-in-denoised",  # seeds/003: grey
+    "c-in-in-place",
+    "c-in-inverted",
+    "timestep-not-scaled",
+    "timestep-nearest",
+    "karras-to-zero",
+    "karras-without-rho",
+    "karras-one-more",
+    "is-schedule-exponential",
+    "start-not-scaled",
+    "start-scaled-otherwise",
+)
+CASES = [
+    *((SD15, bug) for bug in (*EVERYWHERE, *SCALED)),
+    *((SD15, bug) for bug in ("eps-taken-for-v", "denoised-without-sigma")),
+    *((V, bug) for bug in (*EVERYWHERE, *SCALED, "v-taken-for-eps")),
+    *((SD3, bug) for bug in EVERYWHERE),
+    *((SD3, bug) for bug in ("shifted-twice", "not-shifted", "shift-as-mu", "mu-as-shift")),
+    *((SD3, bug) for bug in ("c-in-on-flow", "denoised-without-sigma")),
+    *((HEUN, bug) for bug in ("is-euler", "slopes-not-averaged", "second-slope-alone")),
+    *((HEUN, bug) for bug in ("no-c-in", "sigma-for-timestep", "timestep-of-first-call")),
+    *(
+        (TWO, bug)
+        for bug in (
+            "history-dropped",
+            "history-not-updated",
+            "history-swapped",
+            "history-sign",
+            "step-ratio-inverted",
+            "step-ratio-not-halved",
+            "step-ratio-left-out",
+            "step-ratio-in-sigma",
+            "no-c-in",
+            "scaled-latent-in-denoised",
+        )
+    ),
+    *(
+        (ANCESTRAL, bug)
+        for bug in (
+            "up-and-down-swapped",
+            "variance-for-deviation",
+            "noise-not-scaled",
+            "noise-of-sigma-next",
+            "noise-of-sigma",
+            "noise-negated",
+            "starting-noise-again",
+            "noise-left-out",
+            "noise-repeated",
+            "cond-uncond-swapped",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("asked", USUAL, ids=str)
+def test_without_a_mistake_the_port_conforms(asked: Asked, tmp_path: Path) -> None:
+    verdict = named(asked, "", tmp_path)
+    assert verdict.verdict == "conforms" and not verdict.findings, verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("asked", "bug"), CASES, ids=[f"{a.model}-{a.sampler}-{a.prediction}-{b}" for a, b in CASES]
+)
+def test_planted(asked: Asked, bug: str, tmp_path: Path) -> None:
+    verdict = named(asked, bug, tmp_path)
+    assert verdict.verdict == "deviates"
+    assert [finding.cause for finding in verdict.findings][:1] == [bug], verdict.sentence
+    assert verdict.findings[0].fix and verdict.findings[0].evidence.startswith("The candidate")
+
+
+def test_no_mistake_is_known_that_was_not_planted() -> None:
+    elsewhere = {"timestep-interpolated"}  # test_explain: it takes a problem with whole timesteps
+    assert {mistake.cause for mistake in PLANTED} <= {bug for _, bug in CASES} | elsewhere
+
+
+def test_the_documentation_lists_every_cause() -> None:
+    text = (Path(__file__).parents[2] / "docs/conform.md").read_text()
+    assert [each.cause for each in PLANTED if f"`{each.cause}`" not in text] == []
