@@ -1,0 +1,87 @@
+"""Write docs/samplers.md from the registry, and draw one prompt with ten samplers beside it.
+
+.venv/bin/python tools/write_sampler_docs.py               the tables
+.venv/bin/python tools/write_sampler_docs.py --pictures    docs/samplers.png as well
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.schedules import SCHEDULES
+
+DOCS = Path(__file__).parents[1] / "docs"
+PROMPT, SEED, STEPS = "a large red star above a small blue ring on white", 7, 8
+SHOWN = (
+    "euler", "heun", "dpm_2", "dpmpp_2m", "uni_pc", "res_multistep",
+    "euler_ancestral", "dpmpp_2m_sde", "er_sde", "euler_cfg_pp",
+)  # fmt: skip
+
+HEAD = f"""# Samplers and schedules
+
+Written by `tools/write_sampler_docs.py` from what the code says of itself; `lydite sampler list`
+prints the same. *Proofs* names what a sampler is held to in the tests: a program that is run
+(diffusers 0.42.1), the recorded numbers of one (k-diffusion 0.1.1, ComfyUI, A1111), an identity,
+the measured order of convergence, or the stationary spread.
+
+![One prompt, one seed, ten samplers in {STEPS} steps](samplers.png)
+
+“{PROMPT}”, seed {SEED}, {STEPS} steps on the embedded model.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--pictures", action="store_true", help="draw docs/samplers.png too")
+    if parser.parse_args().pictures:
+        draw(DOCS / "samplers.png")
+    (DOCS / "samplers.md").write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    samplers = [
+        (f"`{each.name}`", each.about, f"{each.order:g}" if each.order else "–", str(each.calls),
+         each.noise, ", ".join(each.laws), "; ".join(each.proofs), each.source)
+        for each in SAMPLERS.values()
+    ]  # fmt: skip
+    schedules = [
+        (f"`{each.name}`", each.about, each.count, ", ".join(each.laws), "; ".join(each.proofs),
+         each.source)
+        for each in SCHEDULES.values()
+    ]  # fmt: skip
+    heads = ("sampler", "what it does", "order", "calls", "noise", "laws", "proofs", "source")
+    parts = [HEAD, f"## {len(samplers)} samplers\n", table(heads, samplers)]
+    heads = ("schedule", "what it does", "steps from n", "laws", "proofs", "source")
+    return "\n".join([*parts, f"\n## {len(schedules)} schedules\n", table(heads, schedules)]) + "\n"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def draw(path: Path) -> None:
+    from lydite.core.blas import preload
+
+    preload()  # before MLX
+    from lydite import embedded
+    from lydite.pipelines.sd3 import Request, StableDiffusion3
+    from lydite.report.sheets import Tile, contact_sheet
+
+    model = StableDiffusion3.load(embedded.MODEL)
+    tiles: list[Tile] = []
+    for name in SHOWN:
+        request = Request(
+            PROMPT,
+            steps=STEPS,
+            guidance=embedded.GUIDANCE,
+            text_length=embedded.TEXT_LENGTH,
+            sampler=name,
+        )
+        tiles.append(Tile(next(model.generate(request, [SEED])).pixels, name))
+    contact_sheet(tiles, columns=5, side=192).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
