@@ -83,6 +83,47 @@ def test_bad_input_is_one_line_and_exit_2(
     assert "Traceback" not in done.stderr and not done.stdout
 
 
+def test_what_is_printed_says_why_a_value_passes(folders: dict[str, Path]) -> None:
+    shown = run(folders["reference"], folders["unbiased"], "--all").stdout.splitlines()
+    head = next(line for line in shown if "rounding" in line and "limit" in line)
+    assert head.split() == ["value", "step", "error", "limit", "rounding", "×"]
+    for line in shown:
+        if line.startswith("✓"):
+            error, limit = map(float, line.split()[-4:-2])
+            assert error <= limit * 1.05  # two digits are printed
+
+
+def test_all_names_are_listed_one_a_line(folders: dict[str, Path], tmp_path: Path) -> None:
+    port = record(tmp_path / "port", skip=("net/blocks.1", "net/blocks.2.mlp.up"))
+    shown = run(folders["reference"], port, "--all").stdout.splitlines()
+    at = shown.index("only in the reference, 2 names:")
+    assert [line.strip() for line in shown[at + 1 : at + 3]] == [
+        "net/blocks.1",
+        "net/blocks.2.mlp.up",
+    ]
+
+
+def test_an_unfinished_trace_is_told_right_after_the_sentence(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    port = record(tmp_path / "port")
+    header = json.loads((port / "trace.json").read_text())
+    (port / "trace.json").write_text(json.dumps(header | {"complete": False}))
+    shown = run(folders["reference"], port).stdout.splitlines()
+    assert shown[1].startswith("incomplete: the trace of the port")
+    assert json.loads(run(folders["reference"], port, "--json").stdout)["incomplete"] == ["port"]
+
+
+def test_a_slip_in_the_map_is_one_line_and_exit_2(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text('{"net/blocks.2.norn": "net/blocks.2.norm"}')
+    command = ["diff", folders["reference"], folders["clean"], "--map", tmp_path / "map.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lydite", *map(str, command)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "'net/blocks.2.norm'" in done.stderr and not done.stdout
+
+
 def test_rerun_names_the_places_that_go_wrong_by_themselves(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -104,7 +104,7 @@ def command(
             write_page(html, verdict, theirs, ours, renames=names)
     if quantized:
         _print_layers(verdict, alone, as_json, everything)
-        sys.exit(2 if verdict.verdict == "cannot-compare" else 0)
+        sys.exit(0 if verdict.rows or verdict.verdict != "cannot-compare" else 2)
     if as_json:
         click.echo(json.dumps(_to_json(verdict, alone), indent=1))
     else:
@@ -185,6 +185,10 @@ def _print_layers(
 def _print(verdict: "Verdict", everything: bool) -> None:
     label = click.style(verdict.verdict, fg=COLORS[verdict.verdict], bold=True)
     click.echo(f"{label}  {verdict.sentence}")
+    for side in verdict.incomplete:
+        click.echo(
+            f"incomplete: the trace of the {side} was cut off, or does not say that it ended"
+        )
     for finding in verdict.findings:
         said = finding.evidence.rstrip(".") in verdict.sentence
         evidence = "" if said else f": {finding.evidence}"
@@ -194,7 +198,7 @@ def _print(verdict: "Verdict", everything: bool) -> None:
     if rows:
         _print_rows(rows, verdict)
     click.echo("gates: " + "; ".join(
-        f"{gate.name} {'ok' if gate.passed else 'FAILED'} ({gate.detail})" for gate in verdict.gates
+        f"{gate.name} {gate.word} ({gate.detail})" for gate in verdict.gates
     ))  # fmt: skip
     if verdict.floor_source:
         click.echo(f"floor: {verdict.floor_source}")
@@ -220,7 +224,7 @@ def _around(verdict: "Verdict") -> "Sequence[Row]":
     if at is not None:
         near = rows[max(0, at - AROUND) : at + AROUND + 1]
         return [*near, *([rows[-1]] if rows[-1] not in near else [])]
-    if verdict.verdict == "agree":
+    if verdict.verdict != "diverge":
         return sorted(rows, key=lambda row: -(row.error or 0) / (row.floor or 1))[:AROUND]
     return []
 
@@ -228,18 +232,20 @@ def _around(verdict: "Verdict") -> "Sequence[Row]":
 def _print_rows(rows: "Sequence[Row]", verdict: "Verdict") -> None:
     several = len({row.step for row in verdict.rows}) > 1
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("", "value", *(("step",) if several else ()), "error", "rounding", "×"):
+    for title in ("", "value", *(("step",) if several else ()), "error", "limit", "rounding", "×"):
         table.add_column(title, justify="left" if title in ("", "value") else "right")
     for row in rows:
         first = (row.site, row.place, row.step) == (verdict.site, verdict.place, verdict.step)
+        known = row.wrong or row.error is not None
         mark = "[red]→[/]" if first else "[red]·[/]" if row.wrong else "[green]✓[/]"
         name = row.name.replace("[", "\\[")
         times = f"{row.error / row.floor:.3g}" if row.error is not None and row.floor else ""
         table.add_row(
-            mark,
+            mark if known else "",
             f"[bold]{name}[/]" if first else name,
             *((str(row.step),) if several else ()),
-            "shape" if row.error is None else f"{row.error:.2e}",
+            ("shape" if row.wrong else "not compared") if row.error is None else f"{row.error:.2e}",
+            "" if row.limit is None else f"{row.limit:.1e}",
             "" if row.floor is None else f"{row.floor:.1e}",
             times,
         )
@@ -253,10 +259,11 @@ def _wide_console() -> Console:
 
 
 def _print_alone(side: str, names: Sequence[str], everything: bool) -> None:
-    if names:
-        shown = names if everything else names[:3]
-        more = f" and {len(names) - len(shown)} more (--all)" if len(names) > len(shown) else ""
-        click.echo(f"only in the {side}: {', '.join(shown)}{more}")
+    if names and everything:
+        click.echo("\n  ".join((f"only in the {side}, {len(names)} names:", *names)))
+    elif names:
+        more = f" and {len(names) - 3} more (--all)" if len(names) > 3 else ""
+        click.echo(f"only in the {side}: {', '.join(names[:3])}{more}")
 
 
 def _to_json(verdict: "Verdict", alone: "Verdict | None") -> dict[str, Any]:

@@ -221,7 +221,7 @@ def _print(
         click.echo(f"  {click.style(finding.cause, bold=True)}: {finding.evidence}")
         click.echo(f"    fix: {finding.fix}")
     click.echo("gates: " + "; ".join(
-        f"{gate.name} {'ok' if gate.passed else 'FAILED'} ({gate.detail})" for gate in verdict.gates
+        f"{gate.name} {gate.word} ({gate.detail})" for gate in verdict.gates
     ))  # fmt: skip
     if components:
         _print_components(components)

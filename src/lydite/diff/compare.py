@@ -1,6 +1,8 @@
 """`compare`: two traces in, one verdict out."""
 
+import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -13,10 +15,11 @@ from lydite.diff.findings import Evidence, find
 from lydite.diff.floor import UNIT
 from lydite.diff.health import examine
 from lydite.diff.pairing import Pair, Pairing, pair
-from lydite.diff.renames import Rename
+from lydite.diff.reach import Reach, count_between, reach
+from lydite.diff.renames import Rename, check_renames
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.diff.rows import GATED, Progress, Sides, measure_rows
-from lydite.diff.sentences import agreement, divergence
+from lydite.diff.sentences import agreement, divergence, unreached
 from lydite.diff.values import Layouts, see
 from lydite.diff.walk import Walk, first_alone, walk
 from lydite.trace.events import dtype_name
@@ -38,8 +41,22 @@ def compare(
     """Hold a port's trace against the reference's: gates, pairs, floor, first divergence.
 
     `isolated` says that the port ran on the reference's values, so that no error spreads; names of
-    the port in `without` are known to be no counterparts.
+    the port in `without` are known to be no counterparts. An entry of `renames` that names nothing
+    in the traces is an InputError.
     """
+    if not isolated:
+        check_renames(renames or {}, reference, port)
+    found = _compare(
+        Sides(reference, port, floor, tolerance, isolated),
+        {**(renames or {}), **{name: Rename(()) for name in without}},
+        progress,
+    )
+    cut = [side for side, trace in (("reference", reference), ("port", port)) if _is_cut(trace)]
+    return replace(found, incomplete=tuple(cut))
+
+
+def _compare(sides: Sides, names: Mapping[str, Rename], progress: Progress | None) -> Verdict:
+    reference, port = sides.reference, sides.port
     passed: list[Gate] = []
     for side, trace in (("reference", reference), ("port", port)):
         if problems := check_selftest(trace):
@@ -49,11 +66,12 @@ def compare(
     passed.append(conditions.gate)
     if not conditions.gate.passed:
         return _cannot(f"the runs differ: {conditions.gate.detail}", passed)
-    pairing = pair(reference, port, {**(renames or {}), **{name: Rename(()) for name in without}})
+    pairing = pair(reference, port, names)
     if not pairing.pairs:
         return _cannot("no value of the port belongs to any of the reference", passed, pairing)
-    sides = Sides(reference, port, floor, tolerance, isolated)
-    return _Comparison(sides, pairing, passed, [*remarks, *pairing.remarks]).verdict(progress)
+    comparison = _Comparison(sides, pairing, passed, [*remarks, *pairing.remarks])
+    comparison.ignored = {name for name, rename in names.items() if not rename.ref}
+    return comparison.verdict(progress)
 
 
 class _Comparison:
@@ -65,13 +83,14 @@ class _Comparison:
         self.sides, self.pairing = sides, pairing
         self.passed, self.remarks = passed, remarks
         self.layouts = Layouts()
+        self.ignored: set[str] = set()  # names of the port that are known to be alone
         self.aside: tuple[Row, ...] = ()
         self.failed: list[gates.GateResult] = []
         self.pairs = [pair for pair in pairing.pairs if pair.site.kind not in GATED]
 
     def verdict(self, progress: Progress | None) -> Verdict:
         self._gates()
-        self.layouts.look_ahead(self.pairs, self.sides.reference, self.sides.port)
+        self.layouts.look_ahead(self.pairing.pairs, self.sides.reference, self.sides.port)
         rows = measure_rows(self.sides, self.pairing.pairs, self.layouts, progress)
         if self.sides.isolated:
             rows = alone.without_echoes(rows, self.pairs, self.sides, self.layouts)
@@ -87,7 +106,10 @@ class _Comparison:
             self.remarks.append(f"weights: {failed.gate.detail}; no value shows it")
         if found.first is not None:
             return self._at_row(rows, found)
-        return self._finish("agree", agreement(rows, self.sides, self.pairing), rows, findings=())
+        far = self._reach(rows)
+        if not far.at_end and not self.sides.isolated:
+            return self._finish("cannot-compare", unreached(rows, far), rows)
+        return self._finish("agree", agreement(rows, far, self.pairing), rows, findings=())
 
     def _gates(self) -> None:
         reference, port, pairs = self.sides.reference, self.sides.port, self.pairing.pairs
@@ -131,7 +153,13 @@ class _Comparison:
         if row.error is None:
             findings = (_other_shape(pair_), *findings)
         last = None if found.last_agreement is None else rows[found.last_agreement]
-        sentence = divergence(rows, found.first, last, findings)
+        between = 0
+        if found.last_agreement is not None:
+            before = self.pairs[found.last_agreement]
+            between = count_between(
+                self.sides.port, before, pair_, self.pairing.pairs, self.ignored
+            )
+        sentence = divergence(rows, found.first, last, findings, between)
         return self._finish(
             "diverge", sentence, rows, findings=findings, site=row.site, port_site=row.port_site,
             place=row.place, step=row.step, error=row.error, floor=row.floor, limit=row.limit,
@@ -139,18 +167,16 @@ class _Comparison:
         )  # fmt: skip
 
     def _finish(self, verdict: Any, sentence: str, rows: list[Row], **rest: Any) -> Verdict:
-        health = [
-            f"{side}: {remark.sentence}"
-            for side, trace in (("reference", self.sides.reference), ("port", self.sides.port))
-            for remark in examine(trace)
-        ]
+        ours = examine(self.sides.port)
+        shared = {remark.kind for remark in ours} | {"not-finite"}
+        theirs = [each for each in examine(self.sides.reference) if each.kind in shared]
+        health = [f"reference: {each.sentence}" for each in theirs]
+        health += [f"port: {each.sentence}" for each in ours]
         assumed = {row.note: row.name for row in reversed(rows) if row.note}
         self.remarks += [f"{name}: {note}" for note, name in assumed.items()][:8]
         for side, trace in (("reference", self.sides.reference), ("port", self.sides.port)):
             if trace.lost:
-                self.remarks.append(
-                    f"the {side} was cut off: its last {trace.lost} values are lost"
-                )
+                self.remarks.append(f"the last {trace.lost} values of the {side} are lost")
         return Verdict(
             verdict,
             sentence,
@@ -165,6 +191,9 @@ class _Comparison:
             health=tuple(health),
             **rest,
         )
+
+    def _reach(self, rows: list[Row]) -> Reach:
+        return reach(self.sides.reference, self.sides.port, self.pairs, rows, self.ignored)
 
     def _evidence(self, pair_: Pair, floor: float) -> Evidence:
         seen = see(pair_, self.sides.reference, self.sides.port, self.layouts)
@@ -219,6 +248,17 @@ def _cannot(why: str, passed: list[Gate], pairing: Pairing | None = None) -> Ver
         unpaired_reference=pairing.unpaired_reference if pairing else (),
         unpaired_port=pairing.unpaired_port if pairing else (),
     )
+
+
+def _is_cut(trace: Trace) -> bool:
+    """Whether the run did not end by itself, or its lines end in the middle of one."""
+    lines = trace.folder / "events.jsonl"
+    if not trace.header.complete or trace.lost:
+        return True
+    with lines.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"", b"\n")
 
 
 def _from_gate(failed: gates.GateResult) -> Finding:

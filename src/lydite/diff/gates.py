@@ -1,6 +1,6 @@
 """What has to be equal before an activation is worth looking at."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import Any
@@ -45,16 +45,18 @@ def check_conditions(reference: Trace, port: Trace) -> tuple[GateResult, tuple[s
         detail = f"{key} is {theirs[key]!r} in the reference and {ours[key]!r} in the port"
         return GateResult(Gate("conditions", False, detail)), remarks
     detail = f"{', '.join(both)} equal" if both else "nothing is said on both sides"
-    return GateResult(Gate("conditions", True, detail)), remarks
+    return GateResult(Gate("conditions", True, detail, bool(both))), remarks
 
 
 def check_ids(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateResult:
     """Token ids, to the last one."""
     chosen = [pair for pair in pairs if _kind(pair) == "ids"]
+    compared = 0
     for pair in chosen:
         seen = see(pair, reference, port, Layouts())
         if seen.reference is None or seen.port is None:
             continue
+        compared += 1
         theirs, ours = seen.reference.reshape(-1), seen.port.reshape(-1)
         if ours.size and theirs.size > ours.size and theirs.size % ours.size == 0:
             parts = theirs.reshape(-1, ours.size)  # a port that runs the prompt alone
@@ -72,16 +74,18 @@ def check_ids(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateResul
                 f"{first}: {int(theirs[first])} in the reference, {int(ours[first])} in the port"
             )
             return GateResult(Gate("ids", False, detail), pair)
-    return GateResult(Gate("ids", True, _counted(chosen, "table")))
+    return _equal("ids", compared, chosen, "table")
 
 
 def check_schedule(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateResult:
     """Sigma and timestep tables."""
     chosen = [pair for pair in pairs if _kind(pair) == "schedule"]
+    compared = 0
     for pair in chosen:
         seen = see(pair, reference, port, Layouts())
         if seen.reference is None or seen.port is None:
             continue
+        compared += 1
         theirs = seen.reference.astype(np.float64).reshape(-1)
         ours = seen.port.astype(np.float64).reshape(-1)
         theirs, ours = _without_final_zero(theirs, ours)
@@ -100,15 +104,17 @@ def check_schedule(pairs: Sequence[Pair], reference: Trace, port: Trace) -> Gate
                 f"{ours[at]:.6g} in the port"
             )
             return GateResult(Gate("schedule", False, detail), pair)
-    return GateResult(Gate("schedule", True, _counted(chosen, "table")))
+    return _equal("schedule", compared, chosen, "table")
 
 
 def check_inputs(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateResult:
     """Noise and other inputs that both runs were meant to share."""
     chosen = [pair for pair in pairs if _kind(pair) == "input"]
     layouts = Layouts()
+    compared = 0
     for pair in chosen:
         found = measure_pair(pair, see(pair, reference, port, layouts))
+        compared += found is not None
         dtype = coarser(pair.port_site.dtype, "f32")
         limit = SAME_INPUT * UNIT[dtype]
         if found is not None and found.error > limit:
@@ -117,14 +123,14 @@ def check_inputs(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateRe
                 "same values"
             )
             return GateResult(Gate("inputs", False, detail), pair)
-    return GateResult(Gate("inputs", True, _counted(chosen, "value")))
+    return _equal("inputs", compared, chosen, "value")
 
 
 def check_weights(reference: Trace, port: Trace) -> tuple[GateResult, tuple[str, ...]]:
     """Parameters of one name: the same values, in whatever layout."""
     theirs, ours = reference.weights(), port.weights()
     if not theirs or not ours:
-        return GateResult(Gate("weights", True, "not recorded on both sides")), ()
+        return GateResult(Gate("weights", True, "not recorded on both sides", False)), ()
     names = match_spelling(ours, theirs)
     wrong = [
         (mine, other) for mine, other in names.items() if not _alike(ours[mine], theirs[other])
@@ -149,6 +155,8 @@ def check_weights(reference: Trace, port: Trace) -> tuple[GateResult, tuple[str,
             detail += f"; it holds the reference's {swapped[0]}"
         parameters = tuple((other, mine) for mine, other in wrong)
         return GateResult(Gate("weights", False, detail), parameters=parameters), remarks
+    if not names:
+        return GateResult(Gate("weights", True, "no parameter has a counterpart", False)), remarks
     return GateResult(Gate("weights", True, f"{len(names)} parameters equal")), remarks
 
 
@@ -209,8 +217,13 @@ def _same(a: Any, b: Any) -> bool:
     return (a or "") == (b or "")
 
 
-def _counted(chosen: Iterable[object], noun: str) -> str:
-    count = len(list(chosen))
-    if not count:
-        return "none recorded on both sides"
-    return f"{count} {noun}{'s' if count > 1 else ''} equal"
+def _equal(name: str, compared: int, chosen: Sequence[Pair], noun: str) -> GateResult:
+    """A gate that nothing failed at, and on how much it looked."""
+    if not chosen:
+        return GateResult(Gate(name, True, "none recorded on both sides", False))
+    if not compared:
+        return GateResult(Gate(name, True, "of other shapes, or their values were not kept", False))
+    detail = f"{compared} {noun}{'s' if compared > 1 else ''} equal"
+    if left := len(chosen) - compared:
+        detail += f", {left} not compared"
+    return GateResult(Gate(name, True, detail))

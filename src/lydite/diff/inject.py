@@ -45,7 +45,7 @@ def isolate(
     themselves, in order.
     """
     free = free or compare(reference, port, renames=renames)
-    if free.verdict == "cannot-compare" or not free.rows:
+    if not free.rows:
         return free
     values = scratch / "reference-as-port"
     misplaced = {row.port_site for row in free.aside}  # injecting there would break what is right

@@ -25,7 +25,8 @@ def match_spelling(port: Iterable[str], reference: Iterable[str]) -> dict[str, s
         if name not in taken:
             parts = tokens(name)
             for start in range(len(parts)):
-                by_tail[parts[start:]].append(name)
+                if _is_tail(name, parts, start):
+                    by_tail[parts[start:]].append(name)
     claims: dict[str, list[str]] = defaultdict(list)
     for name in left:
         for candidate in _tails(tokens(name), by_tail):
@@ -95,6 +96,16 @@ def close_stats(a: Stats, b: Stats, tolerance: float) -> bool:
         and abs((a.min or 0.0) - (b.min or 0.0)) <= 10 * scale
         and abs((a.max or 0.0) - (b.max or 0.0)) <= 10 * scale
     )
+
+
+def _is_tail(name: str, parts: Tokens, start: int) -> bool:
+    """Whether what is left of a name without its beginning still names it.
+
+    One word does when only a scope or one other word stands before it: `v` is not
+    `encoder.0.attention.v`, and `noise` is `pipeline/noise`.
+    """
+    alone = start == len(parts) - 1
+    return not alone or start <= 1 or tokens(name.rpartition("/")[2]) == parts[start:]
 
 
 def _tails(parts: Tokens, by_tail: Mapping[Tokens, list[str]]) -> list[str]:

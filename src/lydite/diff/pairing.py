@@ -1,19 +1,39 @@
 """Which value of the port belongs to which value of the reference.
 
 Names first: the porter's map, equal names, equal names but for spelling, modules whose parameters
-are equal, and last order, shape and content. What stays alone on either side is reported.
+are equal; then order, shape and content. What pairs in some blocks pairs in all of them, equal or
+not, and what stands alone between two pairs is taken for one. The rest is reported.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from lydite.diff.alignment import align, joined_parts
+from lydite.diff.alignment import (
+    Look,
+    Values,
+    align,
+    between,
+    first_events,
+    joined_parts,
+    names_of,
+    only_parts,
+)
+from lydite.diff.axes import possible_fits
 from lydite.diff.names import match_spelling, match_weights, module_renames
 from lydite.diff.renames import Rename
+from lydite.diff.templates import Blocks, Templates
 from lydite.trace.events import Event
 from lydite.trace.store import Trace
+
+Joiner = Callable[
+    [Trace, Trace, Sequence[str], Sequence[str], Blocks], Iterable[tuple[str, tuple[str, ...]]]
+]
+GUESSED = ("parts", "order", "siblings", "place")  # ways to pair that siblings may correct
+UNSEEN = ("weights", "siblings", "place")  # ways to pair that no value speaks for
+FOLLOWING = 8  # agreeing values after one that differs that prove it is not used as its name says
+MOST_PARTS = 8  # of a batch that one side runs in several calls
 
 
 @dataclass(frozen=True)
@@ -22,7 +42,7 @@ class Pair:
 
     reference: tuple[Event, ...]
     port: tuple[Event, ...]
-    how: str  # "name", "map", "spelling", "weights", "order"
+    how: str  # "name", "map", "spelling", "weights", "parts", "order", "siblings", "place"
     axis: int = 0
     dims: str | None = None  # what the map says, over what the traces say
     ref_dims: str | None = None
@@ -59,14 +79,25 @@ class _Names:
         for ours, theirs in names.items():
             self.found.setdefault(ours, (Rename((theirs,)), how))
 
+    def join(self, find: Joiner, reference: Trace, port: Trace) -> None:
+        """Add what is several values of the reference side by side."""
+        blocks = Blocks(self.refs())
+        for ours, parts in find(reference, port, self.free(reference), self.left(port), blocks):
+            if set(parts) <= set(self.free(reference)):
+                self.found[ours] = (Rename(parts), "parts")
+
+    def refs(self) -> dict[str, tuple[str, ...]]:
+        """Port name -> reference names, as found so far."""
+        return {name: rename.ref for name, (rename, _) in self.found.items() if rename.ref}
+
     def left(self, trace: Trace) -> list[str]:
         """Port names without a counterpart yet, in order of execution."""
-        return [n for n in _ordered(trace) if n not in self.found and n not in self.ignored]
+        return [n for n in names_of(trace) if n not in self.found and n not in self.ignored]
 
     def free(self, trace: Trace) -> list[str]:
         """Reference names nobody has claimed yet, in order of execution."""
         taken = {name for rename, _ in self.found.values() for name in rename.ref}
-        return [name for name in _ordered(trace) if name not in taken]
+        return [name for name in names_of(trace) if name not in taken]
 
 
 def pair(reference: Trace, port: Trace, renames: Mapping[str, Rename] | None = None) -> Pairing:
@@ -81,10 +112,88 @@ def pair(reference: Trace, port: Trace, renames: Mapping[str, Rename] | None = N
     names.add({a: b for a, b in spelled.items() if a == b}, "name")
     names.add({a: b for a, b in spelled.items() if a != b}, "spelling")
     names.add(_from_weights(reference, port, names), "weights")
-    for ours, parts in joined_parts(reference, port, names.free(reference), names.left(port)):
-        names.found[ours] = (Rename(parts), "parts")
-    names.add(align(reference, port, names.free(reference), names.left(port)), "order")
-    return _pair_events(reference, port, names)
+    names.join(joined_parts, reference, port)
+    free, left = names.free(reference), names.left(port)
+    names.add(align(reference, port, free, left, names.refs()), "order")
+    _follow_siblings(reference, port, names)
+    names.join(only_parts, reference, port)
+    placed = between(reference, port, names.refs(), Blocks(names.refs()))
+    names.add(placed, "place")
+    _follow_siblings(reference, port, names)
+    found = _pair_events(reference, port, names)
+    if strays := _strays(reference, port, found):
+        names.found = {name: each for name, each in names.found.items() if name not in strays}
+        found = _pair_events(reference, port, names)
+    return replace(found, remarks=(*found.remarks, *_assumed(found)))
+
+
+def _follow_siblings(reference: Trace, port: Trace, names: _Names) -> None:
+    """Pairs that their siblings contradict are dropped, and what siblings say is paired."""
+    rules, blocks = Templates(names.refs()), Blocks(names.refs())
+    theirs = first_events(reference, names_of(reference))
+    ours = first_events(port, names_of(port))
+    wanted = {
+        name: refs
+        for name in ours
+        if (refs := rules.predict(name)) and all(ref in theirs for ref in refs)
+    }
+    for name, (rename, how) in list(names.found.items()):
+        strayed = not all(blocks.allow(name, ref) for ref in rename.ref)
+        if how in GUESSED and (strayed or wanted.get(name, rename.ref) != rename.ref):
+            del names.found[name]
+    free = set(names.free(reference))
+    for name in names.left(port):
+        refs = wanted.get(name, ())
+        if refs and free.issuperset(refs) and _compatible(ours[name], [theirs[r] for r in refs]):
+            names.found[name] = (Rename(refs), "siblings")
+            free -= set(refs)
+
+
+def _strays(reference: Trace, port: Trace, found: Pairing) -> set[str]:
+    """Names that were paired unseen and differ, while what comes right after them agrees.
+
+    A port may keep scale and shift the other way round: that its values differ from what its name
+    says is no bug then, and the name no counterpart.
+    """
+    look = Look(Values(reference), Values(port))
+    outs = [each for each in found.pairs if each.port_site.port == "out" and len(each.port) == 1]
+    agreed: dict[int, bool | None] = {}
+
+    def agree(each: Pair) -> bool | None:
+        if each.site.i not in agreed:
+            agreed[each.site.i] = look.agree(each.reference, each.port_site)
+        return agreed[each.site.i]
+
+    strays: set[str] = set()
+    for at in reversed(range(len(outs))):
+        here = outs[at].port_site.name
+        if outs[at].how not in UNSEEN or here in strays or agree(outs[at]) is not False:
+            continue
+        after = [o for o in outs[at + 1 :] if o.port_site.name not in {here, *strays}][:FOLLOWING]
+        if after and all(agree(other) is not False for other in after):
+            strays.add(here)
+    return strays
+
+
+def _compatible(ours: Event, theirs: Sequence[Event]) -> bool:
+    """Whether one value of the port can be those of the reference, or a part of their batch."""
+    mine, wanted = prod(ours.shape), _size(theirs)
+    if ours.kind != theirs[0].kind or not mine or not wanted:
+        return False
+    if mine == wanted:
+        return len(theirs) > 1 or bool(possible_fits(ours.shape, theirs[0].shape))
+    large, small = max(mine, wanted), min(mine, wanted)
+    return large % small == 0 and large // small <= MOST_PARTS and len(theirs) == 1
+
+
+def _assumed(found: Pairing) -> tuple[str, ...]:
+    """What was paired by its place alone, said once."""
+    placed = {each.port_site.name: each.site.name for each in found.pairs if each.how == "place"}
+    if not placed:
+        return ()
+    ours, theirs = next(iter(placed.items()))
+    more = f", and {len(placed) - 1} more" if len(placed) > 1 else ""
+    return (f"paired by place alone: {ours} with the reference's {theirs}{more}",)
 
 
 def _from_weights(reference: Trace, port: Trace, names: _Names) -> dict[str, str]:
@@ -94,13 +203,17 @@ def _from_weights(reference: Trace, port: Trace, names: _Names) -> dict[str, str
         return {}
     modules = module_renames(match_weights(ours, theirs))
     free = set(names.free(reference))
+    theirs_out, ours_out = (first_events(t, names_of(t)) for t in (reference, port))
     result: dict[str, str] = {}
     for name in names.left(port):
         scope, slash, path = name.rpartition("/")
         for ours_module in (name, path):
             target = modules.get(ours_module)
             for candidate in (target, f"{scope}{slash}{target}" if target else None):
-                if candidate in free:
+                if candidate not in free:
+                    continue
+                mine, other = ours_out.get(name), theirs_out.get(candidate)
+                if mine is None or other is None or _compatible(mine, [other]):
                     result[name] = candidate
     return result
 
@@ -208,10 +321,6 @@ def _by_name(events: Iterable[Event]) -> dict[str, list[Event]]:
         if event.kind != "selftest":
             result[event.name].append(event)
     return result
-
-
-def _ordered(trace: Trace) -> list[str]:
-    return list(dict.fromkeys(e.name for e in trace.events if e.kind != "selftest"))
 
 
 def _alone(trace: Trace, paired: set[int], ignored: set[str]) -> tuple[str, ...]:

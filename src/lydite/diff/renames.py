@@ -1,12 +1,14 @@
 """map.json: what a porter says about names, axes and outputs that differ."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from lydite.core.errors import InputError, at, shown
 from lydite.core.jsonfile import read_json
+from lydite.trace.store import Trace
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,27 @@ class Rename:
 def read_renames(path: Path) -> dict[str, Rename]:
     """Port name -> rename; names that are not in the file stay as they are."""
     return {name: _rename(path, name, value) for name, value in read_json(path).items()}
+
+
+def check_renames(renames: Mapping[str, Rename], reference: Trace, port: Trace) -> None:
+    """InputError at the first entry that names a value neither trace has: a slip of the pen."""
+    ours, theirs = ({event.name for event in trace.events} for trace in (port, reference))
+    for name, rename in renames.items():
+        if name not in ours:
+            raise InputError(
+                f"The map's {shown(name)}: the port has no such value{_near(name, ours)}"
+            )
+        for ref in rename.ref:
+            if ref not in theirs:
+                raise InputError(
+                    f"The map's {shown(name)}: the reference has no value {shown(ref)}"
+                    f"{_near(ref, theirs)}"
+                )
+
+
+def _near(name: str, names: Collection[str]) -> str:
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; close to it: {', '.join(map(shown, close))}." if close else "."
 
 
 def _rename(path: Path, name: str, value: Any) -> Rename:

@@ -50,6 +50,12 @@ class Gate:
     name: str  # "dump", "conditions", "ids", "schedule", "weights", "inputs"
     passed: bool
     detail: str
+    compared: bool = True  # False: nothing was there to compare, so nothing is known
+
+    @property
+    def word(self) -> str:
+        """What became of it, in a word or two."""
+        return "FAILED" if not self.passed else "ok" if self.compared else "not compared"
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Verdict:
     remarks: tuple[str, ...] = ()  # what was assumed, noticed, not the bug
     unpaired_reference: tuple[str, ...] = ()
     unpaired_port: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()  # "reference", "port": its trace was cut off
     floor_source: str = ""  # where the floor comes from
     health: tuple[str, ...] = field(default=())
 

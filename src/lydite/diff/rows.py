@@ -1,7 +1,7 @@
 """Every pair measured and judged, in the reference's order of execution."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -54,11 +54,12 @@ def measure_rows(
     second = {e.place: e for e in sides.floor.events} if sides.floor else {}
     flows: dict[str, _Flow] = defaultdict(_Flow)  # a component's error comes in by its inputs
     last = _Flow(NEIGHBOURS)
+    depths = _depths(sides.reference, {pair.site.name.split("/")[0] for pair in chosen})
     rows: list[Row] = []
     for number, pair in enumerate(chosen):
         seen = see(pair, sides.reference, sides.port, layouts)
         flow = flows[pair.site.name.split("/")[0]]
-        rows.append(_row(sides, pair, seen, second, (flow, last), number))
+        rows.append(_row(sides, pair, seen, second, (flow, last), depths[pair.site.i]))
         if progress:
             progress(number + 1, len(chosen))
     return rows
@@ -68,6 +69,17 @@ def run_dtype(trace: Trace, event: Event) -> str:
     """The precision a value was computed in: the run's, or its own where that is coarser."""
     whole = dtype_name(trace.header.dtype)
     return coarser(whole, event.dtype) if whole in UNIT else event.dtype
+
+
+def _depths(reference: Trace, scopes: Collection[str]) -> dict[int, int]:
+    """How many values of these components come before each, however few of them were paired."""
+    depths: dict[int, int] = {}
+    before = 0
+    for event in reference.events:
+        depths[event.i] = before
+        counted = event.kind not in (*GATED, "selftest")
+        before += counted and event.name.split("/")[0] in scopes
+    return depths
 
 
 @dataclass

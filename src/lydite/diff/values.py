@@ -17,6 +17,7 @@ from lydite.trace.events import Event
 from lydite.trace.store import Trace
 
 CLOSE = 0.3  # relative error below which an axis order is believed
+ONE = 1e-3  # relative error below which two values are one, in an order nothing else speaks for
 LOOK_AT = 16  # values that are looked at first, for the axis orders they need
 
 
@@ -43,6 +44,7 @@ class Layouts:
     """Axis orders that were needed so far: a value whose shape leaves it open follows them."""
 
     orders: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    named: dict[tuple[str, str], Fit] = field(default_factory=dict)  # of a value in earlier steps
 
     def learn(self, fit: Fit) -> None:
         """Remember an order that a shape or the axis names forced."""
@@ -55,12 +57,16 @@ class Layouts:
         return max(known, key=lambda fit: self.orders[_moved(fit)], default=None)
 
     def look_ahead(self, pairs: Sequence[Pair], reference: Trace, port: Trace) -> None:
-        """Learn from values whose shapes settle the order, wherever in the trace they are."""
+        """Learn from inputs, axis names and shapes that settle it, wherever in the trace."""
+        single = [pair for pair in pairs if len(pair.port) == len(pair.reference) == 1]
+        for pair in single:
+            named = pair.dims or pair.port_site.dims
+            if pair.site.kind == "input" or (named and (pair.ref_dims or pair.site.dims)):
+                see(pair, reference, port, self)
         settled = [
             pair
-            for pair in pairs
-            if len(pair.port) == len(pair.reference) == 1
-            and pair.site.shape != pair.port_site.shape
+            for pair in single
+            if pair.site.shape != pair.port_site.shape
             and sorted(pair.site.shape) == sorted(pair.port_site.shape)
         ]
         for pair in settled[:: max(1, len(settled) // LOOK_AT)]:
@@ -85,7 +91,7 @@ def see(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) -> Seen:
         theirs.shape,
         pair.ref_dims or (pair.site.dims if len(pair.reference) == 1 else None),
     )
-    fit = fit or _searched(ours, theirs, layouts)
+    fit = fit or _searched(ours, theirs, layouts, pair.site)
     if fit is None:
         return _see_rows(ours, theirs)
     layouts.learn(fit)
@@ -103,19 +109,44 @@ def measure_pair(pair: Pair, seen: Seen) -> Distance | None:
     return _from_summaries(pair.site, pair.port_site)
 
 
-def _searched(ours: NDArray[Any], theirs: NDArray[Any], layouts: Layouts) -> Fit | None:
+def _searched(
+    ours: NDArray[Any], theirs: NDArray[Any], layouts: Layouts, site: Event
+) -> Fit | None:
     fits = possible_fits(ours.shape, theirs.shape)
     if len(fits) < 2:
         return fits[0] if fits else None
     if ours.shape == theirs.shape:
-        # Equal shapes are taken as they are, unless an order the rest of the trace needs fits here.
-        known = layouts.prefer(fits)
-        if known is None or known is fits[0]:
-            return fits[0]
-        chosen, error = best_fit((fits[0], known), ours, theirs)
-        return chosen if error < CLOSE else fits[0]
+        return _of_one_shape(fits, ours, theirs, layouts, site)
     chosen, error = best_fit(fits, ours, theirs)
     return chosen if error < CLOSE else layouts.prefer(fits) or fits[0]
+
+
+def _of_one_shape(
+    fits: Sequence[Fit],
+    ours: NDArray[Any],
+    theirs: NDArray[Any],
+    layouts: Layouts,
+    site: Event,
+) -> Fit:
+    """Equal shapes are taken as they are, unless an order that was needed elsewhere fits here.
+
+    An input is one value on both sides, so any order that makes it one is its layout. A value that
+    was equal in another order in one step is looked at in that order in the steps after it.
+    """
+    plain, place = fits[0], (site.name, site.port)
+    known = [
+        fit
+        for fit in (layouts.prefer(fits), layouts.named.get(place))
+        if fit is not None and fit in fits
+    ]
+    chosen, error = best_fit((plain, *known), ours, theirs)
+    if chosen is not None and (error < CLOSE or 2 * error < best_fit((plain,), ours, theirs)[1]):
+        return chosen
+    other, error = best_fit(fits, ours, theirs)
+    if other is None or error >= ONE:
+        return plain
+    layouts.named[place] = other
+    return other if site.kind == "input" else plain
 
 
 def _see_rows(ours: NDArray[Any], theirs: NDArray[Any]) -> Seen:

@@ -73,8 +73,8 @@ def around(
     """Title, lead and blocks of the last chapter."""
     blocks: list[Table | Text | Fold] = []
     if verdict.gates:
-        marks = {True: "✓ passed", False: "✗ failed"}
-        rows = tuple((gate.name, marks[gate.passed], gate.detail) for gate in verdict.gates)
+        marks = {"ok": "✓ passed", "FAILED": "✗ failed"}
+        rows = tuple((g.name, marks.get(g.word, g.word), g.detail) for g in verdict.gates)
         blocks.append(Table(("check", "", "what was found"), rows))
     if verdict.floor_source:
         blocks.append(Text(f"Rounding is {verdict.floor_source}."))
