@@ -109,6 +109,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     denoiser = pipeline.denoiser(request, pipeline.encode(request), options.batch)
     vae: Any = pipeline.networks.get("vae")
     side = options.size // pipeline.files.components["vae"].config.factor
+    first = float(pipeline.schedule(request).sigmas[0])
     x = mx.array(
         np.random.default_rng(0).standard_normal((options.batch, side, side, 16), np.float32)
     )
@@ -118,7 +119,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
         mx.eval(encoded.text, encoded.pooled)
 
     def step() -> None:
-        mx.eval(denoiser.velocity(x, 0))
+        mx.eval(denoiser(x, first))
 
     def decode() -> None:
         mx.eval(vae.decode(x.astype(dtype)))
