@@ -3,8 +3,8 @@
 Each program runs in a process of its own from a folder outside this repository; none of its code
 comes near ours. Only numbers are kept, with the versions they are from:
 
-    python tools/record_schedules.py --k-diffusion /tmp/kd/site --comfyui /tmp/comfy_src \
-        --a1111 /tmp/a1111_src
+    python tools/record_schedules.py --k-diffusion SITE --comfyui COMFYUI \
+        --a1111 A1111
 
 `--k-diffusion` holds the unpacked wheels of k-diffusion 0.1.1.post1, torchsde, torchdiffeq and
 trampoline; the others are source trees of ComfyUI and of AUTOMATIC1111/stable-diffusion-webui at

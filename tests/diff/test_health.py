@@ -34,7 +34,7 @@ def examined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         with Trace.open(folder) as trace:
             return {remark.kind: remark for remark in examine(trace)}
 
-    run.level = request.param  # pyright: ignore
+    run.level = request.param  # pyright: ignore[reportFunctionMemberAccess]
     yield run
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.sampling.brownian import BrownianNoise
-from lydite.sampling.conventions import Convention
+from lydite.sampling.conventions import Convention, draws_a_path
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import Noise
 from lydite.sampling.streams import STREAMS, NoiseStreams, StreamRule
@@ -70,7 +70,7 @@ def sampler_noise(
     """What a sampler adds: nothing, a Brownian path of each image, or what comes next of `run`."""
     if sampler.noise == "none":
         return None
-    if sampler.noise == "path" and convention.sde_noise == "path":
+    if draws_a_path(convention, sampler.noise):
         return BrownianNoise(seeds, shape, _channels_last)
     return run
 

@@ -130,9 +130,10 @@ class StableDiffusion3:
                         denoisers[len(group)] = made
                         del made
                     report = _Report(on_step, first, group, len(schedule.timesteps), self._decode)
-                    steps = self._steps(request, denoisers[len(group)], x, group, noise)
+                    denoise = denoisers[len(group)]
+                    steps = self._steps(request, schedule, denoise, x, group, noise)
                     latent = _finished(x, steps, report, watch)
-                    del steps
+                    del steps, denoise
                 except KeyboardInterrupt as error:
                     stopped = error  # what is finished is still decoded below
                     break
@@ -236,15 +237,15 @@ class StableDiffusion3:
     def _steps(
         self,
         request: Request,
-        denoiser: Denoiser,
+        schedule: Schedule,
+        denoise: Denoiser,
         x: mx.array,
         seeds: tuple[int, ...],
         noise: RunNoise,
     ) -> Iterator[Step[mx.array]]:
         sampler, convention = find_sampler(request.sampler), find_convention(request.convention)
         added = sampler_noise(sampler, convention, seeds, self._latent_shape(request), noise)
-        sigmas = [float(sigma) for sigma in self.schedule(request).sigmas]
-        return sampler.run(denoiser, x, sigmas, noise=added)
+        return sampler.run(denoise, x, schedule.sigmas.tolist(), noise=added)
 
     def _encode_image(self, image: Pixels, normals: mx.array, watch: Watch) -> mx.array:
         """A sample of the image's latents for each row of `normals`."""

@@ -195,6 +195,11 @@ def starts_whole(convention: Convention, schedule: Schedule, model: ModelSigmas)
     return convention.whole_noise == "at_sigma_max" and at_top
 
 
+def draws_a_path(convention: Convention, kind: Literal["none", "stream", "path"]) -> bool:
+    """Whether a sampler of this kind takes its noise from a Brownian path."""
+    return kind == "path" and convention.sde_noise == "path"
+
+
 def noise_of(
     convention: Convention,
     kind: Literal["none", "stream", "path"],
@@ -204,7 +209,7 @@ def noise_of(
 ) -> tuple[NoiseStreams[A], Noise[A]]:
     """The streams, whose `first` the latents start from, and what a sampler of this kind draws."""
     streams = NoiseStreams(seeds, shape, to_array, convention.stream)
-    if kind == "path" and convention.sde_noise == "path":
+    if draws_a_path(convention, kind):
         return streams, BrownianNoise(seeds, shape, to_array)
     return streams, streams
 
