@@ -36,6 +36,10 @@ class TraceError(LyditeError):
     """A trace that breaks a rule of its format, or that cannot be compared."""
 
 
+class CalibrationError(LyditeError):
+    """A calibration set that breaks a rule of its format, or that another run is writing."""
+
+
 class NotFiniteError(LyditeError):
     """NaN or Inf where a number should be, with the name of the place."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterable, Mapping
@@ -90,26 +91,35 @@ def save(
     Not through the safetensors package: its metadata order is random, it takes raw pointers without
     asking whether an array is contiguous, and only the owner may read the file it leaves.
     """
-    arrays = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    head = encoded_header(path, {name: (a.dtype, a.shape) for name, a in tensors.items()}, metadata)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(head)
+        for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
+
+
+def encoded_header(
+    path: Path,
+    specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
+    """The header of a file with these tensors, its length before it, as `save` writes it."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     size = 0
     try:
-        for name, array in arrays:
-            if name == "__metadata__" or array.dtype not in NAMES:
-                reason = f"the format has no such name or no dtype {array.dtype}"
+        for name in sorted(specs, key=lambda name: (-specs[name][0].itemsize, name)):
+            dtype, shape = specs[name]
+            if name == "__metadata__" or dtype not in NAMES:
+                reason = f"the format has no such name or no dtype {dtype}"
                 raise BrokenRule(f"tensor {shown(name)}: {reason}")
-            offsets = [size, size := size + array.nbytes]
-            entry = {"dtype": NAMES[array.dtype], "shape": array.shape, "data_offsets": offsets}
-            header[name] = entry
+            offsets = [size, size := size + math.prod(shape) * dtype.itemsize]
+            header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": offsets}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # every tensor then begins at a multiple of its itemsize
         parse_header(path, text, 8 + len(text) + size)  # write nothing that would not be read
     except BrokenRule as rule:
         raise TensorFileError(f"{at(path)}: {rule}. Nothing was written.") from rule
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in arrays:
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return len(text).to_bytes(8, "little") + text
 
 
 def unknown_tensor(path: Path, name: str, names: Iterable[str]) -> TensorFileError:

@@ -1,0 +1,286 @@
+"""What a calibration set survives: kills, failing disks, changed bits. Any loss ends the script.
+
+    .venv/bin/python benchmarks/calibrate_faults.py                    all, some minutes
+    .venv/bin/python benchmarks/calibrate_faults.py --only kills --kills 1000
+    .venv/bin/python benchmarks/calibrate_faults.py --folder /dev/shm  faster: a disk in memory
+
+`kills` are SIGKILLs of a process that writes, and as many Ctrl-Cs: at random times, each run going
+on with the set of the last; then SIGKILL at each call of the store to the disk. `faults` lets each
+of these calls fail in turn. `flips` changes single bits of a closed set, and of one whose writer
+was killed.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from calibrating import (
+    Fault,
+    FaultyDisk,
+    check_finished,
+    check_kept,
+    draw,
+    faulty,
+)
+from lydite.calibrate.repair import repair
+from lydite.calibrate.shards import Shard
+from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.verify import verify
+from lydite.core.errors import LyditeError
+
+INTERRUPTED = 130
+KINDS: tuple[tuple[Fault, bool], ...] = (
+    ("ENOSPC", True),
+    ("ENOSPC", False),
+    ("EIO", True),
+    ("EIO", False),
+    ("short", True),
+    ("short", False),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--only", choices=("kills", "faults", "flips"))
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--flips", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where the sets are made")
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        root = Path(folder)
+        parts: dict[str, Callable[[], None]] = {
+            "kills": lambda: kills(root, options.kills, rng),
+            "faults": lambda: faults(root),
+            "flips": lambda: flips(root, options.flips, rng),
+        }
+        for name, part in parts.items():
+            if options.only in (None, name):
+                start = time.perf_counter()
+                part()
+                print(f"  {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def kills(root: Path, count: int, rng: random.Random) -> None:
+    """SIGKILL and Ctrl-C at random times, then SIGKILL at every call to the disk."""
+    images = 12
+    whole, usual = "", 60.0
+    for run in range(3):
+        start = time.perf_counter()
+        whole = draw(root / f"whole{run}", images)
+        usual = min(usual, time.perf_counter() - start)
+    for number, name in ((signal.SIGKILL, "kills"), (signal.SIGINT, "interrupts")):
+        acknowledged = sets = stopped = 0
+        while stopped < count:
+            sets += 1
+            new, more = stopped_again_and_again(
+                root / f"set{sets}", images, rng, usual, count - stopped, number
+            )
+            check_finished(root / f"set{sets}", images, whole)
+            shutil.rmtree(root / f"set{sets}")
+            acknowledged, stopped = acknowledged + new, stopped + more
+        print(f"{stopped} {name} at random times over {sets} sets: {acknowledged} acknowledged")
+        print("  images, 0 lost, 0 torn; every set equal to a whole one", flush=True)
+    boundaries = kill_at_each_call(root)
+    print(f"{boundaries} kills, one before each call to the disk: 0 lost, 0 torn")
+
+
+def stopped_again_and_again(
+    folder: Path, images: int, rng: random.Random, usual: float, most: int, number: signal.Signals
+) -> tuple[int, int]:
+    """Runs on one set until one ends by itself: images acknowledged, and runs that did not."""
+    acknowledged: set[int] = set()
+    for stopped in range(most):
+        done, new = forked(folder, images, after=rng.uniform(0, usual), number=number)
+        acknowledged |= new
+        if folder.exists() and any(folder.iterdir()):
+            check_kept(folder, images, acknowledged)
+        if done:
+            return len(acknowledged), stopped
+    return len(acknowledged), most
+
+
+def kill_at_each_call(root: Path) -> int:
+    images = 2
+    whole = draw(root / "small", images)
+    for k in range(1, 1000):
+        folder = root / "boundary"
+        done, acks = forked(folder, images, k=k)
+        if done:
+            return k - 1
+        if folder.exists():
+            check_kept(folder, images, acks)
+        check_finished(folder, images, whole)
+        shutil.rmtree(folder)
+    raise SystemExit("a run of more than 1,000 calls")
+
+
+def forked(
+    folder: Path,
+    images: int,
+    *,
+    k: int = 0,
+    after: float | None = None,
+    number: signal.Signals = signal.SIGKILL,
+    close: bool = True,
+) -> tuple[bool, set[int]]:
+    """Draw in a child that is stopped; whether it ended before, and what it acknowledged."""
+    reading, writing = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # not while Python forks
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            with faulty(FaultyDisk(k, "kill")):
+                draw(folder, images, lambda image: acknowledge(writing, image, images, close))
+            status = 0
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        finally:
+            os._exit(status)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    os.close(writing)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, number)
+    with os.fdopen(reading) as lines:
+        acknowledged = {int(line) for line in lines}
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status not in (0, INTERRUPTED, -signal.SIGKILL):
+        raise SystemExit("a run ended with an error of its own")
+    return status == 0, acknowledged
+
+
+def acknowledge(pipe: int, image: int, images: int, close: bool) -> None:
+    os.write(pipe, f"{image}\n".encode())
+    if not close and image == images - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def faults(root: Path) -> None:
+    """Each call to the disk fails once, or it and all after it."""
+    images, outcomes = 2, Counter[str]()
+    whole = draw(root / "fault-free", images)
+    with faulty(FaultyDisk()) as counted:
+        draw(root / "counted", images)
+    for fault, once in KINDS:
+        for k in range(1, counted.calls + 1):
+            outcomes[fails(root / "faulty", images, FaultyDisk(k, fault, once=once), whole)] += 1
+    del outcomes["no fault"]  # a short write where nothing is written
+    print(f"{counted.calls} calls, {len(KINDS)} kinds of failure: {dict(outcomes)},")
+    print("  0 silent losses, every set opened and finished")
+
+
+def fails(folder: Path, images: int, system: FaultyDisk, whole: str) -> str:
+    """One run on a failing disk, and how it ended. A short write alone is no failure."""
+    acks: set[int] = set()
+    outcome = "gone on after a short write" if system.fault == "short" else "in silence"
+    try:
+        with faulty(system):
+            draw(folder, images, acks.add)
+    except LyditeError as error:
+        outcome = "clear errors"
+        for part in (str(folder), "free", "lydite calibrate run"):
+            assert part in str(error), error
+    assert outcome != "in silence"
+    if folder.exists():
+        check_kept(folder, images, acks)
+    check_finished(folder, images, whole)
+    shutil.rmtree(folder)
+    return outcome if system.hits else "no fault"
+
+
+def flips(root: Path, count: int, rng: random.Random) -> None:
+    """Single bits of every file of a closed set; then of the index of a killed one."""
+    images, found = 4, Counter[str]()
+    whole = draw(root / "closed", images)
+    repaired = 0
+    for number in range(count):
+        path, place = flip_somewhere(root / "closed", root / "flipped", rng)
+        verdict = verify(root / "flipped")
+        assert not verdict.sound, (path, place)
+        found[path.parent.name if path.parent.name == "shards" else path.name] += 1
+        if number % 10 == 0:
+            mend(root / "flipped", path, place, images, whole)
+            repaired += 1
+    print(f"{count} single bits of a closed set changed, all found: {dict(found)}")
+    print(f"  {repaired} of them repaired: only the damaged sample was dropped, if any")
+    flips_after_kill(root, count // 4, rng, images, whole)
+
+
+def flip_somewhere(source: Path, target: Path, rng: random.Random) -> tuple[Path, int]:
+    """A fresh copy of a set with one bit changed: the file, and the byte."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    shards = sorted((target / "shards").iterdir())
+    index = [target / "index.sqlite", target / "index.seal", target / "set.json"]
+    path = rng.choice([rng.choice(shards), rng.choice(index)])
+    return path, flip(path, rng)
+
+
+def flip(path: Path, rng: random.Random) -> int:
+    data = bytearray(path.read_bytes())
+    place = rng.randrange(len(data))
+    data[place] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    return place
+
+
+def mend(folder: Path, path: Path, place: int, images: int, whole: str) -> None:
+    """Repair drops at most the one sample that was hit, and the set becomes what it was."""
+    original = folder.with_name("closed") / path.relative_to(folder)
+    expected: tuple[str, ...] = ()
+    if path.parent.name == "shards":
+        with Shard.open(original) as shard:
+            expected = hit_entries(shard, original, place)
+    done = repair(folder)
+    assert done.again == expected, (path, place, done, expected)
+    verdict = verify(folder)
+    assert verdict.sound and verdict.missing == len(expected), verdict
+    assert draw(folder, images) == whole
+    assert verify(folder).complete
+
+
+def hit_entries(shard: Shard, path: Path, place: int) -> tuple[str, ...]:
+    from lydite.core.tensorfile import read_header
+
+    for name, info in read_header(path).tensors.items():
+        if info.start <= place < info.stop:
+            return (shard.entries[int(name.split("/")[0])].label,)
+    return ()
+
+
+def flips_after_kill(root: Path, count: int, rng: random.Random, images: int, whole: str) -> None:
+    """Without a seal a bit is found, or it changes nothing that can be read."""
+    forked(root / "killed", images, close=False)
+    outcome: Counter[str] = Counter()
+    for _ in range(count):
+        folder = root / "flipped"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(root / "killed", folder)
+        flip(folder / rng.choice(["index.sqlite", "index.sqlite-wal"]), rng)
+        verdict = verify(folder)
+        if verdict.sound and not verdict.pending:
+            with CalibrationSet.open(folder) as opened:
+                assert opened.content_hash == whole
+            outcome["harmless: every row still equals its shard"] += 1
+        else:
+            outcome["found"] += 1
+            repair(folder)
+        check_finished(folder, images, whole)
+    print(f"{count} bits of the index and journal of a killed writer: {dict(outcome)}")
+
+
+if __name__ == "__main__":
+    main()

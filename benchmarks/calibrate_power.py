@@ -1,0 +1,232 @@
+"""What a calibration set keeps when the power goes: states a disk may be left in, by simulation.
+
+    .venv/bin/python benchmarks/calibrate_power.py --states 2000
+
+A run is recorded call by call. For each state a moment is drawn, and all that was not flushed by
+then is kept, cut short or forgotten at random: the bytes of a file, and each name that was made,
+moved or removed in a folder. SQLite's file is as it was at some commit since it was last sealed.
+Then the set is opened, what was acknowledged must be in it, and the finished set is like any other.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from calibrating import SETTINGS, check_finished, check_kept, draw, faulty, items, plan
+from lydite.calibrate import disk
+from lydite.calibrate.workers import Worker
+from lydite.calibrate.writer import Writer
+
+IMAGES = 5
+JOURNALS = ("index.sqlite", "index.sqlite-wal")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call to the disk, a state of the index, or an acknowledged image."""
+
+    what: str
+    path: Path = Path()
+    other: Path = Path()
+    data: bytes = b""
+    index: dict[str, bytes] = field(default_factory=dict)
+    image: int = -1
+
+
+@dataclass
+class File:
+    """What was written to a file, and how much of it was flushed."""
+
+    data: bytearray = field(default_factory=bytearray)
+    flushed: int = 0
+
+
+class Recorder(disk.System):
+    """The real disk, and a list of what was asked of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.events = root, list[Event]()
+        self._paths: dict[int, Path] = {}
+
+    def open(self, path: Path, flags: int) -> int:
+        new = flags & os.O_CREAT and not path.exists()
+        handle = super().open(path, flags)
+        self._paths[handle] = path
+        if new:
+            self.events.append(Event("create", path))
+        return handle
+
+    def write(self, handle: int, data: disk.Bytes) -> int:
+        count = super().write(handle, data)
+        self.events.append(Event("write", self._paths[handle], data=bytes(data[:count])))
+        return count
+
+    def sync(self, handle: int) -> None:
+        super().sync(handle)
+        self.events.append(Event("sync", self._paths[handle]))
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        if new.name == "index.seal":
+            self.events.append(
+                Event("index", index=self._journals())
+            )  # SQLite has closed and flushed it
+        self.events.append(Event("rename", old, new))
+
+    def link(self, old: Path, new: Path) -> None:
+        super().link(old, new)
+        self.events.append(Event("link", old, new))
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        self.events.append(Event("unlink", path))
+
+    def mkdir(self, path: Path) -> None:
+        super().mkdir(path)
+        self.events.append(Event("mkdir", path))
+
+    def execute(self, connection: sqlite3.Connection, statement: str) -> None:
+        super().execute(connection, statement)
+        if statement == "COMMIT":
+            self.events.append(Event("index", index=self._journals()))
+
+    def _journals(self) -> dict[str, bytes]:
+        paths = [self.root / name for name in JOURNALS]
+        return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+
+class Disk:
+    """A disk in a power cut: names and bytes that were flushed, and those that were not."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.live: dict[Path, File | None] = {}  # None: a folder
+        self.kept: dict[Path, File | None] = {}
+        self.waiting: dict[Path, list[tuple[Path, File | None, bool]]] = {}  # by folder
+        self.index: list[dict[str, bytes]] = [{}]
+
+    def replay(self, event: Event) -> None:
+        """One call that came back."""
+        path, other = event.path, event.other
+        if event.what == "index":
+            self.index.append(event.index)
+        elif event.what == "sync":
+            self._sync(path)
+        elif event.what == "write":
+            file = self.live[path]
+            assert file is not None
+            file.data += event.data
+        elif event.what in ("rename", "link"):
+            self._name(other, self.live[path])
+            if event.what == "rename":
+                self._unname(path)
+            if other.name == "index.seal":
+                self.index = self.index[-1:]
+        elif event.what == "unlink":
+            self._unname(path)
+        else:
+            self._name(path, None if event.what == "mkdir" else File())
+
+    def cut(self, target: Path, rng: random.Random) -> None:
+        """Write one of the states that a power cut could leave."""
+        names = dict(self.kept)
+        for waiting in self.waiting.values():
+            for path, file, there in waiting:
+                if rng.random() < 0.5:
+                    names.pop(path, None)
+                    if there:
+                        names[path] = file
+        for path, file in sorted(names.items()):
+            place = target / path.relative_to(self.root)
+            if file is None:
+                place.mkdir(parents=True, exist_ok=True)
+            elif place.parent.is_dir() and path.name not in JOURNALS:
+                place.write_bytes(_left(file, rng))
+        if target.is_dir():
+            for name, data in rng.choice(self.index).items():
+                (target / name).write_bytes(data)
+
+    def _sync(self, path: Path) -> None:
+        file = self.live.get(path)
+        if file is not None:
+            file.flushed = len(file.data)
+            return
+        if path == self.root:  # with the other names in it, that of the index
+            self.index = [state for state in self.index if state] or self.index
+        for name, content, there in self.waiting.pop(path, []):
+            self.kept.pop(name, None)
+            if there:
+                self.kept[name] = content
+
+    def _name(self, path: Path, file: File | None) -> None:
+        self.live[path] = file
+        self.waiting.setdefault(path.parent, []).append((path, file, True))
+
+    def _unname(self, path: Path) -> None:
+        self.waiting.setdefault(path.parent, []).append((path, self.live.pop(path, None), False))
+
+
+def _left(file: File, rng: random.Random) -> bytes:
+    """Flushed bytes, and any number of the others, or as many zeros."""
+    more = bytes(file.data[file.flushed :])[: rng.randint(0, len(file.data) - file.flushed)]
+    return bytes(file.data[: file.flushed]) + (more if rng.random() < 0.7 else bytes(len(more)))
+
+
+def record(folder: Path) -> list[Event]:
+    """Two runs and a worker, call by call, with what they acknowledged."""
+    recorder = Recorder(folder)
+    with faulty(recorder):
+        with Writer.start(folder, SETTINGS, plan(3)) as writer:
+            writer.commit(items(writer.make, 0))
+            recorder.events.append(Event("ack", image=0))
+            worker = Worker(folder)
+            worker.hand_over(items(worker.make, 1))
+            recorder.events.append(Event("ack", image=1))
+            writer.collect()
+            writer.commit(items(writer.make, 2))
+            recorder.events.append(Event("ack", image=2))
+        draw(folder, IMAGES, lambda image: recorder.events.append(Event("ack", image=image)))
+    return recorder.events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--states", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where the sets are made")
+    options = parser.parse_args()
+    rng, start = random.Random(options.seed), time.perf_counter()
+    seen: Counter[int] = Counter()
+    with tempfile.TemporaryDirectory(dir=options.folder) as root:
+        whole = draw(Path(root, "whole"), IMAGES)
+        events = record(Path(root, "set"))
+        for _ in range(options.states):
+            cut = rng.randrange(len(events) + 1)
+            cut_disk, acknowledged, target = Disk(Path(root, "set")), set[int](), Path(root, "cut")
+            for event in events[:cut]:
+                if event.what == "ack":
+                    acknowledged.add(event.image)
+                else:
+                    cut_disk.replay(event)
+            cut_disk.cut(target, rng)
+            if target.is_dir() and any(target.iterdir()):
+                check_kept(target, IMAGES, acknowledged)
+            check_finished(target, IMAGES, whole)
+            shutil.rmtree(target)
+            seen[len(acknowledged)] += 1
+    print(f"{options.states} states after a power cut during {len(events)} calls: 0 acknowledged")
+    print(f"  images lost, 0 torn; states by images acknowledged: {dict(sorted(seen.items()))}")
+    print(f"  {time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

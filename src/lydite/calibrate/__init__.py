@@ -1,0 +1,1 @@
+"""Calibration sets: samples of a run on disk, durable, verifiable, repairable."""

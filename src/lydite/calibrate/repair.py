@@ -1,0 +1,182 @@
+"""Repair a set, or build its index anew: what is whole stays, the rest is to be computed again."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lydite.calibrate import disk, seal
+from lydite.calibrate.claim import Claim
+from lydite.calibrate.index import NAME as INDEX
+from lydite.calibrate.index import Index
+from lydite.calibrate.keys import Image, Settings
+from lydite.calibrate.recovery import (
+    SHARDS,
+    TakenIn,
+    adopt,
+    mend_header,
+    set_aside,
+    shard_names,
+    take_in,
+)
+from lydite.calibrate.setfile import Description, Plan, read_description, write_description
+from lydite.calibrate.shards import Shard
+from lydite.calibrate.verify import disagreements
+from lydite.calibrate.writer import open_index, resumable
+from lydite.core.errors import CalibrationError, LyditeError, at
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What was done. `again` names the items that the next run has to compute."""
+
+    again: tuple[str, ...] = ()
+    mended: int = 0  # shards whose header was written anew
+    quarantined: tuple[str, ...] = ()
+    index_rebuilt: bool = False
+    set_rewritten: bool = False
+    items: int = 0  # in the index afterwards
+
+
+def repair(folder: Path | str) -> Repaired:
+    """Drop what is damaged and keep the rest, sample by sample; damaged files are set aside."""
+    with _held(Path(folder), "repair") as folder:
+        description, rewritten = _description(folder)
+        settings = description.settings
+        mended = _mend_headers(folder, settings)
+        index = _agreeing_index(folder)
+        if index is None:
+            return _rebuilt(folder, settings, TakenIn(mended=mended), rewritten)
+        with contextlib.closing(index):
+            result = TakenIn(mended=mended) + adopt(folder, settings, index)
+            for name in index.shards():
+                result += _checked(folder, settings, index, name)
+            return _finished(index, result, False, rewritten)
+
+
+def rebuild(folder: Path | str) -> Repaired:
+    """Make the index, and if need be `set.json`, from the shards alone."""
+    with _held(Path(folder), "rebuild") as folder:
+        description, rewritten = _description(folder)
+        mended = _mend_headers(folder, description.settings)
+        return _rebuilt(folder, description.settings, TakenIn(mended=mended), rewritten)
+
+
+def _rebuilt(folder: Path, settings: Settings, so_far: TakenIn, rewritten: bool) -> Repaired:
+    path = folder / INDEX
+    seal.remove_index(path)
+    with contextlib.closing(Index.create(path)) as index:
+        return _finished(index, so_far + adopt(folder, settings, index), True, rewritten)
+
+
+def _checked(folder: Path, settings: Settings, index: Index, name: str) -> TakenIn:
+    """One shard of the index: left alone, or what is whole of it entered anew."""
+    path = folder / SHARDS / name
+    labels = tuple(row.entry.label for row in index.rows_of(name))
+    if not path.exists():
+        index.replace(name, None, 0, ())
+        return TakenIn(dropped=labels)
+    if not _opens(path):
+        index.replace(name, None, 0, ())
+        return TakenIn(dropped=labels) + set_aside(folder, path)
+    with Shard.open(path) as shard:
+        if not shard.damaged():
+            return TakenIn()
+    index.replace(name, None, 0, ())
+    return take_in(folder, settings, index, path)
+
+
+def _agreeing_index(folder: Path) -> Index | None:
+    """The index, unless it is damaged or says other things than the shards."""
+    try:
+        index = open_index(folder)
+    except CalibrationError:
+        return None
+    for name, size in index.shards().items():
+        path = folder / SHARDS / name
+        if path.exists() and _opens(path):
+            with Shard.open(path) as shard:
+                wrong = list(disagreements(name, shard, index.rows_of(name), size, index))
+            if wrong:
+                index.close()
+                return None
+    return index
+
+
+def _mend_headers(folder: Path, settings: Settings) -> int:
+    """Write damaged headers anew from what can be read of the index; each proves itself."""
+    broken = [name for name in shard_names(folder / SHARDS) if not _opens(folder / SHARDS / name)]
+    mended = 0
+    if broken:
+        with (
+            contextlib.suppress(CalibrationError),
+            contextlib.closing(Index.open(folder / INDEX)) as index,
+        ):
+            for name in broken:
+                mended += mend_header(folder, settings, index, name)
+    return mended
+
+
+def _opens(path: Path) -> bool:
+    try:
+        Shard.open(path).close()
+    except CalibrationError:
+        return False
+    return True
+
+
+def _finished(index: Index, result: TakenIn, rebuilt: bool, rewritten: bool) -> Repaired:
+    items = sum(index.counts().values())
+    settled = index.settle()
+    index.close()
+    if settled:
+        seal.write_seal(index.path)
+    again = tuple(sorted(set(result.dropped)))
+    return Repaired(again, result.mended, result.set_aside, rebuilt, rewritten, items)
+
+
+def _description(folder: Path) -> tuple[Description, bool]:
+    """Settings and plan; from the shards when `set.json` is damaged. Whether it was."""
+    try:
+        return read_description(folder), False
+    except LyditeError:
+        description = _described_by_shards(folder)
+        write_description(folder, description)
+        return description, True
+
+
+def _described_by_shards(folder: Path) -> Description:
+    """What the shards say of themselves; planned images without a sample are not known to them."""
+    settings: Settings | None = None
+    images: dict[int, Image] = {}
+    steps: set[int] = set()
+    kinds: set[str] = set()
+    for name in shard_names(folder / SHARDS):
+        with contextlib.suppress(CalibrationError), Shard.open(folder / SHARDS / name) as shard:
+            settings = settings or shard.settings
+            for entry in shard.entries:
+                kinds.add(entry.kind)
+                if entry.image is not None and entry.seed is not None:
+                    images[entry.image] = Image(entry.image, entry.prompt, entry.seed)
+                if entry.step is not None:
+                    steps.add(entry.step)
+    if settings is None:
+        raise CalibrationError(f"{at(folder)}: no calibration set, and no shard to make one from.")
+    numbered = tuple(images[number] for number in sorted(images))
+    plan = Plan(numbered, tuple(sorted(steps)), "picture" in kinds, "conditioning" in kinds)
+    return Description(settings, plan)
+
+
+@contextlib.contextmanager
+def _held(folder: Path, verb: str) -> Iterator[Path]:
+    """The set, claimed; a disk that fails is reported with the command to try again."""
+    if not (folder / SHARDS).is_dir():
+        raise CalibrationError(f"{at(folder)}: no calibration set (there is no {SHARDS}/).")
+    with resumable(f"lydite calibrate {verb} {at(folder)}"):
+        claim = Claim(folder)
+        try:
+            disk.sweep(folder)
+            disk.sweep(folder / SHARDS)
+            yield folder
+        finally:
+            claim.release()

@@ -1,0 +1,215 @@
+"""Hold everything in a set against everything else: files, hashes, index, plan, ranges."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lydite.calibrate import seal
+from lydite.calibrate.claim import Holder, holder
+from lydite.calibrate.health import Healthy, complaints
+from lydite.calibrate.index import NAME as INDEX
+from lydite.calibrate.index import Index, Row
+from lydite.calibrate.recovery import QUARANTINE, SHARDS, shard_names
+from lydite.calibrate.setfile import NAME as SET
+from lydite.calibrate.setfile import Description, read_description
+from lydite.calibrate.shards import Shard
+from lydite.core.errors import LyditeError
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was written, and the items that are lost with it."""
+
+    file: str
+    why: str
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An item that is what was written, with values no network should be given."""
+
+    item: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found."""
+
+    items: dict[str, int]  # of each kind, whole
+    shards: int
+    bytes: int
+    content_hash: str | None
+    missing: int | None  # planned items that are not there
+    damage: tuple[Damage, ...]
+    suspects: tuple[Suspect, ...]
+    pending: int = 0  # whole shards that a writer has to enter yet
+    quarantined: int = 0
+    writer: Holder | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged; it may still be incomplete."""
+        return not self.damage
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is sound and holds all that is planned, with values in healthy ranges."""
+        return self.sound and self.missing == 0 and not self.suspects
+
+
+def verify(folder: Path | str, healthy: Healthy | None = None) -> Verdict:
+    """Read every byte of a set. It needs no claim, and a run may go on meanwhile."""
+    folder = Path(folder)
+    writer = holder(folder)
+    damage: list[Damage] = []
+    description = _description(folder, damage)
+    index = _index(folder, writer, damage)
+    try:
+        walk = _Walk(folder, description, index, healthy or Healthy())
+        walk.shards()
+        walk.lost()
+        missing, content_hash = walk.totals()
+    finally:
+        if index is not None:
+            index.close()
+    aside = folder / QUARANTINE
+    return Verdict(
+        walk.whole,
+        walk.count,
+        walk.bytes,
+        content_hash,
+        missing,
+        tuple(damage + walk.damage),
+        tuple(walk.suspects),
+        walk.pending,
+        len(shard_names(aside)) if aside.is_dir() else 0,
+        writer,
+    )
+
+
+class _Walk:
+    """One pass over the shards, one at a time: memory does not grow with the set."""
+
+    def __init__(
+        self, folder: Path, description: Description | None, index: Index | None, healthy: Healthy
+    ) -> None:
+        self.folder, self.index, self.healthy = folder, index, healthy
+        self.description = description
+        self.damage: list[Damage] = []
+        self.suspects: list[Suspect] = []
+        self.whole: dict[str, int] = {}
+        self.count = self.bytes = self.pending = 0
+        self.known = index.shards() if index else {}  # before the folder is listed: a run goes on
+        self.names = shard_names(folder / SHARDS) if (folder / SHARDS).is_dir() else []
+
+    def shards(self) -> None:
+        """Look through every shard on disk."""
+        for name in self.names:
+            self.count += 1
+            path = self.folder / SHARDS / name
+            self.bytes += path.stat().st_size
+            rows = self.index.rows_of(name) if self.index else []
+            try:
+                with Shard.open(path) as shard:
+                    self._shard(name, shard, rows)
+            except LyditeError as error:
+                labels = tuple(_label(row) for row in rows)
+                self.damage.append(Damage(f"{SHARDS}/{name}", str(error), labels))
+
+    def lost(self) -> None:
+        """Shards that the index names and the folder does not have."""
+        for name in sorted(self.known.keys() - set(self.names)):
+            rows = self.index.rows_of(name) if self.index else []
+            labels = tuple(_label(row) for row in rows)
+            self.damage.append(Damage(f"{SHARDS}/{name}", "the file is missing", labels))
+
+    def totals(self) -> tuple[int | None, str | None]:
+        """How many planned items are missing, and the hash over all content."""
+        if self.index is None or self.description is None:
+            return None, None
+        known, settings = self.index.keys(), self.description.settings
+        planned = {key for key, _, _ in self.description.plan.keys(settings)}
+        return len(planned - known), self.index.content_hash()
+
+    def _shard(self, name: str, shard: Shard, rows: list[Row]) -> None:
+        file = f"{SHARDS}/{name}"
+        if self.description and shard.settings.hash != self.description.settings.hash:
+            self.damage.append(Damage(file, "it belongs to a run with other settings"))
+            return
+        lost = tuple(
+            entry.label for n, entry in enumerate(shard.entries) if not self._entry(shard, n)
+        )
+        if lost:
+            self.damage.append(Damage(file, "tensors do not match their hashes", lost))
+        if self.index is None:
+            return
+        if name not in self.known:
+            self.pending += 1
+            return
+        for why in disagreements(name, shard, rows, self.known[name], self.index):
+            self.damage.append(Damage(INDEX, why))
+
+    def _entry(self, shard: Shard, number: int) -> bool:
+        """Whether an item is what was written; then its values are looked at, too."""
+        entry, arrays = shard.entries[number], shard.intact(number)
+        if arrays is None:
+            return False
+        self.whole[entry.kind] = self.whole.get(entry.kind, 0) + 1
+        for why in complaints(arrays, self.healthy):
+            self.suspects.append(Suspect(entry.label, why))
+        return True
+
+
+def disagreements(
+    name: str, shard: Shard, rows: list[Row], size: int, index: Index
+) -> Iterator[str]:
+    """Where the index and a shard say different things."""
+    if size != shard.size:
+        yield f"shard {name[:12]} has {shard.size} bytes, the index says {size}"
+    found = {row.key: row for row in rows}
+    for entry in shard.entries:
+        row = found.pop(entry.key, None)
+        if row is None and index.digest(entry.key) != entry.digest:
+            yield f"{entry.label} of shard {name[:12]} is not in the index"
+        elif row is not None and row != Row.of(entry, name):
+            yield f"the row of {entry.label} is not what shard {name[:12]} says"
+    if found:
+        yield f"{len(found)} rows name shard {name[:12]}, which does not hold them"
+
+
+def _description(folder: Path, damage: list[Damage]) -> Description | None:
+    try:
+        return read_description(folder)
+    except LyditeError as error:
+        damage.append(Damage(SET, str(error)))
+        return None
+
+
+def _index(folder: Path, writer: Holder | None, damage: list[Damage]) -> Index | None:
+    """The index if it can be read; the seal is looked at only when nobody writes."""
+    path = folder / INDEX
+    sealed = writer is None and seal.is_sealed(path)
+    try:
+        fault = seal.seal_fault(path) if sealed else None
+        if fault is not None and (writer := holder(folder)):
+            fault = None  # one that came a moment ago has broken the seal
+        if fault is None:
+            index = Index.open(path)
+            faults = [] if sealed or writer else index.faults()
+            if not faults:
+                return index
+            index.close()
+            fault = faults[0]
+    except LyditeError as error:
+        fault = str(error)
+    damage.append(Damage(INDEX, fault))
+    return None
+
+
+def _label(row: Row) -> str:
+    try:
+        return row.entry.label
+    except LyditeError:
+        return f"item {row.key[:12]}"

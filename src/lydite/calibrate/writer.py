@@ -1,0 +1,230 @@
+"""The one writer of a calibration set: a commit that returned is on disk, whatever happens next."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from lydite.calibrate import disk, seal
+from lydite.calibrate.claim import NAME as CLAIM
+from lydite.calibrate.claim import Claim
+from lydite.calibrate.index import NAME as INDEX
+from lydite.calibrate.index import Index, is_blank
+from lydite.calibrate.items import Maker
+from lydite.calibrate.keys import Settings
+from lydite.calibrate.recovery import (
+    INCOMING,
+    QUARANTINE,
+    SHARDS,
+    TakenIn,
+    adopt,
+    conflict,
+    enter,
+    take_in,
+)
+from lydite.calibrate.setfile import NAME as SET
+from lydite.calibrate.setfile import (
+    Description,
+    Plan,
+    agreed,
+    read_description,
+    write_description,
+)
+from lydite.calibrate.shards import SHARD, Item
+from lydite.calibrate.store import CalibrationSet
+from lydite.core.errors import CalibrationError, FileError, at
+
+_OURS = {SET, CLAIM, INDEX, f"{INDEX}-wal", f"{INDEX}-shm", seal.SEAL, SHARDS, INCOMING, QUARANTINE}
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a commit added: nothing when the set had it already."""
+
+    items: int
+    bytes: int
+
+
+class Writer(CalibrationSet):
+    """The one writer of a set. After a failure of the disk it is closed, and the set is whole."""
+
+    def __init__(
+        self, folder: Path, description: Description, index: Index, claim: Claim, resume: str
+    ) -> None:
+        super().__init__(folder, description, index)
+        self.make = Maker(description)
+        self.recovered = TakenIn()
+        self._claim: Claim | None = claim
+        self._resume, self._process = resume, os.getpid()
+
+    @classmethod
+    def start(
+        cls, folder: Path | str, settings: Settings, plan: Plan, *, resume: str | None = None
+    ) -> Self:
+        """Make a set, or go on with one of equal settings; `resume` is the command for errors."""
+        folder = Path(folder)
+        resume = resume or f"lydite calibrate run --out {at(folder)}"
+        with resumable(resume):
+            disk.make_folder(folder)
+            _check_ours(folder)
+            with contextlib.ExitStack() as undo:
+                claim = Claim(folder)
+                undo.callback(claim.release)
+                description = _described(folder, settings, plan)
+                index = open_index(folder)
+                undo.callback(_quietly, index.close)
+                writer = cls(folder, description, index, claim, resume)
+                writer.recovered = adopt(folder, description.settings, index)
+                writer.recovered += writer.collect()
+                undo.pop_all()
+        return writer
+
+    def commit(self, items: Iterable[Item]) -> Committed:
+        """Add items, all or none; on return they are on disk whatever happens next.
+
+        An interrupt may come at any moment: the shard is entered after it is whole, and a whole
+        shard that was not entered is found when the set is opened again.
+        """
+        self._check_usable()
+        made = list(items)  # whatever making them raises is the caller's
+        with self._failing():
+            new = self._new(made)
+            size = enter(self.folder, self.settings, self.index, new)
+        return Committed(len(new), size)
+
+    def collect(self) -> TakenIn:
+        """Commit what workers handed over."""
+        self._check_usable()
+        result, incoming = TakenIn(), self.folder / INCOMING
+        with self._failing():
+            for path in sorted(incoming.iterdir()):
+                if SHARD.fullmatch(path.name):
+                    result += take_in(self.folder, self.settings, self.index, path)
+        return result
+
+    def require_room(self, bytes_per_item: int | None = None) -> None:
+        """Refuse to go on when what is missing will not fit, by the size of what is there."""
+        count = sum(self.index.counts().values())
+        if bytes_per_item is None:
+            bytes_per_item = sum(self.index.shards().values()) // count if count else 0
+        left = sum(len(steps) for steps in self.missing().values())
+        disk.require_room(self.folder, left * bytes_per_item)
+
+    def close(self) -> None:
+        """Close and seal the set. It is as safe without, only opened a little slower."""
+        if self._claim is None or self._process != os.getpid():
+            return
+        try:
+            with self._failing():
+                self.close_shards()
+                settled = self.index.settle()
+                self.index.close()
+                if settled:
+                    seal.write_seal(self.index.path)
+        finally:
+            self._abandon()
+
+    def _new(self, items: Iterable[Item]) -> list[Item]:
+        """Those the set does not hold; a second content for a key is refused."""
+        new: dict[str, Item] = {}
+        for item in items:
+            entry = item.entry
+            known = self.index.digest(entry.key)
+            if known is None and entry.key in new:
+                known = new[entry.key].entry.digest
+            if known is None:
+                new[entry.key] = item
+            elif known != entry.digest:
+                raise conflict(self.folder, entry.label, entry.key)
+        return list(new.values())
+
+    def _check_usable(self) -> None:
+        if self._claim is None or self._process != os.getpid():
+            raise CalibrationError(
+                f"{at(self.folder)}: this writer is closed, or belongs to another process. "
+                "Open the set again; workers hand over through Worker."
+            )
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            with resumable(self._resume):
+                yield
+        except FileError:
+            self._abandon()  # what a failed fsync left is not known: nothing is built on it
+            raise
+
+    def _abandon(self) -> None:
+        claim, self._claim = self._claim, None
+        self.close_shards()
+        _quietly(self.index.close)
+        if claim is not None:
+            claim.release()
+
+
+@contextlib.contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """A disk's failure with what is safe and how to go on."""
+    try:
+        yield
+    except disk.DiskError as error:
+        raise FileError(
+            f"{error} What was committed is safe. When the disk is well, go on with: {command}"
+        ) from error
+    except OSError as error:
+        raise FileError(f"{error}. When the disk is well, go on with: {command}") from error
+
+
+def open_index(folder: Path) -> Index:
+    """The index, ready for changes: swept, checked, its seal broken. The claim must be held."""
+    path = folder / INDEX
+    for name in (SHARDS, INCOMING):
+        disk.make_folder(folder / name)
+        disk.sweep(folder / name)
+    disk.sweep(folder)
+    if not seal.is_sealed(path) and is_blank(path):
+        seal.remove_index(path)
+        return Index.create(path)
+    fault = seal.seal_fault(path) if seal.is_sealed(path) else None
+    if fault is None:
+        index = Index.open(path, write=True)
+        faults = [] if seal.is_sealed(path) else index.faults()
+        if not faults:
+            seal.break_seal(path)
+            return index
+        fault = faults[0]
+        index.close()
+    raise CalibrationError(
+        f"{at(path)}: damaged ({fault}). Run: lydite calibrate repair {at(folder)}"
+    )
+
+
+def _described(folder: Path, settings: Settings, plan: Plan) -> Description:
+    if not (folder / SET).exists():
+        description = Description(settings, plan)
+        write_description(folder, description)
+        return description
+    description = agreed(folder, settings, plan)
+    if description != read_description(folder):
+        write_description(folder, description)
+    return description
+
+
+def _check_ours(folder: Path) -> None:
+    strange = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name not in _OURS and not path.name.endswith(disk.PART)
+    )
+    if strange and not (folder / SET).exists():
+        raise FileError(
+            f"{at(folder)}: not empty, and no calibration set (it holds {strange[0]!r}). "
+            "Give a new folder."
+        )
+
+
+def _quietly(close: Callable[[], None]) -> None:
+    with contextlib.suppress(CalibrationError, FileError):
+        close()

@@ -1,0 +1,101 @@
+"""One writer: a second is refused at once by name, a dead one is no hindrance."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lydite.calibrate.claim import NAME, Claim, holder
+from lydite.core.errors import CalibrationError
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from lydite.calibrate.claim import Claim
+
+claim = Claim(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds the claim until it is killed."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_writer_is_refused_in_under_a_second_and_a_dead_one_is_taken_over(
+    tmp_path: Path,
+) -> None:
+    with held(tmp_path) as process:
+        start = time.monotonic()
+        with pytest.raises(CalibrationError, match=rf"by process {process.pid} on .*, since 20"):
+            Claim(tmp_path)
+        assert time.monotonic() - start < 1
+        found = holder(tmp_path)
+        assert found and found.pid == process.pid
+        process.kill()
+        process.wait()
+        assert holder(tmp_path) is None
+        Claim(tmp_path).release()
+
+
+def test_a_note_without_a_lock_is_no_claim_even_if_its_process_number_lives(tmp_path: Path) -> None:
+    note = {"pid": os.getpid(), "host": "here", "since": "long ago"}
+    (tmp_path / NAME).write_text(json.dumps(note))
+    assert holder(tmp_path) is None
+    Claim(tmp_path).release()
+    assert (tmp_path / NAME).read_bytes() == b""
+
+
+def test_two_writers_in_one_process_are_two(tmp_path: Path) -> None:
+    claim = Claim(tmp_path)
+    with pytest.raises(CalibrationError, match=f"process {os.getpid()}"):
+        Claim(tmp_path)
+    claim.release()
+    Claim(tmp_path).release()
+
+
+def test_a_torn_note_does_not_hide_the_lock(tmp_path: Path) -> None:
+    claim = Claim(tmp_path)
+    (tmp_path / NAME).write_bytes(b'{"pid":')
+    with pytest.raises(CalibrationError, match="by another process"):
+        Claim(tmp_path)
+    claim.release()
+
+
+FORK = """
+import os, sys, time
+from pathlib import Path
+from lydite.calibrate.claim import Claim
+
+claim = Claim(Path(sys.argv[1]))
+if os.fork() == 0:
+    time.sleep(60)
+print(os.getpid(), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_forked_child_does_not_keep_the_claim_of_its_dead_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORK, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout and process.stdout.readline()
+        process.wait()
+        try:
+            Claim(tmp_path).release()
+        finally:
+            os.killpg(process.pid, 9)

@@ -1,0 +1,171 @@
+"""Merging, and the layout of npz files: to and fro without a changed bit."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from calibrating import SETTINGS, check_finished, draw, items, latent, pixels, plan
+from lydite.calibrate.exchange import export_npz, import_npz
+from lydite.calibrate.keys import Settings
+from lydite.calibrate.merge import merge
+from lydite.calibrate.recovery import SHARDS
+from lydite.calibrate.setfile import Plan, plan_of, read_description
+from lydite.calibrate.status import manifest, status, write_manifest
+from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.verify import verify
+from lydite.calibrate.writer import Writer
+from lydite.core.errors import CalibrationError, FileError
+
+
+def part(folder: Path, numbers: list[int]) -> None:
+    """A set of some images of the whole."""
+    images = tuple(image for image in plan(4).images if image.number in numbers)
+    with Writer.start(folder, SETTINGS, Plan(images, plan(4).steps)) as writer:
+        for number in numbers:
+            writer.commit(items(writer.make, number))
+
+
+def test_sets_made_apart_become_the_set_made_at_once(tmp_path: Path) -> None:
+    whole = draw(tmp_path / "whole", 4)
+    part(tmp_path / "a", [0, 1, 2])
+    part(tmp_path / "b", [2, 3])
+    done = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert (done.items, done.known, done.content_hash) == (16, 4, whole)
+    check_finished(tmp_path / "both", 4, whole)
+    again = merge([tmp_path / "b"], tmp_path / "both")
+    assert (again.items, again.known) == (0, 8)
+    assert merge([tmp_path / "b"], tmp_path / "a").content_hash == whole  # into one of them
+
+
+def test_equal_numbers_of_different_images_are_renumbered(tmp_path: Path) -> None:
+    for name, prompt in (("a", "a cat"), ("b", "a dog")):
+        with Writer.start(tmp_path / name, SETTINGS, plan_of([(prompt, 0)], [0])) as writer:
+            writer.commit([writer.make.sample(0, 0, {"x": latent(0, len(prompt))})])
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    with CalibrationSet.open(tmp_path / "both") as both:
+        assert [(r.image, r.entry.prompt) for r in both.rows()] == [(0, "a cat"), (1, "a dog")]
+        assert [i.prompt for i in both.plan.images] == ["a cat", "a dog"]
+    assert verify(tmp_path / "both").sound
+
+
+def test_two_contents_of_one_sample_are_named_before_anything_is_written(tmp_path: Path) -> None:
+    part(tmp_path / "a", [0])
+    with Writer.start(tmp_path / "b", SETTINGS, plan(1)) as writer:
+        writer.commit([writer.make.sample(0, 4, {"x": latent(9, 9)})])
+    with pytest.raises(CalibrationError, match=r"b: image 0 step 4 \(key [0-9a-f]{12}\) differs"):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+def test_sets_of_other_settings_or_with_damage_are_not_merged(tmp_path: Path) -> None:
+    part(tmp_path / "a", [0])
+    other = msgspec.structs.replace(SETTINGS, dtype="F16")
+    Writer.start(tmp_path / "b", other, plan(1)).close()
+    with pytest.raises(CalibrationError, match="dtype: 'BF16', 'F16'"):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    (shard,) = (tmp_path / "a" / SHARDS).iterdir()
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CalibrationError, match=r"damaged\. Run first: lydite calibrate repair"):
+        merge([tmp_path / "a"], tmp_path / "both")
+
+
+def test_the_npz_layout_holds_what_its_readers_expect(tmp_path: Path) -> None:
+    draw(tmp_path / "set", 2)
+    assert export_npz(tmp_path / "set", tmp_path / "npz") == 6
+    with np.load(tmp_path / "npz" / "samples" / "0001_004.npz") as sample:
+        stored = latent(1, 4).astype("bfloat16").astype(np.float32)
+        np.testing.assert_array_equal(sample["x"], stored)
+        assert (sample["x"].dtype, sample["image_id"].dtype) == (np.float32, np.int32)
+        assert (sample["timestep"], sample["sigma"], sample["image_id"]) == (4, 1 - 4 / 12, 1)
+    listed = json.loads((tmp_path / "npz" / "manifest.json").read_text())
+    assert listed["images"][1]["prompt"] == "a drawing of 1 cats"
+    with Image.open(tmp_path / "npz" / "images" / "0001.png") as picture:
+        np.testing.assert_array_equal(np.asarray(picture), pixels(1))
+    with pytest.raises(FileError, match="not empty"):
+        export_npz(tmp_path / "set", tmp_path / "npz")
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_there_and_back_is_the_same_set(tmp_path: Path, dtype: str) -> None:
+    settings = msgspec.convert({**msgspec.to_builtins(SETTINGS), "dtype": dtype}, Settings)
+    with Writer.start(tmp_path / "set", settings, plan(2, conditioning=True)) as writer:
+        for number in range(2):
+            text = writer.make.conditioning(plan(2).images[number].prompt, {"t": latent(7, number)})
+            writer.commit([*items(writer.make, number), text])
+        whole = writer.content_hash
+    export_npz(tmp_path / "set", tmp_path / "npz")
+    assert import_npz(tmp_path / "npz", tmp_path / "back") == 10
+    found = verify(tmp_path / "back")
+    assert found.complete and found.content_hash == whole
+    assert read_description(tmp_path / "back").plan == plan(2, conditioning=True)
+
+
+def foreign(folder: Path) -> None:
+    """What another tool left: no settings, no sigma, NumPy's own writer."""
+    (folder / "samples").mkdir(parents=True)
+    for step in range(2):
+        np.savez(
+            folder / "samples" / f"0000_{step:03}.npz",
+            x=latent(0, step),
+            timestep=np.float32(step),
+            image_id=np.int32(0),
+        )
+    images = [{"prompt": "a cat", "seed": 5, "filename": "0.png"}]
+    (folder / "manifest.json").write_text(json.dumps({"images": images}))
+
+
+def test_a_folder_of_another_tool_is_taken_in_with_settings_given(tmp_path: Path) -> None:
+    foreign(tmp_path / "npz")
+    with pytest.raises(CalibrationError, match="does not say what the samples were made with"):
+        import_npz(tmp_path / "npz", tmp_path / "set")
+    assert import_npz(tmp_path / "npz", tmp_path / "set", Settings("beef", {"steps": 2})) == 2
+    with CalibrationSet.open(tmp_path / "set") as opened:
+        rows = list(opened.rows())
+        np.testing.assert_array_equal(opened.read(rows[1])["x"], latent(0, 1))
+    entry = rows[1].entry
+    assert (entry.prompt, entry.seed, entry.timestep, entry.sigma) == ("a cat", 5, 1.0, None)
+
+
+def test_a_broken_folder_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign(tmp_path)
+    given = Settings("beef", {})
+    sample = tmp_path / "samples" / "0000_001.npz"
+    good = sample.read_bytes()
+    sample.write_bytes(good[:200])
+    with pytest.raises(CalibrationError, match=r"0000_001\.npz: no readable npz"):
+        import_npz(tmp_path, tmp_path / "set", given)
+    np.savez_compressed(sample, x=np.zeros(2**20, np.uint8))
+    assert sample.stat().st_size < 2**12
+    with monkeypatch.context() as patch, pytest.raises(CalibrationError, match="unpacked, limit"):
+        patch.setattr("lydite.calibrate.exchange.MAX_BYTES", 2**20)
+        import_npz(tmp_path, tmp_path / "set", given)
+    np.savez(sample, x=np.array([object()]))
+    with pytest.raises(CalibrationError, match="Object arrays cannot be loaded"):
+        import_npz(tmp_path, tmp_path / "set", given)
+    np.savez(sample, x=latent(0, 0), image_id=3)
+    with pytest.raises(CalibrationError, match="image_id is 3, not 0"):
+        import_npz(tmp_path, tmp_path / "set", given)
+    sample.write_bytes(good)
+    (tmp_path / "manifest.json").write_text('{"images": [null]}')
+    with pytest.raises(CalibrationError, match="image 0 has samples, but no prompt and seed"):
+        import_npz(tmp_path, tmp_path / "set", given)
+
+
+def test_status_and_manifest_say_what_is_there(tmp_path: Path) -> None:
+    draw(tmp_path / "set", 3)
+    Writer.start(tmp_path / "set", SETTINGS, plan(4)).close()
+    found = status(tmp_path / "set")
+    assert (found.planned, found.missing, found.images, found.images_complete) == (16, 4, 4, 3)
+    assert (found.items, found.shards, found.sealed) == ({"picture": 3, "sample": 9}, 3, True)
+    assert found.seconds_left is not None and found.seconds_left > 0
+    json.dumps(found.as_json())
+    listed = manifest(tmp_path / "set")
+    assert listed["content_hash"] == found.content_hash and len(listed["items"]) == 12
+    write_manifest(tmp_path / "set", tmp_path / "manifest.json")
+    assert json.loads((tmp_path / "manifest.json").read_text()) == json.loads(json.dumps(listed))

@@ -1,0 +1,77 @@
+"""Keys: the same for the same run however it is spelled, another for each thing that decides it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from lydite.calibrate.keys import (
+    Image,
+    Settings,
+    canonical,
+    conditioning_key,
+    differences,
+    picture_key,
+    sample_key,
+)
+from lydite.core.errors import CalibrationError
+
+SETTINGS = Settings("f00d", {"sampler": "euler", "guidance": 7.0, "sigmas": [1.0, 0.5]})
+IMAGE = Image(0, "a cat", 0)
+
+
+def test_the_spelling_of_settings_does_not_matter() -> None:
+    other = Settings("f00d", {"sigmas": (1, 0.5), "guidance": 7, "sampler": "euler"}, model="x")
+    assert other.hash == SETTINGS.hash
+    assert sample_key(other, IMAGE, 3) == sample_key(SETTINGS, IMAGE, 3)
+
+
+def test_all_that_decides_a_value_is_in_its_key() -> None:
+    replace = msgspec.structs.replace
+    keys = [
+        sample_key(SETTINGS, IMAGE, 0),
+        sample_key(SETTINGS, IMAGE, 1),
+        sample_key(SETTINGS, replace(IMAGE, prompt="a cat "), 0),
+        sample_key(SETTINGS, replace(IMAGE, seed=1), 0),
+        sample_key(replace(SETTINGS, model_hash="beef"), IMAGE, 0),
+        sample_key(replace(SETTINGS, conditions=SETTINGS.conditions | {"guidance": 7.5}), IMAGE, 0),
+        sample_key(replace(SETTINGS, conditions=SETTINGS.conditions | {"shift": 3}), IMAGE, 0),
+        picture_key(SETTINGS, IMAGE),
+        conditioning_key(SETTINGS, IMAGE.prompt),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_labels_and_storage_are_not_in_a_key() -> None:
+    replace = msgspec.structs.replace
+    assert sample_key(SETTINGS, replace(IMAGE, number=9), 0) == sample_key(SETTINGS, IMAGE, 0)
+    narrow = replace(SETTINGS, dtype="BF16")
+    assert sample_key(narrow, IMAGE, 0) == sample_key(SETTINGS, IMAGE, 0)
+    assert narrow.hash != SETTINGS.hash  # but such sets are not mixed
+
+
+def test_canonical_json_is_written_out() -> None:
+    value = {"b": [1.0, -0.0, 0.1, 1e300], "a": {"é": None, "t": True}}
+    assert canonical(value) == '{"a":{"t":true,"é":null},"b":[1,0,0.1,1e+300]}'.encode()
+
+
+@dataclass
+class _Strange:
+    value: int = 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"x": float("inf")}, "\ud800", {1: 2}, _Strange()])
+def test_what_has_no_one_spelling_is_refused(value: Any) -> None:
+    with pytest.raises(CalibrationError, match="cannot be written as JSON"):
+        canonical(value)
+
+
+def test_differences_name_what_differs() -> None:
+    other = Settings("f00d", {"sampler": "heun", "guidance": 7, "eta": 1}, "BF16")
+    assert differences(SETTINGS, other) == [
+        "dtype: 'F32', 'BF16'",
+        "eta: None, 1",
+        "sampler: 'euler', 'heun'",
+        "sigmas: [1.0, 0.5], None",
+    ]

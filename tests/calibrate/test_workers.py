@@ -1,0 +1,84 @@
+"""Many workers, one writer: nothing twice, nothing lost, whoever dies."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calibrating import SETTINGS, check_finished, draw, items, latent, plan
+from lydite.calibrate.recovery import INCOMING, SHARDS
+from lydite.calibrate.workers import Worker
+from lydite.calibrate.writer import Writer
+from lydite.core.errors import CalibrationError
+
+WORK = """
+import sys
+from calibrating import items
+from lydite.calibrate.workers import Worker
+
+folder, number = sys.argv[1], int(sys.argv[2])
+worker = Worker(folder)
+for image in (2 * number, 2 * number + 1, (2 * number + 2) % 16):  # the last is the next one's too
+    worker.hand_over(items(worker.make, image))
+    print(image, flush=True)
+"""
+
+
+def test_eight_workers_hand_over_to_one_writer(tmp_path: Path) -> None:
+    whole = draw(tmp_path / "whole", 16)
+    folder = tmp_path / "set"
+    with Writer.start(folder, SETTINGS, plan(16)) as writer:
+        path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+        workers = [
+            subprocess.Popen([sys.executable, "-c", WORK, str(folder), str(number)], env=path)
+            for number in range(8)
+        ]
+        added = 0
+        while any(worker.poll() is None for worker in workers):
+            added += writer.collect().added
+        added += writer.collect().added
+        assert [worker.returncode for worker in workers] == [0] * 8
+        assert added == 16 * 4 and writer.content_hash == whole
+        assert len(list((folder / SHARDS).iterdir())) == 16
+    assert list((folder / INCOMING).iterdir()) == []
+    check_finished(folder, 16, whole)
+
+
+def test_what_a_worker_handed_over_survives_the_writer(tmp_path: Path) -> None:
+    draw(tmp_path, 1)
+    with Writer.start(tmp_path, SETTINGS, plan(2)):
+        pass
+    worker = Worker(tmp_path)  # nobody writes now
+    worker.hand_over(items(worker.make, 1))
+    (tmp_path / INCOMING / ".0123.part").write_bytes(b"a worker was killed in it")
+    with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
+        assert writer.recovered.added == 4 and not writer.missing()
+    assert list((tmp_path / INCOMING).iterdir()) == []
+
+
+def test_a_shard_that_is_half_known_brings_the_other_half(tmp_path: Path) -> None:
+    whole = draw(tmp_path / "whole", 1)
+    with Writer.start(tmp_path / "set", SETTINGS, plan(1)) as writer:
+        made = items(writer.make, 0)
+        writer.commit(made[:2])
+        worker = Worker(tmp_path / "set")
+        worker.hand_over(made[1:])
+        assert writer.collect().added == 2 and writer.content_hash == whole
+
+
+def test_a_second_content_or_another_run_is_set_aside_and_the_writer_goes_on(
+    tmp_path: Path,
+) -> None:
+    with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
+        writer.commit(items(writer.make, 0))
+        before = writer.content_hash
+        worker = Worker(tmp_path)
+        worker.hand_over([worker.make.sample(0, 0, {"x": latent(5, 5)})])
+        (tmp_path / INCOMING / f"{'a' * 64}.safetensors").write_bytes(b"torn")
+        taken = writer.collect()
+        assert (taken.added, len(taken.set_aside)) == (0, 2)
+        assert writer.content_hash == before
+        writer.commit(items(writer.make, 1))
+    with pytest.raises(CalibrationError, match="nothing to hand over"):
+        worker.hand_over([])

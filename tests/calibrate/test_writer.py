@@ -1,0 +1,228 @@
+"""Making, resuming and reading a set: committed means there, once, whatever comes between."""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrating import (
+    SETTINGS,
+    FaultyDisk,
+    check_finished,
+    check_kept,
+    draw,
+    faulty,
+    items,
+    latent,
+    plan,
+)
+from lydite.calibrate.recovery import SHARDS
+from lydite.calibrate.setfile import Plan, plan_of
+from lydite.calibrate.shards import write_shard
+from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.verify import verify
+from lydite.calibrate.writer import Committed, Writer
+from lydite.core.errors import CalibrationError, FileError
+
+
+def test_a_run_goes_on_where_it_was_and_does_nothing_twice(tmp_path: Path) -> None:
+    whole = draw(tmp_path / "whole", 4)
+    drawn: list[int] = []
+    draw(tmp_path / "set", 2, drawn.append)
+    assert draw(tmp_path / "set", 4, drawn.append) == whole
+    assert drawn == [0, 1, 2, 3]
+    assert draw(tmp_path / "set", 4, drawn.append) == whole and len(drawn) == 4
+    with Writer.start(tmp_path / "set", SETTINGS, plan(4)) as writer:
+        assert writer.commit(items(writer.make, 2)) == Committed(0, 0)
+
+
+def test_the_content_hash_depends_on_content_alone(tmp_path: Path) -> None:
+    whole = draw(tmp_path / "whole", 2)
+    with Writer.start(tmp_path / "other", SETTINGS, plan(2)) as writer:
+        everything = items(writer.make, 1) + items(writer.make, 0)
+        hashes = [writer.content_hash]
+        for item in everything[::2] + everything[1::2]:  # a shard for each, in another order
+            writer.commit([item])
+            hashes.append(writer.content_hash)
+    assert hashes[-1] == whole and len(set(hashes)) == len(hashes)
+    with Writer.start(tmp_path / "changed", SETTINGS, plan(1)) as writer:
+        sample = writer.make.sample(0, 0, {"x": latent(0, 0)}, sigma=1, timestep=0)
+        writer.commit([sample])
+        one = writer.content_hash
+    with Writer.start(tmp_path / "again", SETTINGS, plan(1)) as writer:
+        writer.commit([writer.make.sample(0, 0, {"x": latent(0, 0)}, sigma=0.5, timestep=0)])
+        assert writer.content_hash != one  # sigma is content
+
+
+def test_other_settings_are_refused_with_their_names(tmp_path: Path) -> None:
+    draw(tmp_path, 1)
+    other = msgspec.structs.replace(
+        SETTINGS, conditions=SETTINGS.conditions | {"shift": 1.5}, dtype="F32"
+    )
+    with pytest.raises(CalibrationError, match=r"dtype: 'BF16', 'F32'; shift: 3.0, 1.5; the set's"):
+        Writer.start(tmp_path, other, plan(1))
+    with pytest.raises(CalibrationError, match="image 0 is 'a drawing of 0 cats' with seed 0"):
+        Writer.start(tmp_path, SETTINGS, plan_of([("a dog", 0)], [0]))
+    draw(tmp_path, 1)  # and neither left a claim behind
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(FileError, match=r"not empty, and no calibration set \(it holds 'thesis"):
+        draw(tmp_path, 1)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+    with pytest.raises(FileError, match="not a folder"):
+        draw(tmp_path / "thesis.tex", 1)
+    with pytest.raises(CalibrationError, match="no calibration set"):
+        CalibrationSet.open(tmp_path)
+
+
+def test_a_plan_is_checked_and_any_seed_is_one(tmp_path: Path) -> None:
+    for wrong in (plan_of([("a", 0)], [-1]), Plan(plan(1).images * 2, (0,))):
+        with pytest.raises(CalibrationError, match="images of different numbers"):
+            Writer.start(tmp_path / "wrong", SETTINGS, wrong)
+    seeds = [0, -1, 2**64 - 1, 2**80]
+    asked = plan_of([("\u00fc \U0001f408 \"'\n", seed) for seed in seeds], [0], pictures=False)
+    with Writer.start(tmp_path / "set", SETTINGS, asked) as writer:
+        writer.commit(writer.make.sample(n, 0, {"x": latent(n, 0)}) for n in range(len(seeds)))
+    assert verify(tmp_path / "set").complete
+    with CalibrationSet.open(tmp_path / "set") as opened:
+        assert [row.entry.seed for row in opened.rows()] == seeds
+
+
+def test_one_key_has_one_content(tmp_path: Path) -> None:
+    with Writer.start(tmp_path, SETTINGS, plan(1)) as writer:
+        first = writer.make.sample(0, 0, {"x": latent(0, 0)})
+        other = writer.make.sample(0, 0, {"x": latent(0, 1)})
+        with pytest.raises(CalibrationError, match=r"image 0 step 0 .* differs"):
+            writer.commit([first, other])
+        assert writer.index.counts() == {}
+        assert writer.commit([first, first]).items == 1
+        with pytest.raises(CalibrationError, match=r"image 0 step 0 .* differs"):
+            writer.commit([other])
+
+
+def test_conditioning_is_kept_once_per_prompt(tmp_path: Path) -> None:
+    asked = plan_of([("a cat", 0), ("a cat", 1), ("a dog", 2)], [0], conditioning=True)
+    text = np.ones((77, 64), np.float32)
+    with Writer.start(tmp_path, SETTINGS, asked) as writer:
+        assert len([1 for steps in writer.missing().values() for s in steps if s is None]) == 5
+        for image in asked.images:
+            sample = writer.make.sample(image.number, 0, {"x": latent(image.number, 0)})
+            writer.commit([sample, writer.make.conditioning(image.prompt, {"text": text})])
+        assert writer.index.counts() == {"conditioning": 2, "sample": 3}
+
+
+def test_readers_see_what_is_committed_while_a_run_writes(tmp_path: Path) -> None:
+    with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
+        with CalibrationSet.open(tmp_path) as reader:
+            writer.commit(items(writer.make, 0))
+            assert reader.index.counts() == {"picture": 1, "sample": 3}
+            rows = list(reader.rows())
+            values = reader.read(rows[1])["x"]
+        writer.commit(items(writer.make, 1))
+    assert [(row.image, row.step) for row in rows] == [(0, 0), (0, 4), (0, 8)]
+    np.testing.assert_array_equal(values, latent(0, 4).astype(values.dtype))
+
+
+def test_a_reader_leaves_nothing_behind(tmp_path: Path) -> None:
+    draw(tmp_path, 1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with CalibrationSet.open(tmp_path) as reader:
+        assert len(list(reader.rows())) == 3
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_folder_that_may_not_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw(tmp_path, 1)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # chmod does not stop root
+    stamp = tmp_path.stat().st_mtime_ns
+    with CalibrationSet.open(tmp_path) as reader:
+        assert len(list(reader.rows())) == 3
+        assert sorted(os.listdir(tmp_path)) == sorted(
+            ["claim", "incoming", "index.seal", "index.sqlite", "set.json", "shards"]
+        )
+    assert tmp_path.stat().st_mtime_ns == stamp  # no journal came and went
+
+
+def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
+    with Writer.start(tmp_path, SETTINGS, plan(1)) as writer:
+        made = items(writer.make, 0)
+    with pytest.raises(CalibrationError, match="this writer is closed"):
+        writer.commit(made)
+    writer.close()
+
+
+def test_a_shard_without_its_row_is_taken_in_and_one_of_another_run_is_refused(
+    tmp_path: Path,
+) -> None:
+    whole = draw(tmp_path / "whole", 2)
+    draw(tmp_path / "set", 1)
+    with Writer.start(tmp_path / "set", SETTINGS, plan(2)) as writer:
+        write_shard(tmp_path / "set" / SHARDS, SETTINGS, items(writer.make, 1))
+    with Writer.start(tmp_path / "set", SETTINGS, plan(2)) as writer:
+        assert writer.recovered.added == 4 and writer.content_hash == whole
+    other = msgspec.structs.replace(SETTINGS, model_hash="beef")
+    with Writer.start(tmp_path / "other", other, plan(1)) as writer:
+        writer.commit(items(writer.make, 0))
+    (strange,) = (tmp_path / "other" / SHARDS).iterdir()
+    shutil.copy(strange, tmp_path / "set" / SHARDS)
+    with pytest.raises(CalibrationError, match=r"made with other settings .*model_hash: 'beef'"):
+        draw(tmp_path / "set", 2)
+
+
+def test_an_interrupt_at_any_call_leaves_a_set_that_goes_on(memory: Path) -> None:
+    whole = draw(memory / "whole", 2)
+    with faulty(FaultyDisk()) as counted:
+        draw(memory / "counted", 2)
+    for k in range(1, counted.calls + 1):
+        folder, acknowledged = memory / str(k), set[int]()
+        with faulty(FaultyDisk(k, "interrupt")), pytest.raises(KeyboardInterrupt):
+            draw(folder, 2, acknowledged.add)
+        check_kept(folder, 2, acknowledged)
+        check_finished(folder, 2, whole)
+        shutil.rmtree(folder)
+
+
+def test_a_query_that_was_broken_off_does_not_hide_the_interrupt(tmp_path: Path) -> None:
+    whole = draw(tmp_path / "whole", 2)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Writer.start(tmp_path / "set", SETTINGS, plan(2)) as writer,
+    ):
+        writer.commit(items(writer.make, 0))
+        rows = writer.rows()
+        next(rows)
+        raise KeyboardInterrupt
+    check_kept(tmp_path / "set", 2, {0})
+    check_finished(tmp_path / "set", 2, whole)
+
+
+def test_after_a_failure_the_writer_is_closed_and_the_set_is_free(tmp_path: Path) -> None:
+    writer = Writer.start(tmp_path, SETTINGS, plan(2), resume="lydite calibrate run --images 2")
+    with (
+        faulty(FaultyDisk(1, "EIO")),
+        pytest.raises(FileError, match=r"committed is safe.* go on with: lydite .* --images 2$"),
+    ):
+        writer.commit(items(writer.make, 0))
+    with pytest.raises(CalibrationError, match="this writer is closed"):
+        writer.commit(items(writer.make, 0))
+    draw(tmp_path, 2)
+
+
+def test_room_is_asked_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Writer.start(tmp_path, SETTINGS, plan(3)) as writer:
+        writer.require_room()
+        committed = writer.commit(items(writer.make, 0))
+        room = "lydite.calibrate.disk.free_bytes"
+        needed = 8 * (committed.bytes // 4) + 16 * 2**20
+        monkeypatch.setattr(room, lambda _: needed)
+        writer.require_room()
+        monkeypatch.setattr(room, lambda _: needed - 1)
+        with pytest.raises(FileError, match="still to be written"):
+            writer.require_room()
