@@ -118,7 +118,7 @@ def ours(
 ) -> list[Any]:
     """The same of a sampler of ours."""
     begin = drawn(-1, precision) * size(law, sigmas[0])
-    sample = SAMPLERS[sampler].sample if isinstance(sampler, str) else sampler
+    sample = SAMPLERS[sampler].run if isinstance(sampler, str) else sampler
     denoise = options.pop("denoise", FunctionDenoiser(denoised, law))
     steps = sample(denoise, begin, sigmas, **options)
     return [step.x / size(law, step.sigma_next) for step in steps]

@@ -23,11 +23,27 @@ HEAD = f"""# Samplers and schedules
 Written by `tools/write_sampler_docs.py` from what the code says of itself; `lydite sampler list`
 prints the same. *Proofs* names what a sampler is held to in the tests: a program that is run
 (diffusers 0.42.1), the recorded numbers of one (k-diffusion 0.1.1, ComfyUI, A1111), an identity,
-the measured order of convergence, or the stationary spread.
+the measured order of convergence, or the stationary spread. *Noise* says what a sampler adds: the
+next normals of the seed's stream, those of a Brownian path, which do not depend on the number of
+steps, or a stream's only where `--eta` is above 0.
 
 ![One prompt, one seed, ten samplers in {STEPS} steps](samplers.png)
 
 “{PROMPT}”, seed {SEED}, {STEPS} steps on the embedded model.
+
+## Numbers of `lydite generate`
+
+- `--guidance 5` is the weight of the prompt. 1 or less turns guidance off, but for the CFG++
+  samplers, whose weight lies between 0 and 1.
+- `--guidance 5,5,3,1` is one weight for each step that runs.
+- `--guidance-interval 0.2:0.8` guides a part of the steps: of n, counted from 0, those from 0.2·n
+  up to 0.8·n. In the others the network is asked with the prompt alone, once instead of twice.
+- `--guidance-rescale 0.7` goes 0.7 of the way back to the spread of the prediction with the prompt
+  alone, on the network's output: Lin et al. (2023), arXiv 2305.08891.
+- `--eta 0.5` is the share of fresh noise in each step. Samplers without an eta refuse it.
+- `--option s_noise=0.9` is another number of the sampler: s_noise, gamma, curvature, r, rtol, atol.
+
+The PNG remembers all of them, and `--from` restores them.
 """
 
 
@@ -42,7 +58,8 @@ def main() -> None:
 def page() -> str:
     samplers = [
         (f"`{each.name}`", each.about, f"{each.order:g}" if each.order else "–", str(each.calls),
-         each.noise, ", ".join(each.laws), "; ".join(each.proofs), each.source)
+         "with eta" if each.noise_with_eta else each.noise, ", ".join(each.laws),
+         "; ".join(each.proofs), each.source)
         for each in SAMPLERS.values()
     ]  # fmt: skip
     schedules = [

@@ -108,7 +108,7 @@ def test_with_a_prompt_it_is_another_sampler(case: str, law: str):
 
 @pytest.mark.parametrize("name", ("euler_cfg_pp", "ddim_cfg_pp"))
 def test_it_is_the_papers_ddim_in_vp_coordinates(name: str):
-    # Algorithm 2: the guided image at √ᾱ', and √(1 − ᾱ') of the unconditional noise.
+    # The guided image at √ᾱ', and √(1 − ᾱ') of the unconditional noise.
     model = Guided(VE, 0.6)
     x = np.linspace(-2, 2, 6) * 9.0
     z = x / math.hypot(1, 9.0)
@@ -122,12 +122,13 @@ def test_it_is_the_papers_ddim_in_vp_coordinates(name: str):
         np.testing.assert_allclose(step.denoised, guided, rtol=0, atol=1e-12)
 
 
-def test_ddims_eta_is_that_of_euler_ancestral_cfg_pp():
+@pytest.mark.parametrize("name", ("euler_ancestral_cfg_pp", "ddim_cfg_pp"))
+def test_eta_is_that_of_ddim(name: str):
     # Song et al. (2021), equation 16, for the noise; the rest of the step as above.
     model, eta, fresh, other = Guided(VE, 0.6), 0.7, draws(), draws()
     x = np.linspace(-2, 2, 6) * 9.0
     z = x / math.hypot(1, 9.0)
-    run = SAMPLERS["euler_ancestral_cfg_pp"].run(model, x, SIGMAS["ve"][:-1], noise=fresh, eta=eta)
+    run = SAMPLERS[name].run(model, x, SIGMAS["ve"][:-1], noise=fresh, eta=eta)
     for step in run:
         kept, kept_next = (1 / (1 + level**2) for level in (step.sigma, step.sigma_next))
         guided, uncond = model.pair(z / math.sqrt(kept), step.sigma)

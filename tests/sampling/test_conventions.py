@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.brownian import BrownianNoise
 from lydite.sampling.conventions import (
     CONVENTIONS,
     Convention,
     discard_penultimate,
+    draws_a_path,
     find_convention,
     last_step_is_first_order,
-    noise_of,
     planned,
     schedule_name,
     started_below_one,
@@ -29,7 +28,6 @@ from lydite.sampling.schedules import (
     make_schedule,
     sd3_diffusers,
 )
-from lydite.sampling.streams import NoiseStreams
 
 FLOW = FlowSigmas(3.0)
 EULER: dict[str, Any] = {
@@ -217,25 +215,6 @@ def test_a_model_without_a_table_keeps_its_own_timesteps():
     assert schedule.timesteps[3] == model.timestep_of(float(schedule.sigmas[3]))
 
 
-@pytest.mark.parametrize("name", CONVENTIONS)
-def test_what_a_sampler_draws(name: str):
-    def sources(kind: Any) -> Any:
-        return noise_of(CONVENTIONS[name], kind, [3, 4], (2, 5), lambda normals: normals)
-
-    streams, drawn = sources("stream")
-    assert drawn is streams
-    wanted = NoiseStreams([3, 4], (2, 5), lambda normals: normals, CONVENTIONS[name].stream)
-    np.testing.assert_array_equal(streams.first(), wanted.first())
-    np.testing.assert_array_equal(drawn(2.0, 1.0), wanted(2.0, 1.0))
-    streams, drawn = sources("path")
-    if name == "diffusers":
-        assert drawn is streams
-    else:
-        path = BrownianNoise([3, 4], (2, 5), lambda normals: normals)
-        np.testing.assert_array_equal(drawn(2.0, 1.0), path(2.0, 1.0))
-        np.testing.assert_array_equal(streams.first(), sources("none")[0].first())
-
-
 def test_streams_and_sde_noise_of_the_presets():
     streams = {name: each.stream for name, each in CONVENTIONS.items()}
     assert {name: (rule.batch, rule.delta) for name, rule in streams.items()} == {
@@ -245,6 +224,6 @@ def test_streams_and_sde_noise_of_the_presets():
         "a1111": ("image", None),
         "diffusers": ("image", None),
     }
-    assert [name for name, each in CONVENTIONS.items() if each.sde_noise == "stream"] == [
-        "diffusers"
-    ]
+    for name, each in CONVENTIONS.items():
+        paths = [kind for kind in ("none", "stream", "path") if draws_a_path(each, kind)]
+        assert paths == ([] if name == "diffusers" else ["path"])

@@ -17,6 +17,7 @@ from lydite.sampling.guidance import (
     cfg,
     cfg_rescale,
     constant,
+    over_steps,
 )
 from lydite.sampling.law import FLOW, VE
 from lydite.sampling.prediction import V
@@ -97,6 +98,42 @@ def test_tables_and_intervals_that_make_no_sense_are_refused():
         PerStep([1.0, 2.0], [3.0, 2.0, 1.0, 0.0])
     with pytest.raises(InputError, match=r"guidance interval is 2\.0 to 1\.0"):
         Interval(7.0, 2.0, 1.0)
+
+
+def strengths(steps: int, scale: float, **options: Any) -> list[float]:
+    sigmas = np.linspace(1, 0, steps + 1).tolist()
+    strength = over_steps(sigmas, scale, **options)
+    return [strength(sigma) for sigma in sigmas[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"),
+    (
+        ((0.0, 1.0), [5.0] * 5),
+        ((0.0, 0.5), [5.0, 5.0, 5.0, 1.0, 1.0]),
+        ((0.5, 1.0), [1.0, 1.0, 1.0, 5.0, 5.0]),
+        ((0.2, 0.8), [1.0, 5.0, 5.0, 5.0, 1.0]),
+        ((0.0, 0.01), [5.0, 1.0, 1.0, 1.0, 1.0]),
+    ),
+)
+def test_a_share_of_the_steps_is_guided(share: tuple[float, float], wanted: list[float]):
+    assert strengths(5, 5.0, share=share) == wanted
+
+
+def test_one_scale_for_each_step_within_a_share_of_them():
+    assert strengths(4, 1.0, scales=(9.0, 7.0, 5.0, 3.0)) == [9.0, 7.0, 5.0, 3.0]
+    within = strengths(4, 1.0, scales=(9.0, 7.0, 5.0, 3.0), share=(0.25, 0.75))
+    assert within == [1.0, 7.0, 5.0, 1.0]
+
+
+def test_shares_and_tables_that_fit_no_schedule_are_refused():
+    with pytest.raises(InputError, match="guidance table has 3 scales for 4 steps; give one"):
+        strengths(4, 1.0, scales=(9.0, 7.0, 5.0))
+    with pytest.raises(InputError, match=r"none of the 4 steps; a step is 0\.25 of"):
+        strengths(4, 5.0, share=(0.3, 0.45))
+    for share in ((0.5, 0.5), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)):
+        with pytest.raises(InputError, match="expected two rising shares of the steps"):
+            strengths(4, 5.0, share=share)
 
 
 @dataclass

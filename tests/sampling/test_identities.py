@@ -196,8 +196,10 @@ def test_a_share_of_the_noise_to_image_ratio():
 
 def test_dpm_solvers_ask_for_noise_where_eta_does():
     for name in ("dpm_fast", "dpm_adaptive"):
+        with pytest.raises(InputError, match="pass a source of it"):
+            SAMPLERS[name].run(Mixture(), DRAWN[0], [2.0, 0.1, 0.0], eta=1.0)
         with pytest.raises(InputError, match="pass a source of noise"):
-            list(SAMPLERS[name].run(Mixture(), DRAWN[0], [2.0, 0.1, 0.0], eta=1.0))
+            list(SAMPLERS[name].sample(Mixture(), DRAWN[0], [2.0, 0.1, 0.0], eta=1.0))
 
 
 def test_dpm_adaptive_says_so_where_it_cannot_go_on():

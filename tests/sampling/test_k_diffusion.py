@@ -40,9 +40,6 @@ def schedule(spacing: str, steps: int) -> list[float]:
 def run(name: str, kind: str, sigmas: list[float], dtype: Any, **options: Any) -> list[Step[Any]]:
     handed = iter(THEIRS["noise"].astype(dtype))
     start = THEIRS["start"].astype(dtype)
-    if name in ("dpm_fast", "dpm_adaptive"):  # noise is optional there
-        options["noise"] = lambda *_: next(handed)
-        return list(SAMPLERS[name].sample(DENOISERS[kind], start, sigmas, **options))
     return list(
         SAMPLERS[name].run(DENOISERS[kind], start, sigmas, noise=lambda *_: next(handed), **options)
     )
@@ -142,7 +139,7 @@ def test_dpm_adaptive_takes_the_steps_of_k_diffusion(label: str):
 
     handed = iter(THEIRS["noise"].astype(np.float64))
     steps = list(
-        SAMPLERS["dpm_adaptive"].sample(
+        SAMPLERS["dpm_adaptive"].run(
             FunctionDenoiser(counted),
             THEIRS["start"].astype(np.float64),
             schedule("karras", FACTS["path_steps"]),

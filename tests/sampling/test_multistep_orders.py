@@ -13,7 +13,9 @@ from lydite.sampling.law import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.deis import VP_ENDS, vp_time
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
+from lydite.sampling.samplers.lms import weights as adams_weights
 from lydite.sampling.samplers.multistep import weights
+from lydite.sampling.samplers.pndm import _newton_weights
 
 LAWS = {"ve": VE, "flow": FLOW}
 ENDS = {"ve": (3.0, 0.2), "flow": (0.9, 0.1)}
@@ -101,3 +103,16 @@ def test_weights_are_the_integrals_of_lagrange_polynomials(h: float, rate: float
         expected = h / 2 * (shares @ (np.exp(rate * v) * values))
         assert weight == pytest.approx(expected, rel=1e-9, abs=1e-12 * h)
     assert weights(nodes, 0.0, rate) == [0.0] * 4
+
+
+def test_the_weights_of_ipndm_v_are_not_adams_and_bashforths():
+    """diff-sampler's: right in order 2, on even steps in order 3, and nowhere in order 4."""
+    even, uneven = [3.0, 4.0, 5.0, 6.0], [3.0, 3.5, 5.0, 5.2]
+    exact = [-55 / 24, 59 / 24, -37 / 24, 9 / 24]
+    assert adams_weights(even, 2.0) == pytest.approx(exact, rel=1e-12)
+    assert _newton_weights(even, 2.0) == pytest.approx([-57 / 24, 65 / 24, -43 / 24, 11 / 24])
+    for nodes, agree in ((even, (1, 2, 3)), (uneven, (1, 2))):
+        for order in (1, 2, 3, 4):
+            ours, due = _newton_weights(nodes[:order], 2.0), adams_weights(nodes[:order], 2.0)
+            assert (ours == pytest.approx(due, rel=1e-12)) == (order in agree)
+    assert sum(_newton_weights(uneven, 2.0)) != pytest.approx(-1.0, rel=1e-3)  # the step's width

@@ -23,7 +23,8 @@ from lydite.sampling.prediction import (
     flow_denoised,
     flow_noised,
 )
-from lydite.sampling.schedules import STABLE_DIFFUSION, make_schedule, sd3_diffusers, tail
+from lydite.sampling.schedules import STABLE_DIFFUSION, from_step, make_schedule, sd3_diffusers
+from lydite.sampling.strength import strength_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")
@@ -215,8 +216,8 @@ def test_noising_is_the_img2img_start_of_diffusers(strength: float):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(28)
-    schedule = tail(sd3_diffusers(28, 3.0), strength)
-    begin = 28 - len(schedule.timesteps)
+    begin = 28 - strength_steps("diffusers_sd3", 28, strength)[1]
+    schedule = from_step(sd3_diffusers(28, 3.0), begin)
     scheduler.set_begin_index(begin)
     image, noise = torch.from_numpy(IMAGE), torch.from_numpy(NOISE)
     theirs = scheduler.scale_noise(image, scheduler.timesteps[begin : begin + 1], noise)

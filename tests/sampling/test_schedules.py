@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lydite.core.errors import ConfigError, InputError
+from lydite.sampling.conventions import CONVENTIONS, planned
 from lydite.sampling.schedules import (
     FLOW_MATCH_FIXED,
     FLOW_MATCH_IGNORED,
-    FLOW_SCHEDULES,
     FlowMatchConfig,
+    FlowSigmas,
     Schedule,
-    flow_schedule,
     flow_shift,
+    from_step,
     read_flow_config,
     sd3_diffusers,
-    tail,
 )
 
 STEPS = (1, 2, 3, 4, 7, 20, 28, 50, 1000)
@@ -109,16 +109,16 @@ def test_the_two_forms_agree_at_shift_one(steps: int):
 
 @settings(deadline=None)
 @given(
-    name=st.sampled_from(sorted(FLOW_SCHEDULES)),
+    make=st.sampled_from((flow_shift, sd3_diffusers)),
     steps=st.integers(1, 1200),
     shift=st.floats(0.01, 100.0),
     train=st.integers(2, 4000),
 )
 def test_every_schedule_falls_from_exactly_one_to_exactly_zero(
-    name: str, steps: int, shift: float, train: int
+    make: Any, steps: int, shift: float, train: int
 ):
-    schedule = flow_schedule(FlowMatchConfig(train, shift), steps, name)
-    assert schedule.name == name
+    schedule = make(steps, shift, train)
+    assert schedule.name == make.__name__
     assert schedule.sigmas.dtype == schedule.timesteps.dtype == np.float64
     assert schedule.sigmas.shape == (steps + 1,)
     assert schedule.timesteps.shape == (steps,)
@@ -129,7 +129,7 @@ def test_every_schedule_falls_from_exactly_one_to_exactly_zero(
 
 
 def test_a_schedule_cannot_be_written_into():
-    schedule = tail(flow_shift(4, 3.0), 0.5)
+    schedule = from_step(flow_shift(4, 3.0), 2)
     for values in (schedule.sigmas, schedule.timesteps):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 0.5
@@ -158,16 +158,10 @@ def test_bad_input_is_refused_in_one_line(schedule: Any, arguments: Any, message
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_schedule_name_lists_the_known_ones():
-    with pytest.raises(InputError, match="'karras'; expected one of sd3_diffusers, flow_shift"):
-        flow_schedule(FlowMatchConfig(1000, 3.0), 28, "karras")
-
-
 @pytest.mark.parametrize("raw", (SD3, SD35), ids=("sd3", "sd35"))
 def test_configs_in_the_wild_are_read(raw: dict[str, Any]):
     config = read_flow_config(raw, where="scheduler_config.json")
     assert config == FlowMatchConfig(num_train_timesteps=1000, shift=3.0)
-    np.testing.assert_array_equal(flow_schedule(config, 28).sigmas, sd3_diffusers(28, 3.0).sigmas)
 
 
 @pytest.mark.parametrize("key", sorted(FLOW_MATCH_FIXED))
@@ -206,9 +200,20 @@ def test_an_ignored_key_changes_nothing_in_diffusers(key: str):
     assert plain.timesteps.tolist() == other.timesteps.tolist()
 
 
+def img2img(steps: int, strength: float) -> Schedule:
+    return planned(
+        CONVENTIONS["lydite"],
+        sampler="euler",
+        schedule="sd3_diffusers",
+        steps=steps,
+        model=FlowSigmas(3.0),
+        strength=strength,
+    )
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("steps", STEPS)
-def test_tail_is_the_img2img_start_of_diffusers(steps: int):
+def test_img2img_starts_where_diffusers_starts(steps: int):
     diffusers = pytest.importorskip("diffusers")
     scheduler = reference(steps, shift=3.0)
     pipeline = SimpleNamespace(scheduler=scheduler)
@@ -216,36 +221,15 @@ def test_tail_is_the_img2img_start_of_diffusers(steps: int):
         timesteps, count = diffusers.StableDiffusion3Img2ImgPipeline.get_timesteps(
             pipeline, steps, strength, None
         )
-        ours = tail(sd3_diffusers(steps, 3.0), strength)
+        ours = img2img(steps, strength)
         assert len(ours.timesteps) == count
         sigmas = scheduler.sigmas[scheduler.begin_index :]
         np.testing.assert_allclose(ours.sigmas, sigmas.numpy(), rtol=5e-7, atol=0)
         np.testing.assert_allclose(ours.timesteps, timesteps.numpy(), rtol=5e-7, atol=0)
 
 
-def test_tail_keeps_the_end_and_the_name():
-    schedule = flow_shift(28, 3.0)
-    kept = tail(schedule, 0.6)
-    assert isinstance(kept, Schedule)
-    assert kept.name == "flow_shift"
+def test_img2img_keeps_the_end_and_the_name():
+    schedule, kept = sd3_diffusers(28, 3.0), img2img(28, 0.6)
+    assert kept.name == "sd3_diffusers"
     np.testing.assert_array_equal(kept.sigmas, schedule.sigmas[11:])
     np.testing.assert_array_equal(kept.timesteps, schedule.timesteps[11:])
-
-
-def test_full_strength_keeps_every_step():
-    assert len(tail(flow_shift(28, 3.0), 1.0).timesteps) == 28
-
-
-@pytest.mark.parametrize("strength", (0, 0.0, -0.1, 1.0001, 2, float("nan"), float("inf")))
-def test_strength_outside_its_range_is_refused(strength: float):
-    with pytest.raises(InputError, match=f"^strength is {strength}; expected"):
-        tail(flow_shift(28, 3.0), strength)
-
-
-@pytest.mark.parametrize("steps", STEPS)
-def test_a_strength_that_leaves_no_step_names_one_that_does(steps: int):
-    schedule = flow_shift(steps, 3.0)
-    with pytest.raises(InputError, match=f"leaves none of the {steps} steps") as error:
-        tail(schedule, 1e-18)
-    suggested = float(str(error.value).split("; ")[1].split()[0])
-    assert len(tail(schedule, suggested).timesteps) == 1

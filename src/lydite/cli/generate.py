@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lydite import embedded
+from lydite.cli.guidance import guidance_options, idle_options, sampler_numbers
 from lydite.cli.paths import picture_path, save_new
 from lydite.cli.settings import DTYPES, NOISES, Plan, Settings, make_plan, replay
 from lydite.core.errors import shown
@@ -41,11 +42,7 @@ if TYPE_CHECKING:
     help="One or several; a random one by default.",
 )
 @click.option("--steps", type=int, help="Denoising steps: 28, or 16 with the embedded model.")
-@click.option(
-    "--guidance",
-    type=float,
-    help="Weight of the prompt: 7, or 3 with the embedded model; 1 or less turns it off.",
-)
+@guidance_options
 @click.option(
     "--size",
     metavar="WxH",
@@ -71,6 +68,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="`lydite sampler list` has them all: heun, dpmpp_2m, dpmpp_2m_sde, uni_pc, …",
 )
+@sampler_numbers
 @click.option(
     "--schedule",
     metavar="NAME",
@@ -142,6 +140,8 @@ def command(ctx: click.Context, **options: Any) -> None:
     lydite generate "a red fox" -m sd3.safetensors --components sd3-folder/ -s 1-4 --batch 2
     lydite generate "in oil" -m sd3-folder/ --image photo.png --strength 0.7
     lydite generate "a red fox" -m sd3-folder/ --sampler dpmpp_2m --schedule karras --steps 20
+    lydite generate "a red star" --guidance 5 --guidance-rescale 0.7 --guidance-interval 0.2:0.8
+    lydite generate "a red star" --steps 4 --guidance 5,5,3,1 --sampler ddim --eta 0.5
     lydite generate --from lydite_7.png                the same picture again, bit for bit
     lydite generate "a fox" -m sd3-folder/ --debug nan,timing
 
@@ -153,7 +153,9 @@ def command(ctx: click.Context, **options: Any) -> None:
     plan = make_plan(settings, record)
     pipeline = _open(plan)
     request = pipeline.complete(plan.request)
-    pipeline.schedule(request)
+    pipeline.strength(request)
+    for note in idle_options(request, typed):
+        click.echo(f"note: {note}", err=True)
     _note_truncation(pipeline, request, plan.model)
     pipeline.networks.prepare()  # slow: everything that can be refused has been
     _run(pipeline, request, plan, record)
@@ -256,6 +258,10 @@ def _record(
         seed=picture.seed,
         steps=request.steps,
         guidance=request.guidance,
+        guidance_steps=request.guidance_steps,
+        guidance_rescale=request.guidance_rescale,
+        guidance_interval=request.guidance_interval,
+        options=dict(request.options),
         width=request.width,
         height=request.height,
         sampler=request.sampler,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lydite import embedded
+from lydite.cli.guidance import read_interval, read_numbers, read_scales
 from lydite.cli.paths import check_template
 from lydite.core.errors import InputError
 
@@ -31,11 +32,15 @@ class Settings:
     negative: str
     seeds: tuple[str, ...]
     steps: int | None  # None: as the model is meant to be run
-    guidance: float | None
+    guidance: str | None
+    guidance_rescale: float
+    guidance_interval: str | None
     size: str | None
     batch: int
     dtype: str
     sampler: str
+    eta: float | None
+    options: tuple[str, ...]
     schedule: str
     convention: str
     noise: str
@@ -78,7 +83,9 @@ def replay(settings: Settings, typed: set[str]) -> "tuple[Settings, Record | Non
         "components": record.components,
         "seeds": (str(record.seed),),
         "steps": record.steps,
-        "guidance": record.guidance,
+        "guidance": ",".join(map(repr, record.guidance_steps or (record.guidance,))),
+        "guidance_rescale": record.guidance_rescale,
+        "guidance_interval": "{!r}:{!r}".format(*record.guidance_interval),
         "size": f"{record.width}x{record.height}",
         "dtype": record.dtype,
         "sampler": record.sampler,
@@ -90,6 +97,12 @@ def replay(settings: Settings, typed: set[str]) -> "tuple[Settings, Record | Non
     }
     if record.strength is not None:
         remembered["strength"] = record.strength
+    if "sampler" not in typed:
+        remembered["options"] = (
+            *(f"{name}={value!r}" for name, value in record.options.items()),
+            *settings.options,
+        )
+        typed = typed - {"options"}
     if "image" in typed:
         record = replace(record, image_hash=None)
     kept = {name: value for name, value in remembered.items() if name not in typed}
@@ -104,9 +117,10 @@ def make_plan(settings: Settings, record: "Record | None") -> Plan:
     if settings.prompt is None:
         raise InputError('no prompt. Say what to draw: lydite generate "a red star".')
     model = settings.model or embedded.NAME
-    steps, guidance, text_length = 28, 7.0, 256
+    steps, usual, text_length = 28, 7.0, 256
     if model == embedded.NAME:
-        steps, guidance, text_length = embedded.STEPS, embedded.GUIDANCE, embedded.TEXT_LENGTH
+        steps, usual, text_length = embedded.STEPS, embedded.GUIDANCE, embedded.TEXT_LENGTH
+    scales = read_scales(settings.guidance) if settings.guidance is not None else (usual,)
     seeds = read_seeds(settings.seeds, settings.batch)
     template = check_template(settings.out)
     if settings.overwrite and len(seeds) > 1 and not re.search(r"\{(seed|index)", template):
@@ -126,10 +140,14 @@ def make_plan(settings: Settings, record: "Record | None") -> Plan:
         prompt=settings.prompt,
         negative=settings.negative,
         steps=steps if settings.steps is None else settings.steps,
-        guidance=guidance if settings.guidance is None else settings.guidance,
+        guidance=max(scales),
+        guidance_steps=scales if len(scales) > 1 else (),
+        guidance_rescale=settings.guidance_rescale,
+        guidance_interval=read_interval(settings.guidance_interval),
         width=width,
         height=height,
         sampler=settings.sampler,
+        options=read_numbers(settings.options, settings.eta),
         schedule=settings.schedule,
         convention=settings.convention,
         text_length=text_length if settings.text_length is None else settings.text_length,

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -61,6 +61,10 @@ class Record:
     strength: float | None = None
     sampler: str = "euler"
     convention: str = "lydite"
+    guidance_steps: tuple[float, ...] = ()
+    guidance_rescale: float = 0.0
+    guidance_interval: tuple[float, float] = (0.0, 1.0)
+    options: dict[str, float] = field(default_factory=dict)
     version: str = __version__
     mlx: str = ""
 

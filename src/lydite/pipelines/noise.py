@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lydite.sampling.brownian import BrownianNoise
 from lydite.sampling.conventions import Convention, draws_a_path
-from lydite.sampling.samplers.sampler import Sampler
+from lydite.sampling.samplers.sampler import NoiseKind
 from lydite.sampling.steps import Noise
 from lydite.sampling.streams import STREAMS, NoiseStreams, StreamRule
 
@@ -65,12 +65,12 @@ NOISES: dict[str, Callable[[Sequence[int], Shape, StreamRule], RunNoise]] = {
 
 
 def sampler_noise(
-    sampler: Sampler, convention: Convention, seeds: Sequence[int], shape: Shape, run: RunNoise
+    kind: NoiseKind, convention: Convention, seeds: Sequence[int], shape: Shape, run: RunNoise
 ) -> Noise[mx.array] | None:
     """What a sampler adds: nothing, a Brownian path of each image, or what comes next of `run`."""
-    if sampler.noise == "none":
+    if kind == "none":
         return None
-    if draws_a_path(convention, sampler.noise):
+    if draws_a_path(convention, kind):
         return BrownianNoise(seeds, shape, _channels_last)
     return run
 

@@ -7,7 +7,6 @@ drawn channels first, as torch does, so that a seed means the same picture.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,37 +19,17 @@ from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines.images import Pixels, resize
 from lydite.pipelines.networks import Networks
 from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
+from lydite.pipelines.request import Request, check_request
 from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_files import SD3Files, open_files
 from lydite.pipelines.sd3_text import Conditioning, encode
 from lydite.pipelines.watch import Watch, require_finite, unwatched
 from lydite.sampling.conventions import find_convention, planned
-from lydite.sampling.law import FLOW
+from lydite.sampling.guidance import Strength, over_steps
 from lydite.sampling.prediction import flow_noised
 from lydite.sampling.samplers import find_sampler
 from lydite.sampling.schedules import FlowSigmas, Schedule
 from lydite.sampling.steps import Step
-
-MOST_TOKENS = 4096  # of T5, which learnt on 512
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything but the seed that decides a picture."""
-
-    prompt: str
-    negative: str = ""
-    steps: int = 28
-    guidance: float = 7.0  # 1 or less: the negative prompt is not used
-    width: int | None = None  # None: the size the model was made for, or the image's
-    height: int | None = None
-    sampler: str = "euler"
-    schedule: str = "sd3_diffusers"
-    convention: str = "lydite"  # whose choices where programs differ under one name
-    text_length: int = 256  # T5 tokens; as many zero vectors when there is no T5
-    noise: str = "torch"  # whose generator a seed means
-    image: Pixels | None = None  # img2img: where to start from
-    strength: float = 0.6  # img2img: how much of the way from noise to run
 
 
 @dataclass(frozen=True)
@@ -113,6 +92,7 @@ class StableDiffusion3:
         """
         request = self.complete(request)
         schedule = self.schedule(request)
+        self.strength(request)  # refused before anything is loaded
         if batch < 1:
             raise InputError(f"batch is {batch}; expected at least 1.")
         conditioning = self.encode(request, watch)
@@ -167,14 +147,7 @@ class StableDiffusion3:
                     f"{name} is {side}; expected a multiple of {unit} from {unit} to {largest}. "
                     f"The nearest is {near}."
                 )
-        find_convention(request.convention)
-        find_sampler(request.sampler).check_law(FLOW)
-        if request.noise not in NOISES:
-            raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")
-        if not 1 <= request.text_length <= MOST_TOKENS:
-            raise InputError(f"text_length is {request.text_length}; expected 1 to {MOST_TOKENS}.")
-        if not isfinite(request.guidance):
-            raise InputError(f"guidance is {request.guidance}; expected a finite number.")
+        check_request(request)
         if request.image is not None:
             request = replace(request, image=resize(request.image, width, height))
         return replace(request, width=width, height=height)
@@ -191,9 +164,18 @@ class StableDiffusion3:
             strength=1.0 if request.image is None else request.strength,
         )
 
+    def strength(self, request: Request) -> Strength:
+        """How strong guidance is at each sigma of this request."""
+        return over_steps(
+            self.schedule(request).sigmas.tolist(),
+            request.guidance,
+            scales=request.guidance_steps,
+            share=request.guidance_interval,
+        )
+
     def encode(self, request: Request, watch: Watch = unwatched) -> Conditioning:
         """Text features of the prompt, and before it of the negative one when guidance is on."""
-        prompts = [request.negative, request.prompt] if request.guidance > 1 else [request.prompt]
+        prompts = [request.negative, request.prompt][not request.is_guided :]
         return encode(
             self.files,
             self.networks,
@@ -215,7 +197,8 @@ class StableDiffusion3:
             height=height,
             width=width,
             batch=batch,
-            guidance=request.guidance,
+            strength=self.strength(request),
+            rescale=request.guidance_rescale,
             watch=watch,
         )
 
@@ -244,8 +227,9 @@ class StableDiffusion3:
         noise: RunNoise,
     ) -> Iterator[Step[mx.array]]:
         sampler, convention = find_sampler(request.sampler), find_convention(request.convention)
-        added = sampler_noise(sampler, convention, seeds, self._latent_shape(request), noise)
-        return sampler.run(denoise, x, schedule.sigmas.tolist(), noise=added)
+        options, shape = dict(request.options), self._latent_shape(request)
+        added = sampler_noise(sampler.noise_for(options), convention, seeds, shape, noise)
+        return sampler.run(denoise, x, schedule.sigmas.tolist(), noise=added, **options)
 
     def _encode_image(self, image: Pixels, normals: mx.array, watch: Watch) -> mx.array:
         """A sample of the image's latents for each row of `normals`."""

@@ -9,7 +9,7 @@ from lydite.models.layers import on_cpu
 from lydite.models.mmdit import MMDiT, Modulation
 from lydite.pipelines.sd3_text import Conditioning
 from lydite.pipelines.watch import Watch, unwatched
-from lydite.sampling.guidance import cfg
+from lydite.sampling.guidance import Strength, cfg, cfg_rescale
 from lydite.sampling.law import FLOW
 from lydite.sampling.prediction import flow_denoised
 from lydite.sampling.schedules import Schedule
@@ -29,7 +29,8 @@ class Denoiser:
         height: int,
         width: int,
         batch: int,
-        guidance: float,
+        strength: Strength,
+        rescale: float = 0.0,
         watch: Watch = unwatched,
     ) -> None:
         self._transformer, self._pooled, self._schedule = transformer, conditioning.pooled, schedule
@@ -44,38 +45,52 @@ class Denoiser:
         self._steps = {float(sigma): index for index, sigma in enumerate(schedule.sigmas[:-1])}
         self._dtype = conditioning.text.dtype
         self._batch, self._prompts = batch, conditioning.text.shape[0]
-        self._guidance, self._watch = guidance, watch
+        self._strength, self._rescale, self._watch = strength, rescale, watch
         # Sees each guided velocity, and gives the one the sampler goes on with.
         self.on_velocity: Callable[[mx.array], mx.array] | None = None
 
     def __call__(self, x: mx.array, sigma: float) -> mx.array:
         """The clean latents the network sees in x, (B, h, w, C) in float32."""
-        return self.pair(x, sigma)[0]
+        if self._prompts > 1 and self._strength(sigma) > 1:
+            return self.pair(x, sigma)[0]
+        (cond,) = self._velocities(x, sigma, 1)
+        return self._denoised(x, cond, sigma)
 
     def pair(self, x: mx.array, sigma: float) -> tuple[mx.array, mx.array]:
         """What it sees with guidance and what without the prompt: the same when that is off."""
-        *uncond, cond = self._velocities(x, sigma)
-        guided = cfg(uncond[0], cond, self._guidance) if uncond else cond
-        if self.on_velocity:
-            guided = self.on_velocity(guided)
-        denoised = flow_denoised(x, guided, sigma)
+        *uncond, cond = self._velocities(x, sigma, self._prompts)
+        guided = cond
+        if uncond:
+            guided = cfg(uncond[0], cond, float(self._strength(sigma)))
+            if self._rescale:
+                guided = cfg_rescale(guided, cond, self._rescale)
+        denoised = self._denoised(x, guided, sigma)
         return denoised, flow_denoised(x, uncond[0], sigma) if uncond else denoised
 
-    def _velocities(self, x: mx.array, sigma: float) -> list[mx.array]:
-        """One velocity per prompt, the negative one first, in float32."""
-        inputs = mx.concatenate([x] * self._prompts).astype(self._dtype)  # (C*B, h, w, C)
-        velocity = self._network(inputs, self._text, self._tables(sigma), self._positions)
-        parts = mx.split(velocity.astype(mx.float32), self._prompts)
+    def _denoised(self, x: mx.array, velocity: mx.array, sigma: float) -> mx.array:
+        if self.on_velocity:
+            velocity = self.on_velocity(velocity)
+        return flow_denoised(x, velocity, sigma)
+
+    def _velocities(self, x: mx.array, sigma: float, prompts: int) -> list[mx.array]:
+        """One velocity for each of the last `prompts`, the negative one first, in float32."""
+        inputs = mx.concatenate([x] * prompts).astype(self._dtype)  # (C*B, h, w, C)
+        text = self._text[-prompts * self._batch :]  # (C*B, S, D)
+        velocity = self._network(inputs, text, self._tables(sigma, prompts), self._positions)
+        parts = mx.split(velocity.astype(mx.float32), prompts)
         place = f"step {self._steps[sigma]}" if sigma in self._steps else f"sigma {sigma:.4g}"
-        for part, name in zip(parts, ("uncond", "cond")[-self._prompts :], strict=True):
-            self._watch(f"{place} transformer" + (f" {name}" if len(parts) > 1 else ""), part)
+        for part, name in zip(parts, ("uncond", "cond")[-prompts:], strict=True):
+            self._watch(f"{place} transformer" + (f" {name}" if self._prompts > 1 else ""), part)
         return list(parts)
 
-    def _tables(self, sigma: float) -> Modulation:
+    def _tables(self, sigma: float, prompts: int) -> Modulation:
         """Tables of the adaptive norms; some samplers look between two steps of the schedule."""
         if sigma in self._steps:
             tables, at = self._modulation, self._steps[sigma]
         else:
             timestep = mx.array([self._schedule.timestep_of(sigma)], dtype=mx.float32)
             tables, at = self._transformer.modulation(timestep, self._pooled), 0
-        return {path: mx.repeat(table[at], self._batch, axis=0) for path, table in tables.items()}
+        return {
+            path: mx.repeat(table[at, -prompts:], self._batch, axis=0)
+            for path, table in tables.items()
+        }

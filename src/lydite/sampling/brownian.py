@@ -49,22 +49,11 @@ class BrownianPath:
         if octave < LOWEST:
             share = sigma / 2.0**LOWEST
             return self._end(LOWEST - 1) * (1 - share) + self._end(LOWEST) * share
-        left, right, width = self._end(octave), self._end(octave + 1), 2.0**octave
-        place = sigma / width - 1  # in the octave: 0 to 1
-        node = 1
-        for level in range(LEVELS):
-            if place == 0:
-                return left
-            # A bridge of variance (b − t)(t − a)/(b − a), a quarter of the width at its middle.
-            normals = self._normals(octave, node) * math.sqrt(width / 2**level / 4)
-            middle = (left + right) * 0.5 + normals
-            place *= 2
-            node *= 2
-            if place < 1:
-                right = middle
-            else:
-                left, place, node = middle, place - 1, node + 1
-        return left * (1 - place) + right * place
+        (left, right), bridges = _weights(sigma / 2.0**octave - 1)
+        result = self._end(octave) * left + self._end(octave + 1) * right
+        for node, weight in bridges.items():
+            result += self._normals(octave, node) * (weight * math.sqrt(2.0**octave))
+        return result
 
     def _end(self, octave: int) -> NDArray[np.float64]:
         """W at 2^octave, or at 0 for the octave below the lowest."""
@@ -85,6 +74,32 @@ class BrownianPath:
         words = np.random.SFC64(place).random_raw((count + 1) // 2).view(np.uint16)
         halves = _quantiles().take(words[: 2 * count])
         return (halves[:count] + halves[count:]).reshape(self._shape)
+
+
+def _weights(place: float) -> tuple[tuple[float, float], dict[int, float]]:
+    """What a place in an octave, 0 to 1, takes of its two ends, and of the normals of each node.
+
+    The numbers are found first, so that each array is read once. A middle is half of both ends and
+    a bridge of variance (b − t)(t − a)/(b − a), which is a quarter of the width.
+    """
+    left, right = np.zeros(2 + LEVELS), np.zeros(2 + LEVELS)  # both ends, then level by level
+    left[0] = right[1] = 1
+    nodes, node = list[int](), 1
+    for level in range(LEVELS):
+        if place == 0:
+            break
+        middle = (left + right) * 0.5
+        middle[2 + level] = math.sqrt(1 / 2**level / 4)
+        nodes.append(node)
+        place *= 2
+        node *= 2
+        if place < 1:
+            right = middle
+        else:
+            left, place, node = middle, place - 1, node + 1
+    ends, bridges = np.split(left * (1 - place) + right * place, [2])
+    first, last = ends.tolist()
+    return (first, last), dict(zip(nodes, bridges.tolist(), strict=False))
 
 
 @cache

@@ -5,20 +5,19 @@ Every preset can be changed in one place with `dataclasses.replace`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.brownian import BrownianNoise
+from lydite.sampling.samplers.sampler import NoiseKind
 from lydite.sampling.schedules import Schedule, find_schedule, from_step
 from lydite.sampling.schedules.flow import FlowSigmas, shifted
 from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, sealed
 from lydite.sampling.schedules.table import NoiseTable
-from lydite.sampling.steps import A, Noise
-from lydite.sampling.streams import STREAMS, NoiseStreams, StreamRule, ToArray
+from lydite.sampling.streams import STREAMS, StreamRule
 from lydite.sampling.strength import Meaning, strength_steps
 
 # These ask for the half log-SNR, which is −∞ at σ = 1 of a flow model.
@@ -195,23 +194,9 @@ def starts_whole(convention: Convention, schedule: Schedule, model: ModelSigmas)
     return convention.whole_noise == "at_sigma_max" and at_top
 
 
-def draws_a_path(convention: Convention, kind: Literal["none", "stream", "path"]) -> bool:
+def draws_a_path(convention: Convention, kind: NoiseKind) -> bool:
     """Whether a sampler of this kind takes its noise from a Brownian path."""
     return kind == "path" and convention.sde_noise == "path"
-
-
-def noise_of(
-    convention: Convention,
-    kind: Literal["none", "stream", "path"],
-    seeds: Sequence[int],
-    shape: Sequence[int],
-    to_array: ToArray[A],
-) -> tuple[NoiseStreams[A], Noise[A]]:
-    """The streams, whose `first` the latents start from, and what a sampler of this kind draws."""
-    streams = NoiseStreams(seeds, shape, to_array, convention.stream)
-    if draws_a_path(convention, kind):
-        return streams, BrownianNoise(seeds, shape, to_array)
-    return streams, streams
 
 
 def last_step_is_first_order(convention: Convention, schedule: Schedule) -> bool:

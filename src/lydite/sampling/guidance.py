@@ -71,12 +71,43 @@ class PerStep:
     def __post_init__(self) -> None:
         if len(self.sigmas) != len(self.scales) + 1:
             raise InputError(
-                f"guidance table has {len(self.scales)} scales for {len(self.sigmas) - 1} steps."
+                f"guidance table has {len(self.scales)} scales for {len(self.sigmas) - 1} steps; "
+                "give one for each."
             )
 
     def __call__(self, sigma: float) -> float:
         step = int(np.searchsorted(-np.asarray(self.sigmas), -sigma, side="right")) - 1
         return float(self.scales[min(max(step, 0), len(self.scales) - 1)])
+
+
+def over_steps(
+    sigmas: Sequence[float],
+    scale: float,
+    *,
+    scales: Sequence[float] = (),
+    share: tuple[float, float] = (0.0, 1.0),
+) -> Strength:
+    """Guidance over a schedule: one scale or one for each step, from one share of it to another.
+
+    Of n steps, counted from 0, those are guided for which share[0] ≤ step/n < share[1].
+    """
+    steps, (first, last) = len(sigmas) - 1, share
+    if not 0 <= first < last <= 1:
+        raise InputError(
+            f"guidance interval is {first:g} to {last:g}; expected two rising shares of the steps, "
+            "from 0 to 1."
+        )
+    if not scales and share == (0.0, 1.0):
+        return constant(scale)
+    table = PerStep(tuple(scales) or (scale,) * steps, sigmas)
+    guided = [first <= step / steps < last for step in range(steps)]
+    if not any(guided):
+        raise InputError(
+            f"guidance interval {first:g} to {last:g} holds none of the {steps} steps; "
+            f"a step is {1 / steps:.3g} of them."
+        )
+    within = [each if on else 1.0 for each, on in zip(table.scales, guided, strict=True)]
+    return PerStep(within, sigmas)
 
 
 class Prompted(Protocol[A]):

@@ -58,13 +58,6 @@ class TorchGenerator:
         return self._twister.randint(0, 2**32, count, dtype=np.uint32)
 
 
-def latent_noise(seed: int, shape: Sequence[int]) -> NDArray[np.float32]:
-    """The noise of one image, (1, C, H, W); a batch is one seed per image, concatenated."""
-    if len(shape) != 4 or shape[0] != 1 or min(shape) < 1:
-        raise InputError(f"noise shape is {tuple(shape)}; expected one image as (1, C, H, W).")
-    return TorchGenerator(seed).randn(shape)
-
-
 def _box_muller(words: NDArray[np.uint32]) -> NDArray[np.float32]:
     """Blocks of 8 radii and 8 angles made into 8 cosines and 8 sines.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Literal
 
+from lydite.core.errors import InputError
 from lydite.sampling.law import VE, Law
 from lydite.sampling.samplers.ancestral import NEAR_ONE, between
 from lydite.sampling.samplers.exponential import carried, fall
@@ -26,7 +27,7 @@ Written = Literal["ve", "model"]
 def sample_euler_cfg_pp(
     denoise: PairDenoise[A], x: A, sigmas: Iterable[float]
 ) -> Iterator[Step[A]]:
-    """Algorithm 2 of Chung et al. (2024): DDIM, which in these coordinates is Euler's method."""
+    """The DDIM of Chung et al. (2024), which in these coordinates is Euler's method."""
     law = denoise.law
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = denoise.pair(x, sigma)
@@ -56,6 +57,23 @@ def sample_euler_ancestral_cfg_pp(
         if down < sigma_next:
             x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, guided)
+
+
+def sample_ddim_cfg_pp(
+    denoise: PairDenoise[A],
+    x: A,
+    sigmas: Iterable[float],
+    *,
+    noise: Noise[A] | None = None,
+    eta: float = 0.0,
+    s_noise: float = 1.0,
+) -> Iterator[Step[A]]:
+    """`euler_cfg_pp`; with eta above 0, `euler_ancestral_cfg_pp`."""
+    if eta == 0:
+        return sample_euler_cfg_pp(denoise, x, sigmas)
+    if noise is None:
+        raise InputError(f"eta is {eta}; pass a source of noise, or leave eta at 0.")
+    return sample_euler_ancestral_cfg_pp(denoise, x, sigmas, noise=noise, eta=eta, s_noise=s_noise)
 
 
 def sample_dpmpp_2s_ancestral_cfg_pp(
@@ -132,18 +150,19 @@ FAMILY = (
         "euler_cfg_pp",
         sample_euler_cfg_pp,
         "euler that renoises with the unconditional prediction",
-        "Chung et al. (2024), algorithm 2",
+        "Chung et al. (2024), arXiv 2406.08070",
         proofs=("ComfyUI", "identity", "order"),
         order=1,
         pair=True,
     ),
     Sampler(
         "ddim_cfg_pp",
-        sample_euler_cfg_pp,
+        sample_ddim_cfg_pp,
         "euler_cfg_pp under A1111's name; with eta above 0 it is euler_ancestral_cfg_pp",
-        "Chung et al. (2024), algorithm 2, as in A1111",
+        "Chung et al. (2024), arXiv 2406.08070, as in A1111",
         proofs=("identity", "order"),
         order=1,
+        noise_with_eta=True,
         pair=True,
     ),
     Sampler(

@@ -83,6 +83,7 @@ FAMILY = (
         "Song et al. (2021), arXiv 2010.02502",
         proofs=("diffusers DDIMScheduler", "identity", "order"),
         order=1,
+        noise_with_eta=True,
     ),
     Sampler(
         "ddim_inverse",

@@ -16,6 +16,7 @@ from lydite.sampling.samplers.multistep import Call, called, final_order, straig
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
+POINTS, SHARES = np.polynomial.legendre.leggauss(40)
 VP_ENDS = (0.002, 80.0, 1e-3)  # the VP diffusion of `deis_tab`: least and most sigma, least time
 
 
@@ -71,7 +72,7 @@ def sample_deis_tab(
 
 def _in_time(nodes: Sequence[float], end: float) -> list[float]:
     """∫ from nodes[0] to `end` over sigma of each Lagrange polynomial in time on `nodes`."""
-    points, shares = np.polynomial.legendre.leggauss(40)
+    points, shares = POINTS, SHARES
     half = (end - nodes[0]) / 2
     times, places = vp_time(nodes[0] + half * (1 + points)), vp_time(np.array(nodes))
     result = []

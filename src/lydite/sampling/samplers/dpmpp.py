@@ -91,7 +91,7 @@ def sample_dpmpp_2m_sde(
             x = denoised
         else:
             x = _held(law, x, denoised, sigma, sigma_next, eta)
-            if before is not None:
+            if before is not None and h:
                 whole = h * (1 + eta)
                 lean = -math.expm1(-whole) / 2 if solver == "midpoint" else _phi_2(whole)
                 lean = lean * law.alpha(sigma_next) * (h / before[1])
@@ -141,7 +141,7 @@ def sample_dpmpp_3m_sde(
             x = denoised
         else:
             x = _held(law, x, denoised, sigma, sigma_next, eta)
-            if past:
+            if past and h:
                 bend = _bend(denoised, past, h, h * (1 + eta), curvature)
                 x = x + bend * law.alpha(sigma_next)
             if eta:

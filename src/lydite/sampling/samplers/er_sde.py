@@ -15,7 +15,7 @@ from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
 def er_sde_5(ratio: float) -> float:
-    """ER SDE 5 of the paper, the default of its authors and of ComfyUI."""
+    """What its authors' program calls SDE_5, the default there and in ComfyUI."""
     return ratio * (math.exp(ratio**0.3) + 10)
 
 
@@ -34,7 +34,7 @@ def sample_er_sde(
     """VE- and VP-ER-SDE-Solver-1 to -3 at once; step i has at most i stages.
 
     The third makes errors smaller, not of higher order: the slope stays that between two images.
-    Integrals over 1/f are left sums of `points` values, as in the authors' program and ComfyUI.
+    Integrals over 1/f are left sums of `points` values: 200 in ComfyUI, 100 in the authors' own.
     """
     law = denoise.law
     sigmas = finite_start(law, sigmas, near_one)
@@ -82,7 +82,7 @@ FAMILY = (
         "er_sde",
         sample_er_sde,
         "a reverse SDE with its own amount of noise, in up to three stages",
-        "Cui et al. (2023), as in ComfyUI",
+        "Cui et al. (2023), arXiv 2309.06169, as in ComfyUI",
         proofs=("ComfyUI", "identity", "order", "stationarity"),
         noise="stream",
     ),

@@ -192,6 +192,7 @@ FAMILY = (
         "Lu et al. (2022), DPM-Solver-fast, as in k-diffusion",
         proofs=("k-diffusion", "order"),
         order=2,
+        noise_with_eta=True,
     ),
     Sampler(
         "dpm_adaptive",
@@ -200,5 +201,6 @@ FAMILY = (
         "Lu et al. (2022), DPM-Solver-23, with k-diffusion's PID controller",
         proofs=("k-diffusion", "tolerance"),
         calls=3,
+        noise_with_eta=True,
     ),
 )

@@ -38,6 +38,8 @@ def weights(nodes: Sequence[float], end: float) -> list[float]:
     In units of the step and from its start, so that close nodes cost no digits.
     """
     width = end - nodes[0]
+    if width == 0:
+        return [0.0] * len(nodes)
     places = [(node - nodes[0]) / width for node in nodes]
     result = []
     for own in places:

@@ -42,7 +42,7 @@ def sample_pndm(
     *,
     middle: Callable[[float, float], float] = lambda sigma, sigma_next: (sigma + sigma_next) / 2,
 ) -> Iterator[Step[A]]:
-    """F-PNDM, algorithm 2: three Runge–Kutta steps of four calls, then Adams–Bashforth of order 4.
+    """F-PNDM: three Runge–Kutta steps of four calls, then Adams–Bashforth of order 4.
 
     `middle` is the sigma halfway; the paper and diffusers take the one of the timestep halfway. A
     Runge–Kutta step to 0 is Euler's.
@@ -136,34 +136,39 @@ def _runge_kutta(
 def _newton_weights(nodes: Sequence[float], end: float) -> list[float]:
     """diff-sampler's weights of the slopes at `nodes`, newest first.
 
-    The polynomial in Newton's form: the slope and its first, second and third difference, with the
-    weights 1, h/2h₁, b and c over a step of width h, after steps of the widths h₁, h₂ and h₃. b and
-    c are not those of the integral, and in the third difference h₁/h₂ stands where h₂/h₃ belongs.
-    On even steps b is right, and c is 11/24 instead of 9/24.
+    Newton's polynomial through the slopes, taken over a step of width h after steps of the widths
+    h₁, h₂ and h₃, is the newest slope and so much of its first, second and third difference:
+
+        h / 2h₁,  h(2h + 3h₁) / 6h₁(h₁ + h₂),
+        h(3h² + 4h(2h₁ + h₂) + 6h₁(h₁ + h₂)) / 12h₁(h₁ + h₂)(h₁ + h₂ + h₃).
+
+    That is `lms.weights`. Here the last two are others. They agree in the second on even steps; the
+    third is 11/24 there instead of 9/24. And the oldest slope counts in its difference by h₁/h₂
+    where h₂/h₃ belongs.
     """
     h = end - nodes[0]
     gaps = [nodes[i] - nodes[i + 1] for i in range(len(nodes) - 1)]
-    shares = [1.0, 0.0, 0.0, 0.0]
+    differences, shares = [[1.0]], [1.0]  # each as weights of the slopes, and how much it counts
     if gaps:
-        half = h / gaps[0] / 2
-        shares = [1 + half, -half, 0.0, 0.0]
+        differences.append([1.0, -1.0])
+        shares.append(h / (2 * gaps[0]))
     if len(gaps) > 1:
         h1, h2 = gaps[:2]
-        b = (1 - h * h / (3 * h1 * (h1 + h2))) / 2
-        shares = [shares[0] + b, shares[1] - b * (1 + h1 / h2), b * h1 / h2, 0.0]
+        differences.append([1.0, -1 - h1 / h2, h1 / h2])
+        shares.append(1 / 2 - h * h / (6 * h1 * (h1 + h2)))
     if len(gaps) > 2:
         h1, h2, h3 = gaps
-        two, three = h + h1, h + h1 + h2
-        c = (1 - h / (3 * two)) / 2 + (1 - h / (2 * two)) * h / (6 * three)
-        c *= h * two * three / (h1 * (h1 + h2) * (h1 + h2 + h3))
         turn = h1 * (h1 + h2) / (h2 * (h2 + h3))
-        shares = [
-            shares[0] + c,
-            shares[1] - c * (1 + h1 / h2 + turn),
-            shares[2] + c * (h1 / h2 + turn * (1 + h2 / h3)),
-            -c * turn * h1 / h2,
-        ]
-    return [h * share for share in shares[: len(nodes)]]
+        newer, older = -1 - h1 / h2 - turn, h1 / h2 + turn * (1 + h2 / h3)
+        differences.append([1.0, newer, older, -turn * h1 / h2])
+        two, three = h + h1, h + h1 + h2
+        whole = 2 * three * (3 * two - h) + h * (2 * two - h)
+        shares.append(h * whole / (12 * h1 * (h1 + h2) * (h1 + h2 + h3)))
+    sums = [0.0] * len(nodes)
+    for share, difference in zip(shares, differences, strict=True):
+        for place, weight in enumerate(difference):
+            sums[place] += share * weight
+    return [h * each for each in sums]
 
 
 FAMILY = (
@@ -194,8 +199,8 @@ FAMILY = (
     Sampler(
         "ipndm_v",
         sample_ipndm_v,
-        "ipndm with weights that follow the steps' widths",
-        "diff-sampler and ComfyUI",
+        "ipndm with weights that follow the steps' widths, if not exactly: `exact` has those",
+        "diff-sampler, whose name and weights these are; ComfyUI has the same",
         proofs=("ComfyUI", "identity", "order"),
         order=2,
     ),

@@ -38,7 +38,7 @@ def sample_restart(
     restarts: Sequence[Restart] | None = None,
     s_noise: float = 1.0,
 ) -> Iterator[Step[A]]:
-    """Heun steps with restarts: algorithm 1 of Xu et al. (2023) with Heun's method as its ODE.
+    """Heun steps with restarts: Xu et al. (2023), with Heun's method for their ODE.
 
     Without `restarts` the choice is A1111's, which takes their steps out of the number asked for.
     """
@@ -104,7 +104,7 @@ FAMILY = (
         "restart",
         sample_restart,
         "Heun with leaps back to more noise",
-        "Xu et al. (2023), algorithm 1; A1111's choice of restarts",
+        "Xu et al. (2023), arXiv 2306.14878; A1111's choice of restarts",
         proofs=("identity", "paper", "stationarity"),
         calls=2,
         noise="stream",

@@ -139,7 +139,7 @@ class _Path:
         """x with the noise gathered so far and that of the way from `sigma` to `sigma_to`."""
         if self.eta == 0:
             return x
-        kept = fall(self.law, sigma, sigma_to) ** self.eta
+        kept = min(1.0, fall(self.law, sigma, sigma_to) ** self.eta)  # rounded, where they meet
         if self.gathered is None:
             self.start = sigma
             self.gathered = self.noise(sigma, sigma_to) * math.sqrt(1 - kept**2)

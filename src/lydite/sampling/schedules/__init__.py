@@ -8,13 +8,11 @@ from lydite.sampling.schedules.flow import FlowSigmas, flow_shift, sd3_diffusers
 from lydite.sampling.schedules.flow_config import (
     FLOW_MATCH_FIXED,
     FLOW_MATCH_IGNORED,
-    FLOW_SCHEDULES,
     FlowMatchConfig,
-    flow_schedule,
     read_flow_config,
 )
 from lydite.sampling.schedules.kind import ScheduleKind
-from lydite.sampling.schedules.schedule import Final, ModelSigmas, Schedule, from_step, tail
+from lydite.sampling.schedules.schedule import Final, ModelSigmas, Schedule, from_step
 from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas, NoiseTable
 
 FAMILIES = (spaced, curves, align, flow)
@@ -23,7 +21,6 @@ SCHEDULES = {kind.name: kind for family in FAMILIES for kind in family.FAMILY}
 __all__ = [
     "FLOW_MATCH_FIXED",
     "FLOW_MATCH_IGNORED",
-    "FLOW_SCHEDULES",
     "SCHEDULES",
     "STABLE_DIFFUSION",
     "ContinuousSigmas",
@@ -34,13 +31,11 @@ __all__ = [
     "Schedule",
     "ScheduleKind",
     "find_schedule",
-    "flow_schedule",
     "flow_shift",
     "from_step",
     "make_schedule",
     "read_flow_config",
     "sd3_diffusers",
-    "tail",
 ]
 
 

@@ -7,9 +7,6 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from lydite.core.config import Size, read_config
-from lydite.core.errors import InputError
-from lydite.sampling.schedules.flow import flow_shift, sd3_diffusers
-from lydite.sampling.schedules.schedule import Schedule
 
 FLOW_MATCH_IGNORED = frozenset(  # read by diffusers only when use_dynamic_shifting is true
     {"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "time_shift_type"}
@@ -24,7 +21,6 @@ FLOW_MATCH_FIXED = {
     "use_beta_sigmas": False,
     "stochastic_sampling": False,
 }
-FLOW_SCHEDULES = {"sd3_diffusers": sd3_diffusers, "flow_shift": flow_shift}
 
 
 @dataclass(frozen=True)
@@ -40,10 +36,3 @@ def read_flow_config(raw: Mapping[str, Any], *, where: object) -> FlowMatchConfi
     return read_config(
         FlowMatchConfig, raw, where=where, ignored=FLOW_MATCH_IGNORED, fixed=FLOW_MATCH_FIXED
     )
-
-
-def flow_schedule(config: FlowMatchConfig, steps: int, name: str = "sd3_diffusers") -> Schedule:
-    """The schedule called `name`, with the checkpoint's own numbers."""
-    if name not in FLOW_SCHEDULES:
-        raise InputError(f"schedule is {name!r}; expected one of {', '.join(FLOW_SCHEDULES)}.")
-    return FLOW_SCHEDULES[name](steps, config.shift, config.num_train_timesteps)

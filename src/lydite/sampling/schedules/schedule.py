@@ -106,23 +106,6 @@ def from_step(schedule: Schedule, start: int) -> Schedule:
     )
 
 
-def tail(schedule: Schedule, strength: float) -> Schedule:
-    """The steps img2img runs after noising its image to `sigmas[0]` of the result.
-
-    SD3 in diffusers rounds the steps left out downwards, so 28 steps at strength 0.6 leave 17,
-    where its SD 1.5 pipeline would run int(16.8) = 16.
-    """
-    if not 0 < strength <= 1:
-        raise InputError(f"strength is {strength}; expected a number above 0 and at most 1.")
-    steps = len(schedule.timesteps)
-    start = int(steps - steps * strength)
-    if start == steps:  # strength is below the rounding of float64
-        raise InputError(
-            f"strength {strength} leaves none of the {steps} steps; {0.5 / steps:.3g} leaves one."
-        )
-    return from_step(schedule, start)
-
-
 def check_count(name: str, count: object, most: int) -> None:
     """`count` is a whole number from 1 to `most`, and no bool."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:

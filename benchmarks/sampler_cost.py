@@ -1,0 +1,171 @@
+"""What a sampler's own arithmetic costs beside the network: every sampler, one step, on MLX.
+
+    .venv/bin/python benchmarks/sampler_cost.py                     all samplers
+    .venv/bin/python benchmarks/sampler_cost.py euler dpmpp_2m_sde  some of them
+
+The network is replaced by one that answers at once with arrays made beforehand, so what is left is
+the sampler: its arithmetic, the noise it draws, one `mx.eval` a step, as the pipeline has it.
+A row is the mean over the steps of a run, each the fastest of several runs: other programs disturb
+that least. First the arithmetic, then what the drawing of noise adds.
+Shares are of one call of the network with guidance, measured in the same run: of the embedded
+model, the smallest there is, on its latents of 16×16×16. Samplers that call the network twice or
+three times a step are held to one call all the same. The last two columns are for latents of the
+size of a 1024² picture of SD3, 64 times as large.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from typing import Any
+
+from lydite.core.blas import preload
+
+preload()  # before MLX
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
+
+from lydite import embedded  # noqa: E402
+from lydite.pipelines.noise import sampler_noise, torch_noise  # noqa: E402
+from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
+from lydite.sampling.conventions import CONVENTIONS  # noqa: E402
+from lydite.sampling.law import FLOW, VE, Law  # noqa: E402
+from lydite.sampling.samplers import SAMPLERS, find_sampler  # noqa: E402
+from lydite.sampling.samplers.sampler import Sampler  # noqa: E402
+from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, make_schedule  # noqa: E402
+
+STEPS = 20
+SMALL, LARGE = (16, 16, 16), (16, 128, 128)  # (C, h, w) of the embedded model, and of SD3 at 1024²
+BAR = 0.01
+
+
+@dataclass
+class Instant:
+    """A network that takes no time: its answers are there already."""
+
+    answers: Sequence[mx.array]
+    law: Law
+
+    def __post_init__(self) -> None:
+        self._next = cycle(self.answers)
+
+    def __call__(self, x: mx.array, sigma: float) -> mx.array:
+        return next(self._next)
+
+    def pair(self, x: mx.array, sigma: float) -> tuple[mx.array, mx.array]:
+        return next(self._next), next(self._next)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per step of one sampler, on small and on large latents."""
+
+    name: str
+    noise: str
+    arithmetic: tuple[float, float]  # with its noise there already
+    drawing: tuple[float, float]  # what the drawing of it adds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("samplers", nargs="*", metavar="SAMPLER", help="all by default")
+    parser.add_argument("--repeat", type=int, default=15, help="runs of which the fastest counts")
+    options = parser.parse_args()
+    samplers = [find_sampler(name) for name in options.samplers] or list(SAMPLERS.values())
+    network = network_call(options.repeat)
+    report([cost(each, options.repeat) for each in samplers], network)
+
+
+def network_call(repeat: int) -> float:
+    """Seconds of one call of the embedded model with guidance: a batch of 2."""
+    pipeline = StableDiffusion3.load(embedded.MODEL)
+    request = Request(
+        "a large red star above a small blue ring on white",
+        steps=STEPS,
+        guidance=embedded.GUIDANCE,
+        text_length=embedded.TEXT_LENGTH,
+    )
+    request = pipeline.complete(request)
+    denoise = pipeline.denoiser(request, pipeline.encode(request), 1)
+    x = normals(SMALL, 0)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        mx.eval(denoise(x, 1.0))
+        return time.perf_counter() - start
+
+    return min(seconds() for _ in range(4 * repeat))
+
+
+def cost(sampler: Sampler, repeat: int) -> Cost:
+    def both(*, drawn: bool) -> tuple[float, float]:
+        small = run_of(sampler, SMALL, drawn=drawn, repeat=repeat)
+        return small, run_of(sampler, LARGE, drawn=drawn, repeat=max(3, repeat // 3))
+
+    still, whole = both(drawn=False), (0.0, 0.0)
+    if sampler.noise != "none":
+        whole = both(drawn=True)
+    small, large = (max(0.0, whole[at] - still[at]) for at in (0, 1))
+    return Cost(sampler.name, sampler.noise, still, (small, large))
+
+
+def run_of(sampler: Sampler, shape: tuple[int, int, int], *, drawn: bool, repeat: int) -> float:
+    """Seconds per step; with `drawn` the noise comes from a seed, as it does in a picture."""
+    law = FLOW if "flow" in sampler.laws else VE
+    model: Any = FlowSigmas(3.0) if law == FLOW else STABLE_DIFFUSION
+    sigmas = make_schedule("normal", STEPS, model).sigmas.tolist()
+    x, answers = normals(shape, 1), [normals(shape, seed) for seed in (2, 3, 4)]
+    ready = cycle([normals(shape, seed) for seed in (5, 6)])
+
+    def picture() -> list[float]:
+        noise: Any = lambda *_: next(ready)  # noqa: E731
+        if drawn:
+            streams = torch_noise([7], shape)
+            noise = sampler_noise(sampler.noise, CONVENTIONS["lydite"], [7], shape, streams)
+        times = [time.perf_counter()]
+        for step in sampler.run(Instant(answers, law), x, sigmas, noise=noise):
+            mx.eval(step.x)
+            times.append(time.perf_counter())
+        return [after - before for before, after in pairwise(times)]
+
+    picture()
+    runs = zip(*(picture() for _ in range(repeat)), strict=True)
+    return statistics.mean(min(times) for times in runs)
+
+
+def normals(shape: tuple[int, int, int], seed: int) -> mx.array:
+    channels, height, width = shape
+    values = np.random.default_rng(seed).standard_normal((1, height, width, channels), np.float32)
+    result = mx.array(values)
+    mx.eval(result)
+    return result
+
+
+def report(costs: Sequence[Cost], network: float) -> None:
+    print(f"a call of the embedded model, batch 2, {mx.default_device()}: {network * 1e3:.1f} ms")
+    print(f"{'':32}{'latents 16×16×16':^32}{'1024²':^18}")
+    print(f"{'sampler':32}{'ms':>8}{'share':>8}{'noise':>8}{'share':>8}{'ms':>9}{'noise':>9}")
+    for each in sorted(costs, key=lambda each: -each.arithmetic[0]):
+        (small, large), (drawn, drawn_large) = each.arithmetic, each.drawing
+        print(
+            f"{each.name:32}{small * 1e3:8.3f}{small / network:8.2%}{drawn * 1e3:8.3f}"
+            f"{drawn / network:8.2%}{large * 1e3:9.2f}{drawn_large * 1e3:9.2f}"
+        )
+    verdict("arithmetic", [(each.name, each.arithmetic[0]) for each in costs], network)
+    for kind in ("stream", "path"):
+        drawn = [(each.name, each.drawing[0]) for each in costs if each.noise == kind]
+        if drawn:
+            verdict(f"noise from a {kind}", drawn, network)
+
+
+def verdict(what: str, times: Sequence[tuple[str, float]], network: float) -> None:
+    above = [name for name, seconds in times if seconds > BAR * network]
+    most = max(seconds for _, seconds in times) / network
+    line = f"{what}: {len(times) - len(above)} of {len(times)} within {BAR:.0%}, at most {most:.2%}"
+    print(line + (f"; above: {', '.join(above)}" if above else ""))
+
+
+if __name__ == "__main__":
+    main()

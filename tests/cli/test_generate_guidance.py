@@ -1,0 +1,140 @@
+"""Guidance and the sampler's numbers as options of `lydite generate`, on the untrained model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lydite.cli.main import lydite
+from lydite.core.errors import InputError, LyditeError
+from lydite.pipelines.images import read_pixels
+from lydite.pipelines.metadata import read_record
+
+SMALL = ["--steps", "3", "--size", "32x32", "--text-length", "4", "--seed", "5"]
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(lydite, ["generate", *(str(each) for each in arguments)])
+    if result.exception and not isinstance(result.exception, (LyditeError, SystemExit)):
+        raise result.exception
+    return result
+
+
+def draw(model: Path, out: Path, *arguments: object) -> Result:
+    return run("a red fox", "-m", model, *SMALL, "-o", out, *arguments)
+
+
+def same(first: Path, second: Path) -> bool:
+    return np.array_equal(read_pixels(first), read_pixels(second))
+
+
+def test_every_number_is_remembered_and_replayed(untrained, tmp_path) -> None:
+    first, again, plain = (tmp_path / f"{name}.png" for name in ("first", "again", "plain"))
+    numbers = ("--guidance", "5,3.25,2", "--guidance-rescale", 0.7, "--guidance-interval", "0:0.6")
+    eta = ("--sampler", "dpm_fast", "--eta", 0.5, "--option", "s_noise=0.9")
+    assert draw(untrained, first, *numbers, *eta).exit_code == 0
+    record = read_record(first)
+    assert record.guidance_steps == (5.0, 3.25, 2.0) and record.guidance == 5.0
+    assert (record.guidance_rescale, record.guidance_interval) == (0.7, (0.0, 0.6))
+    assert record.options == {"eta": 0.5, "s_noise": 0.9}
+    assert run("--from", first, "-o", again).exit_code == 0
+    assert same(first, again) and read_record(again) == record
+    draw(untrained, plain)
+    assert not same(first, plain)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("--guidance", "2"),
+        ("--guidance", "5,5,2"),
+        ("--guidance-rescale", "1"),
+        ("--guidance-interval", "0:0.5"),
+        ("--sampler", "ddim", "--eta", "1"),
+        ("--sampler", "euler_ancestral", "--eta", "0"),
+        ("--sampler", "euler_ancestral", "--option", "s_noise=0.5"),
+    ],
+)
+def test_each_number_changes_the_picture(untrained, tmp_path, change) -> None:
+    plain, other = tmp_path / "plain.png", tmp_path / "other.png"
+    draw(untrained, plain, "--guidance", "5", *change[: 2 if "--sampler" in change else 0])
+    assert draw(untrained, other, "--guidance", "5", *change).exit_code == 0
+    assert not same(plain, other)
+
+
+def test_options_override_what_a_picture_remembers(untrained, tmp_path) -> None:
+    first, other, third = (tmp_path / f"{name}.png" for name in ("first", "other", "third"))
+    numbers = ("--sampler", "euler_ancestral", "--eta", 0.5, "--option", "s_noise=0.9")
+    draw(untrained, first, *numbers, "--guidance", "5,5,2")
+    run("--from", first, "-o", other, "--eta", 0.25, "--guidance", 4)
+    record = read_record(other)
+    assert record.options == {"eta": 0.25, "s_noise": 0.9}
+    assert (record.guidance, record.guidance_steps) == (4.0, ())
+    result = run("--from", first, "-o", third, "--sampler", "euler")  # which has neither
+    assert result.exit_code == 0 and read_record(third).options == {}
+
+
+def test_a_picture_from_before_these_options_is_still_read(untrained, tmp_path) -> None:
+    import json
+
+    from PIL import Image, PngImagePlugin
+
+    path, old, again = tmp_path / "new.png", tmp_path / "old.png", tmp_path / "again.png"
+    draw(untrained, path)
+    with Image.open(path) as image:
+        record = json.loads(image.info["lydite"])
+        for name in ("guidance_steps", "guidance_rescale", "guidance_interval", "options"):
+            del record[name]
+        info = PngImagePlugin.PngInfo()
+        info.add_itxt("lydite", json.dumps(record))
+        image.save(old, pnginfo=info)
+    assert run("--from", old, "-o", again).exit_code == 0
+    assert same(path, again)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["--strength", "0.5"], "--strength does nothing without --image."),
+        (["-n", "snow", "--guidance", "1"], "--negative does nothing with --guidance 1; above 1"),
+        (["--guidance", "0", "--guidance-rescale", "0.5"], "--guidance-rescale does nothing with"),
+        (["--guidance", "1,1,1", "--guidance-interval", "0:0.5"], "--guidance-interval does not"),
+        (["--sampler", "euler_cfg_pp"], "euler_cfg_pp is made for a --guidance between 0 and 1"),
+    ],
+)
+def test_an_option_that_does_nothing_is_said(untrained, tmp_path, arguments, note) -> None:
+    result = draw(untrained, tmp_path / "a.png", *arguments)
+    assert result.exit_code == 0 and f"note: {note}" in result.stderr
+
+
+def test_options_that_do_something_are_not_noted(untrained, tmp_path) -> None:
+    picture = tmp_path / "a.png"
+    assert "note" not in draw(untrained, picture, "-n", "snow", "--guidance-rescale", 0.5).stderr
+    below = ("-n", "snow", "--sampler", "euler_cfg_pp", "--guidance", 0.6)
+    assert "note" not in draw(untrained, tmp_path / "b.png", *below).stderr
+    again = ("--from", picture, "--image", picture, "--strength", 0.5, "-o", tmp_path / "c.png")
+    assert "--strength" not in run(*again).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--guidance", "strong"], "--guidance is 'strong'; expected a number, or one for each"),
+        (["--guidance", "5,"], "--guidance is '5,'"),
+        (["--guidance", "5,3"], "guidance table has 2 scales for 3 steps; give one for each"),
+        (["--guidance-rescale", "2"], "guidance_rescale is 2.0; expected 0 to 1"),
+        (["--guidance-interval", "0.5"], "--guidance-interval is '0.5'; expected two shares"),
+        (["--guidance-interval", "0.8:0.2"], "guidance interval is 0.8 to 0.2"),
+        (["--guidance-interval", "nan:1"], "guidance interval is nan to 1"),
+        (["--eta", "0.5"], "sampler euler has no option 'eta'"),
+        (["--sampler", "ddim", "--eta", "nan"], "option eta is nan; expected 0 to 10"),
+        (["--sampler", "ddim", "--option", "eta"], "--option is 'eta'; expected NAME=N"),
+        (["--sampler", "ddim", "--option", "etta=1"], "sampler ddim has no option 'etta'"),
+    ],
+)
+def test_bad_numbers_are_one_clear_error(untrained, tmp_path, arguments, message) -> None:
+    result = draw(untrained, tmp_path / "x.png", *arguments)
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception) and "\n" not in str(result.exception)
+    assert not list(tmp_path.iterdir())
