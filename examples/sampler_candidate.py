@@ -20,7 +20,7 @@ def main(problem, folder):
     os.makedirs(folder)
     header(folder, False, framework="numpy")
     for i, (sigma, after) in enumerate(pairwise(p["sigmas"])):
-        c_in, c_skip, c_out = scalings(p["prediction"], sigma)
+        c_in, c_skip, c_out = scalings(p["prediction"], sigma, p["sigma_data"])
         t = sigma if p["prediction"] == "denoised" else p["timesteps"][i]
         f = network(p, p["denoiser"], x * c_in, t)
         if p["guidance"]:
@@ -33,17 +33,25 @@ def main(problem, folder):
     header(folder, True, framework="numpy")
 
 
-def scalings(prediction, sigma):  # the denoised is c_skip * x + c_out * F(c_in * x, t)
+def scalings(prediction, sigma, data):  # the denoised is c_skip * x + c_out * F(c_in * x, t)
     root = (sigma**2 + 1) ** 0.5
+    wide = (sigma**2 + data**2) ** 0.5
     kinds = {"eps": (1 / root, 1.0, -sigma), "v": (1 / root, 1 / root**2, -sigma / root)}
-    return {**kinds, "flow": (1.0, 1.0, -sigma), "denoised": (1.0, 0.0, 1.0)}[prediction]
+    kinds |= {"x0": (1 / root, 0.0, 1.0), "flow": (1.0, 1.0, -sigma), "denoised": (1.0, 0.0, 1.0)}
+    kinds |= {"edm": (1 / wide, (data / wide) ** 2, sigma * data / wide)}
+    kinds |= {"cosmos": (1 / (sigma + 1), 1 / (sigma + 1), -sigma / (sigma + 1))}
+    return kinds[prediction]
 
 
 def network(p, kind, u, t):  # stands for a real one; in words: p["words"]["network"]
     sigma = max(t / p["training_steps"], 1e-4) if p["prediction"] == "flow" else t
-    if p["prediction"] in ("eps", "v"):
+    if p["prediction"] in ("eps", "v", "x0"):
         sigma = float(np.exp(np.interp(t, range(len(p["table"])), np.log(p["table"]))))
-    c_in, c_skip, c_out = scalings(p["prediction"], sigma)
+    if p["prediction"] == "edm":
+        sigma = float(np.exp(4 * np.clip(t, -3, 3)))
+    if p["prediction"] == "cosmos":
+        sigma = np.clip(t, 1e-4, 1 - 1e-4) / (1 - np.clip(t, 1e-4, 1 - 1e-4))
+    c_in, c_skip, c_out = scalings(p["prediction"], sigma, p["sigma_data"])
     x = u / c_in
     if kind["name"] in ("zero", "identity"):
         return (x * (kind["name"] == "identity") - x * c_skip) / c_out

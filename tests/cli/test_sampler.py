@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from lydite.cli.main import lydite
+from lydite.conform.mistakes import PLANTED
 from lydite.core.errors import LyditeError
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.schedules import SCHEDULES
@@ -201,6 +202,42 @@ def test_schedules_alone(tmp_path: Path) -> None:
     assert json.loads(problem.read_text())["sampler"] is None
 
 
+def test_an_answer_in_json(tmp_path: Path) -> None:
+    problem, answer = tmp_path / "p.json", tmp_path / "answer.json"
+    result = run("conform", "--write", problem, "--schedule-only", "-n", 5)
+    assert f"lydite sampler conform {problem} answer.json" in result.stdout
+    sigmas = json.loads(problem.read_text())["sigmas"]
+    answer.write_text(json.dumps({"sigmas": sigmas}))
+    assert run("conform", problem, answer).exit_code == 0
+    answer.write_text(json.dumps({"sigmas": sigmas[:-1]}))
+    result = run("conform", problem, answer)
+    assert result.exit_code == 1 and "last-step-dropped" in result.stdout
+    assert "not there" in refused("conform", problem, tmp_path / "missing")
+
+
+def test_help_counts_the_mistakes() -> None:
+    causes = len({mistake.cause for mistake in PLANTED})
+    text = " ".join(run("conform", "--help").stdout.split())
+    assert f"replaying {causes} known mistakes" in text
+
+
+def test_c_in_and_timesteps_are_those_of_the_models_network() -> None:
+    found = json.loads(run("show", "karras", "--model", "edm", "-n", 4, "--json").stdout)
+    np.testing.assert_allclose(found["timesteps"], np.log(found["sigmas"][:-1]) / 4)
+    np.testing.assert_allclose(found["c_in"], 1 / np.hypot(found["sigmas"][:-1], 0.5))
+    assert "-1.55365" in run("show", "karras", "--model", "edm", "-n", 4).stdout
+    found = json.loads(run("show", "karras", "--model", "cosmos", "-n", 4, "--json").stdout)
+    np.testing.assert_allclose(found["c_in"], 1 / (1 + np.array(found["sigmas"][:-1])))
+
+
+def test_a_plot_says_which_schedule_does_not_end_in_0(tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    run("plot", "karras", "kl_optimal_a1111", "-o", tmp_path / "a.png", "--html", page, "-n", 5)
+    rows = re.findall(r"<tr>(.*?)</tr>", page.read_text(), re.DOTALL)
+    assert "0.0291672" in rows[-1] and len(rows) == 1 + 6  # the last is kl_optimal_a1111's alone
+    assert 'class="grid whole"' in page.read_text()
+
+
 def test_the_writer_of_the_example_is_the_documented_one() -> None:
     block = re.search(
         r"```python\n(.*?)```", (ROOT / "docs/trace-format.md").read_text(), re.DOTALL
@@ -226,6 +263,8 @@ def test_the_writer_of_the_example_is_the_documented_one() -> None:
         (["compare", "euler", "heun", "--option", "bogus=1"], "neither of the two"),
         (["plot", "euler", "karras"], "one kind"),
         (["plot", "karras", "-o", "x.gif"], ".png"),
+        (["plot", "euler", "--steps", "4"], "--steps is for schedules"),
+        (["plot", "karras", "--denoiser", "mixture"], "are for samplers"),
         (["conform"], "nothing to judge"),
         (["conform", "p.json", "run", "--steps", "4"], "goes with --write"),
         (["conform", "missing.json", "run"], "cannot be read"),
@@ -233,6 +272,7 @@ def test_the_writer_of_the_example_is_the_documented_one() -> None:
         (["conform", "--write", "p.json", "--guidance", "3", "--denoiser", "zero"], "nothing"),
         (["conform", "--write", "p.json", "--guidance", "nan"], "finite"),
         (["conform", "--write", "p.json", "--prediction", "eps", "-m", "sd3"], "noise table"),
+        (["conform", "--write", "p.json", "--prediction", "edm"], "needs a model that is told so"),
         (["conform", "--write", "p.json", "--option", "bogus=1"], "has no option 'bogus'"),
     ],
 )

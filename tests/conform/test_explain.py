@@ -1,6 +1,7 @@
 """What the judge says beyond one mistake in a whole run: two, in one step, in a table, unknown."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 from lydite.conform.candidate import Candidate
 from lydite.conform.judge import judge
 from lydite.conform.pose import Asked, pose
+from lydite.conform.replay import plan_for, run
+from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
 
-from .planted import Port, candidate, named, plain
+from .planted import candidate, named, plain, written
+from .port import Port
 
 STABLE_DIFFUSION_ALPHAS = alphas_cumprod(betas("scaled_linear", 0.00085, 0.012))
 SD15, SD3 = Asked("euler", guidance=3.0), Asked("euler", model="sd3", guidance=3.0)
@@ -32,6 +36,55 @@ def test_another_option_is_named(tmp_path: Path) -> None:
     verdict = judge(msgspec.structs.replace(problem, normals=ours.normals), candidate(port))
     assert verdict.findings[0].cause == "other-option"
     assert "eta = 1.0 instead of 0.0" in verdict.findings[0].evidence
+
+
+SAME = {  # on these problems, and what is said first
+    "ddpm": "is-euler_ancestral",
+    "ddim_cfg_pp": "is-euler_cfg_pp",
+    "res_multistep_ancestral": "is-dpmpp_2m_sde_heun",
+    "restart": "is-heun",
+}
+EULER_TOO = ("euler", "ddim", "ddim_inverse")
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in EULER_TOO])
+def test_another_sampler_of_the_registry_is_named(name: str) -> None:
+    random = SAMPLERS[name].noise != "none"
+    asked_for = "dpmpp_sde" if random else "euler"
+    if name in ("dpmpp_sde", asked_for):
+        return
+    problem, other = pose(Asked(asked_for, guidance=3.0)), pose(Asked(name, guidance=3.0))
+    normals = max(problem.normals, other.normals, key=len)
+    problem, other = (msgspec.structs.replace(each, normals=normals) for each in (problem, other))
+    ran = run(plan_for(other), np.float32)
+    verdict = judge(problem, written([ran.x(step) for step in range(ran.steps)]))
+    assert verdict.findings[0].cause == SAME.get(name, f"is-{name}")
+    assert name in verdict.findings[0].evidence
+
+
+def test_a_method_that_forgets_may_have_a_name() -> None:
+    problem = pose(Asked("dpmpp_2m_sde", guidance=3.0))
+    ran = run(plan_for(msgspec.structs.replace(problem, sampler="ddpm")), np.float32)
+    verdict = judge(problem, written([ran.x(step) for step in range(ran.steps)]))
+    causes = [finding.cause for finding in verdict.findings]
+    assert causes == ["history-dropped", "is-euler_ancestral"]
+    assert "or ddpm" in verdict.findings[1].evidence
+
+
+def test_what_overflows_is_explained_by_the_steps_before(tmp_path: Path) -> None:
+    problem = pose(Asked("euler", steps=20, model="edm", denoiser="identity"))
+    with np.errstate(all="ignore"):
+        port = Port(plain(problem, tmp_path), "sigma-for-timestep").run()
+    assert not np.isfinite(port.xs[-1]).all()
+    verdict = judge(problem, candidate(port))
+    assert verdict.findings[0].cause == "sigma-for-timestep"
+    assert "before it overflows" in verdict.findings[0].evidence
+
+
+def test_what_was_never_finite_is_called_so() -> None:
+    problem = pose(SD15)
+    verdict = judge(problem, written([np.full(problem.shape, np.nan)] * problem.steps))
+    assert verdict.verdict == "deviates" and "x of step 0 is not finite" in verdict.sentence
 
 
 @pytest.mark.parametrize("bug", ["no-c-in", "scaled-latent-in-denoised", "denoised-as-derivative"])
@@ -109,6 +162,32 @@ def test_a_table_of_timesteps(bug: str, tmp_path: Path) -> None:
     told = [port.timestep(sigma, i) for i, sigma in enumerate(problem.sigmas[:-1])]
     verdict = judge(problem, Candidate({}, {"timesteps": np.array(told)}, "f32", complete=True))
     assert verdict.findings[0].cause == bug
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [("leading", {"offset": 0}), ("karras", {"rho": 5.0}), ("normal", {"double_shift": True})],
+)
+def test_another_setting_of_the_schedule_is_named(schedule: str, settings: Any) -> None:
+    model = "sd3" if "double_shift" in settings else "sd15"
+    problem = pose(Asked("euler", schedule, model=model, guidance=3.0))
+    other = pose(Asked("euler", schedule, model=model, guidance=3.0, settings=settings))
+    ran = run(plan_for(msgspec.structs.replace(other, x=problem.x)), np.float32)
+    tables = {"sigmas": np.array(other.sigmas), "timesteps": np.array(other.timesteps)}
+    for found in (
+        judge(problem, written([ran.x(step) for step in range(ran.steps)])),
+        judge(problem, Candidate({}, tables, "f32", complete=True)),
+    ):
+        name, value = next(iter(settings.items()))
+        assert found.findings[0].cause == "other-setting", found.sentence
+        assert f"with {name} = {value} instead of" in found.sentence
+
+
+def test_a_schedule_without_a_table_is_named(tmp_path: Path) -> None:
+    problem = pose(Asked("euler", "karras", model="edm", guidance=3.0))
+    other = pose(Asked("euler", "beta_sigmas", model="edm", guidance=3.0))
+    verdict = judge(problem, candidate(Port(plain(other, tmp_path)).run()))
+    assert verdict.findings[0].cause == "is-schedule-beta_sigmas"
 
 
 def test_tables_backwards_and_scaled() -> None:

@@ -12,6 +12,7 @@ from lydite.conform.judge import judge
 from lydite.conform.pose import DENOISERS, Asked, pose
 from lydite.conform.problem import Problem
 from lydite.conform.replay import plan_for, run
+from lydite.conform.result import Verdict
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.schedules import SCHEDULES
 
@@ -57,25 +58,66 @@ THEIRS: dict[str, np.ndarray] = dict(np.load(GOLDEN / "k_diffusion.npz"))
 @pytest.mark.parametrize("name", [key[5:] for key in THEIRS if key.startswith("path/")])
 def test_k_diffusion(name: str, kind: str) -> None:
     path = THEIRS[f"path/{name}"][FACTS["denoisers"].index(kind)]  # before each step, and the end
-    before = sum(n + 1 for n in FACTS["steps"][: FACTS["steps"].index(FACTS["path_steps"])])
-    sigmas = THEIRS["sigmas/karras"][before : before + FACTS["path_steps"] + 1]
-    start = THEIRS["start"].astype(np.float64)
-    problem = Problem(
-        name,
-        "ve",
-        "denoised",
-        tuple(sigmas.astype(np.float64).tolist()),
-        (0.0,) * FACTS["path_steps"],
-        start.shape,
-        tuple((start / sigmas[0]).ravel().tolist()),
-        tuple(start.ravel().tolist()),
-        DENOISERS[kind],
-        normals=tuple(tuple(each.ravel().tolist()) for each in THEIRS["noise"].astype(np.float64)),
-    )
+    problem = k_problem(name, kind, k_sigmas("karras", FACTS["path_steps"]), {})
     verdict = judge(problem, written(list(path[1:])))
     assert verdict.verdict == "conforms", verdict.sentence
     assert margin(verdict) < 0.5
     assert judge(problem, written(list(path))).verdict == "conforms"  # the start first, as written
+
+
+def k_problem(name: str, kind: str, sigmas: np.ndarray, options: dict[str, Any]) -> Problem:
+    start = THEIRS["start"].astype(np.float64)
+    return Problem(
+        name,
+        "ve",
+        "denoised",
+        tuple(sigmas.astype(np.float64).tolist()),
+        (0.0,) * (len(sigmas) - 1),
+        start.shape,
+        tuple((start / sigmas[0]).ravel().tolist()),
+        tuple(start.ravel().tolist()),
+        DENOISERS[kind],
+        options=options,
+        normals=tuple(tuple(each.ravel().tolist()) for each in THEIRS["noise"].astype(np.float64)),
+    )
+
+
+def k_sigmas(spacing: str, steps: int) -> np.ndarray:
+    before = sum(n + 1 for n in FACTS["steps"][: FACTS["steps"].index(steps)])
+    return THEIRS[f"sigmas/{spacing}"][before : before + steps + 1]
+
+
+def ending(problem: Problem, theirs: np.ndarray) -> Verdict:
+    """On our run in float32 with its last x replaced by theirs: of these runs no more is known."""
+    ours = run(plan_for(problem), np.float32)
+    return judge(problem, written([*(ours.x(step) for step in range(ours.steps - 1)), theirs]))
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("name", [key[7:] for key in THEIRS if key.startswith("single/")])
+def test_where_k_diffusion_ends(name: str, precision: str) -> None:
+    ends = THEIRS[f"{precision}/{name}"]
+    for row, kind in enumerate(FACTS["denoisers"]):
+        for column, spacing in enumerate(FACTS["schedules"]):
+            for place, steps in enumerate(FACTS["steps"]):
+                if f"{name}/{steps}" in FACTS["fails"] or (name, steps) == ("dpm_fast", 1):
+                    continue  # it crashes there, or returns its noise
+                problem = k_problem(name, kind, k_sigmas(spacing, steps), {})
+                verdict = ending(problem, ends[row, column, place])
+                assert verdict.verdict == "conforms", f"{steps} steps: {verdict.sentence}"
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [(n, label) for n, labels in FACTS["options"].items() for label in labels if label != "churn"],
+)
+def test_where_k_diffusion_ends_with_options(name: str, label: str) -> None:
+    options = FACTS["options"][name][label]
+    if options.get("eta") and SAMPLERS[name].noise == "none":
+        pytest.skip("noise is an option of it here, and a problem has none for it")
+    problem = k_problem(name, "mixture", k_sigmas("karras", FACTS["path_steps"]), options)
+    verdict = ending(problem, THEIRS[f"options/{name}/{label}"])
+    assert verdict.verdict == "conforms", verdict.sentence
 
 
 def test_a_float64_candidate_is_judged_as_a_float32_one() -> None:

@@ -6,12 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from lydite.conform.candidate import Candidate
 from lydite.conform.judge import judge
 from lydite.conform.network import predict
 from lydite.conform.pose import DENOISERS, Asked, pose
 from lydite.conform.problem import Problem
 from lydite.sampling.law import FLOW, VE
-from lydite.sampling.schedules import FlowSigmas
+from lydite.sampling.schedules import ContinuousSigmas, FlowSigmas
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
 from schedulers import (
     ABOVE_ZERO,
@@ -130,6 +131,30 @@ def test_diffusers_flow(name: str, kind: str) -> None:
         assert margin(verdict) < 0.5
 
 
+@pytest.mark.parametrize("name, kind", [
+    ("euler", "EDMEulerScheduler"), ("dpmpp_2m", "EDMDPMSolverMultistepScheduler")
+])  # fmt: skip
+def test_diffusers_edm_on_a_network(name: str, kind: str) -> None:
+    torch, schedulers = pytest.importorskip("torch"), pytest.importorskip("diffusers.schedulers")
+    scheduler = getattr(schedulers, kind)(sigma_data=0.5)
+    for steps in (2, 7, 20):
+        problem = pose(Asked(name, "karras", steps, model="edm", guidance=3.0))
+        assert problem.prediction == "edm" and problem.sigma_data == 0.5
+        scheduler.set_timesteps(steps)
+        x = torch.tensor(problem.x, dtype=torch.float32).reshape(problem.shape)
+        xs, told = [], []
+        for t in scheduler.timesteps:
+            predicted = guided(problem, scheduler.scale_model_input(x, t).numpy(), float(t))
+            x = scheduler.step(torch.from_numpy(predicted), t, x).prev_sample
+            xs.append(x.numpy())
+            told.append(float(t))
+        candidate = written(xs)
+        candidate.values.update({("timestep", i, 0): np.array(t) for i, t in enumerate(told)})
+        verdict = judge(problem, candidate)
+        assert verdict.verdict == "conforms", verdict.sentence
+        assert margin(verdict) < 0.5
+
+
 def guided(problem: Problem, model_input: np.ndarray, timestep: float) -> np.ndarray:
     assert problem.guidance is not None
     cond = predict(problem, problem.denoiser, model_input, timestep)
@@ -200,3 +225,39 @@ def test_diffusers_on_images(
         verdict = judge(problem, written(xs))
         assert verdict.verdict == "conforms", verdict.sentence
         assert margin(verdict) < 0.5
+
+
+TABLES: list[tuple[str, dict[str, Any], str]] = [
+    ("EulerDiscreteScheduler", {"use_karras_sigmas": True}, "karras"),
+    ("EulerDiscreteScheduler", {"use_exponential_sigmas": True}, "exponential"),
+    ("EulerDiscreteScheduler", {"use_beta_sigmas": True}, "beta_sigmas"),
+    ("EulerDiscreteScheduler", {"timestep_spacing": "linspace"}, "linspace"),
+    ("EulerDiscreteScheduler", {"timestep_spacing": "leading", "steps_offset": 1}, "leading"),
+    ("EulerDiscreteScheduler", {"timestep_spacing": "trailing"}, "trailing"),
+    ("DPMSolverMultistepScheduler", {"timestep_spacing": "linspace"}, "linspace_dpm"),
+    (
+        "DPMSolverMultistepScheduler",
+        {"timestep_spacing": "leading", "steps_offset": 1},
+        "leading_dpm",
+    ),
+    ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}, "sd3_diffusers"),
+    ("EDMEulerScheduler", {}, "karras"),
+]
+
+
+@quiet
+@pytest.mark.parametrize(("kind", "config", "schedule"), TABLES, ids=str)
+def test_tables_of_diffusers(kind: str, config: dict[str, Any], schedule: str) -> None:
+    schedulers = pytest.importorskip("diffusers.schedulers")
+    flow, edm = "FlowMatch" in kind, "EDM" in kind
+    scheduler = getattr(schedulers, kind)(**({} if flow or edm else BETAS), **config)
+    model = FlowSigmas(3.0) if flow else ContinuousSigmas() if edm else noise_table(LEVELS)
+    for steps in (2, 7, 20, 50):
+        problem = pose(Asked(None, schedule, steps), model)
+        scheduler.set_timesteps(steps)
+        tables = {
+            "sigmas": scheduler.sigmas.double().numpy(),
+            "timesteps": scheduler.timesteps.double().numpy(),
+        }
+        verdict = judge(problem, Candidate({}, tables, "f32", complete=True))
+        assert verdict.verdict == "conforms", verdict.sentence

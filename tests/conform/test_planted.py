@@ -11,10 +11,14 @@ from .planted import named
 
 SD15 = Asked("euler", guidance=3.0)
 V = Asked("euler", prediction="v", guidance=3.0)
+X0 = Asked("euler", prediction="x0", guidance=3.0)
+EDM = Asked("euler", model="edm", guidance=3.0)
+COSMOS = Asked("euler", model="cosmos", guidance=3.0)
 SD3 = Asked("euler", model="sd3", guidance=3.0)
 HEUN, TWO = Asked("heun", guidance=3.0), Asked("dpmpp_2m", guidance=3.0)
-ANCESTRAL = Asked("euler_ancestral", guidance=3.0)
-USUAL = (SD15, V, SD3, HEUN, TWO, ANCESTRAL)
+ANCESTRAL, DPM = Asked("euler_ancestral", guidance=3.0), Asked("dpm_2", guidance=3.0)
+FLOW_TWO = Asked("dpmpp_2m", model="sd3", guidance=3.0)
+USUAL = (SD15, V, X0, EDM, COSMOS, SD3, HEUN, DPM, TWO, FLOW_TWO, ANCESTRAL)
 EVERYWHERE = (
     "denoised-as-derivative",  # seeds/001, bug 1
     "broadcast",  # seeds/001, bug 2
@@ -54,13 +58,30 @@ SCALED = (
     "start-not-scaled",
     "start-scaled-otherwise",
 )
+WHEREVER = (  # for every prediction with a c_in
+    "denoised-as-derivative",
+    "no-c-in",
+    "c-in-in-place",
+    "c-in-inverted",
+    "sign-flipped",
+    "sigma-for-timestep",
+    "first-timestep-kept",
+    "cond-uncond-swapped",
+    "last-step-dropped",
+)
 CASES = [
+    *((X0, bug) for bug in (*WHEREVER, "stale-timesteps", "x0-taken-for-v")),
+    *((asked, "scaled-latent-in-denoised") for asked in (EDM, COSMOS)),
+    *((asked, bug) for asked in (EDM, COSMOS) for bug in (*WHEREVER, "prediction-as-denoised")),
     *((SD15, bug) for bug in (*EVERYWHERE, *SCALED)),
     *((SD15, bug) for bug in ("eps-taken-for-v", "denoised-without-sigma")),
     *((V, bug) for bug in (*EVERYWHERE, *SCALED, "v-taken-for-eps")),
     *((SD3, bug) for bug in EVERYWHERE),
     *((SD3, bug) for bug in ("shifted-twice", "not-shifted", "shift-as-mu", "mu-as-shift")),
     *((SD3, bug) for bug in ("c-in-on-flow", "denoised-without-sigma")),
+    (FLOW_TWO, "ve-form-on-flow"),
+    (Asked("euler_ancestral", model="sd3", guidance=3.0), "ve-form-on-flow"),
+    (Asked("euler_ancestral", model="flux"), "ve-form-on-flow"),
     *((HEUN, bug) for bug in ("is-euler", "slopes-not-averaged", "second-slope-alone")),
     *((HEUN, bug) for bug in ("no-c-in", "sigma-for-timestep", "timestep-of-first-call")),
     *(

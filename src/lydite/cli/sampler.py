@@ -16,19 +16,33 @@ if TYPE_CHECKING:
     from lydite.sampling.samplers.sampler import Sampler
     from lydite.sampling.schedules import ScheduleKind
 
+ROOM = 160  # columns for everything; with fewer, proofs and sources are left out
+LEGEND = (
+    "",
+    "order: twice the steps make the error 2^order times smaller. calls: of the network, a step.",
+    "noise: stream is drawn anew at each step, path is that of a Brownian path; empty is none.",
+    "for: ve are eps, v, x0, edm and cosmos models, flow are flow models such as SD3 and FLUX.",
+    "steps: n is the number asked for; T is the number of timesteps in training.",
+)
+PROOFS = (
+    "proofs: a program whose numbers ours are; identity, a case that equals another sampler; "
+    "order, its measured convergence; stationarity, the spread that its noise keeps."
+)
+MORE = "Proofs and sources: lydite sampler show NAME, or this list in a window of 160 columns."
+
 
 @click.group("sampler")
 def command() -> None:
     """Look at samplers and schedules, and hold anybody's against ours. No network is needed.
 
     \b
-    lydite sampler list                             every name, its proof and its source
-    lydite sampler show karras --steps 10           sigmas, timesteps and c_in
-    lydite sampler show dpmpp_2m                    options, and a run that can be checked by hand
+    lydite sampler list                                 every name, its proof and its source
+    lydite sampler show karras --steps 10               sigmas, timesteps and c_in
+    lydite sampler show dpmpp_2m                        options, and a run to check by hand
     lydite sampler plot karras exponential beta_sigmas -o sigmas.png
-    lydite sampler compare normal sgm_uniform       where two differ, and by how much
-    lydite sampler conform --write problem.json     a problem for a sampler in any language …
-    lydite sampler conform problem.json run/        … and the verdict on what it wrote
+    lydite sampler compare normal sgm_uniform           where two differ, and by how much
+    lydite sampler conform --write problem.json         a problem for a sampler in any language …
+    lydite sampler conform problem.json answer.json     … and the verdict on what it wrote
     """
 
 
@@ -67,15 +81,19 @@ def listing(words: tuple[str, ...], law: str | None, as_json: bool) -> None:
         }
         click.echo(json.dumps(found, indent=1))
         return
+    console = wide_console()
+    whole = console.width >= ROOM
     if samplers:
-        wide_console().print(_samplers(samplers))
+        console.print(_samplers(samplers, whole))
     if schedules:
-        wide_console().print(_schedules(schedules))
+        console.print(_schedules(schedules, whole))
+    for line in (*LEGEND, PROOFS if whole else MORE):
+        click.echo(line)
 
 
 def sampler_record(sampler: "Sampler") -> dict[str, Any]:
     """What is known of a sampler, as JSON takes it."""
-    from lydite.conform.mistakes.elsewhere import options_of
+    from lydite.conform.methods import options_of
 
     return {
         "name": sampler.name,
@@ -110,40 +128,39 @@ def schedule_record(kind: "ScheduleKind") -> dict[str, Any]:
     }
 
 
-def _samplers(samplers: "list[Sampler]") -> Table:
+def _samplers(samplers: "list[Sampler]", whole: bool) -> Table:
     count = f"{len(samplers)} sampler{'s' if len(samplers) != 1 else ''}"
-    table = Table("", "order", "calls", "noise", "for", "what it does", "proofs", "source",
-                  title=count, title_justify="left", box=None, padding=(0, 2, 0, 0))  # fmt: skip
-    table.columns[0].no_wrap = True
+    table = _table(count, "order", "calls", "noise", "for", "what it does", whole=whole)
     for each in samplers:
-        table.add_row(
-            f"[bold]{each.name}[/]",
+        cells = (
             "" if each.order is None else f"{each.order:g}",
             str(each.calls),
             "" if each.noise == "none" else each.noise,
             " ".join(each.laws),
             each.about,
-            "; ".join(each.proofs),
-            each.source,
         )
+        _add(table, each, cells, whole)
     return table
 
 
-def _schedules(schedules: "list[ScheduleKind]") -> Table:
+def _schedules(schedules: "list[ScheduleKind]", whole: bool) -> Table:
     count = f"{len(schedules)} schedule{'s' if len(schedules) != 1 else ''}"
-    table = Table("", "steps", "for", "what it does", "proofs", "source",
-                  title=count, title_justify="left", box=None, padding=(0, 2, 0, 0))  # fmt: skip
-    table.columns[0].no_wrap = True
+    table = _table(count, "steps", "for", "what it does", whole=whole)
     for each in schedules:
-        table.add_row(
-            f"[bold]{each.name}[/]",
-            each.count,
-            " ".join(each.laws),
-            each.about,
-            "; ".join(each.proofs),
-            each.source,
-        )
+        _add(table, each, (each.count, " ".join(each.laws), each.about), whole)
     return table
+
+
+def _table(title: str, *columns: str, whole: bool) -> Table:
+    columns = ("", *columns, *(("proofs", "source") if whole else ()))
+    table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _add(table: Table, each: "Sampler | ScheduleKind", cells: tuple[str, ...], whole: bool) -> None:
+    more = ("; ".join(each.proofs), each.source) if whole else ()
+    table.add_row(f"[bold]{each.name}[/]", *cells, *more)
 
 
 def _plain(value: Any) -> Any:

@@ -125,7 +125,7 @@ def _samplers(
 
     from lydite.cli.sampler_show import make
     from lydite.conform.convergence import denoiser_for, trajectory
-    from lydite.conform.mistakes.elsewhere import options_of
+    from lydite.conform.methods import options_of
     from lydite.conform.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 

@@ -21,7 +21,7 @@ AROUND = 4  # rows shown on either side of the first wrong one
 
 @click.command("conform")
 @click.argument("problem", type=click.Path(path_type=Path), required=False)
-@click.argument("trace", type=click.Path(path_type=Path), required=False)
+@click.argument("answer", type=click.Path(path_type=Path), required=False)
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a problem instead of judging one.")  # fmt: skip
 @click.option("--sampler", default=None, metavar="NAME", help="[default: euler]")
@@ -31,7 +31,8 @@ AROUND = 4  # rows shown on either side of the first wrong one
 @click.option("-n", "--steps", type=click.IntRange(1, 1000), default=None, help="[default: 8]")
 @click.option("-m", "--model", default=None, metavar="NAME|FOLDER",
               help=f"Whose noise levels: {MODEL_HELP} [default: sd15]")  # fmt: skip
-@click.option("--prediction", type=click.Choice(["denoised", "eps", "v", "flow"]),
+@click.option("--prediction", type=click.Choice(
+                  ["denoised", "eps", "v", "x0", "edm", "cosmos", "flow"]),
               help="What the stand-in for a network predicts. [default: the model's]")  # fmt: skip
 @click.option("--denoiser", type=click.Choice(["zero", "identity", "gaussian", "mixture"]),
               help="What its data is. [default: mixture]")  # fmt: skip
@@ -49,7 +50,7 @@ AROUND = 4  # rows shown on either side of the first wrong one
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def conform(
     problem: Path | None,
-    trace: Path | None,
+    answer: Path | None,
     write: Path | None,
     everything: bool,
     as_json: bool,
@@ -58,38 +59,42 @@ def conform(
     """Judge a sampler or a schedule in any language, without a network.
 
     A problem is one JSON file: sigmas, timesteps, where to start, and a network that is a formula
-    of five lines. Your program reads it, runs its own loop, and writes x after each step as event
-    sampler/x of a trace (docs/conform.md; examples/sampler_candidate.py is one in NumPy). We run
-    the same problem, say which step goes wrong and by how much beyond rounding, and name what was
-    done instead, if replaying 62 known mistakes and every other sampler gives your numbers.
+    of five lines. Your program reads it, runs its own loop, and writes x after each step: as JSON,
+    {"x": [[…], […], …]}, or as event sampler/x of a trace (docs/conform.md;
+    examples/sampler_candidate.py is one in NumPy). We run the same problem, say which step goes
+    wrong and by how much beyond rounding, and name what was done instead, if replaying 64 known
+    mistakes, every other sampler and every other schedule gives your numbers.
 
     \b
     lydite sampler conform --write problem.json --sampler dpmpp_2m --guidance 5
     lydite sampler conform --write problem.json --model sd3 --sampler euler --steps 12
     lydite sampler conform --write table.json --schedule karras --schedule-only --steps 20
     python examples/sampler_candidate.py problem.json run
-    lydite sampler conform problem.json run --json
+    lydite sampler conform problem.json run
+    lydite sampler conform problem.json answer.json --json
 
     Exit status: 0 it conforms, 1 it deviates, 2 it could not be judged.
     """
     if write:
-        if problem or trace:
-            raise InputError("--write makes a problem; judging takes PROBLEM and TRACE without it.")
+        if problem or answer:
+            raise InputError(
+                "--write makes a problem; judging takes PROBLEM and ANSWER without it."
+            )
         _write(write, as_json, **asked)
         return
-    if problem is None or trace is None:
+    if problem is None or answer is None:
         raise InputError(
-            "nothing to judge: give PROBLEM and TRACE, or --write FILE to make a problem."
+            "nothing to judge: give PROBLEM and ANSWER, or --write FILE to make a problem."
         )
     for name, value in asked.items():
         if value not in (None, False, ()):
             raise InputError(
                 f"--{name.replace('_', '-')} goes with --write; a problem has its own."
             )
-    from lydite.conform.judge import judge_trace
+    from lydite.conform.judge import judge_path
     from lydite.conform.problem import read_problem
 
-    verdict = judge_trace(read_problem(problem), trace)
+    verdict = judge_path(read_problem(problem), answer)
     if as_json:
         click.echo(json.dumps(_to_json(verdict), indent=1))
     else:
@@ -145,8 +150,11 @@ def _write(
         f"{path}: {what}, {made.schedule}, {made.steps} steps, {made.prediction} "
         f"prediction of {made.denoiser.name} data"
     )
-    click.echo("Write x after step i as event sampler/x, step i; then:")
-    click.echo(f"  lydite sampler conform {path} TRACE")
+    if made.sampler is None:
+        click.echo('Write the tables as {"sigmas": […], "timesteps": […]} into answer.json; then:')
+    else:
+        click.echo('Write x after each step as {"x": [[…], […], …]} into answer.json; then:')
+    click.echo(f"  lydite sampler conform {path} answer.json")
 
 
 def _print(verdict: "Verdict", everything: bool) -> None:

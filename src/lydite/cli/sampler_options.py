@@ -13,7 +13,9 @@ from lydite.core.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MODEL_HELP = "sd15, sdxl, sd3, flux, flow, edm, or a folder with scheduler/scheduler_config.json."
+MODEL_HELP = (
+    "sd15, sdxl, sd3, flux, flow, edm, cosmos, or a folder with scheduler/scheduler_config.json."
+)
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lydite.report.chart import Chart, Line
 
 COUNTS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+LOG = ", logarithmic"
 MOST = 12  # lines that can still be told apart
 
 
@@ -19,13 +20,13 @@ MOST = 12  # lines that can still be told apart
 @click.argument("names", nargs=-1, required=True)
 @click.option("-m", "--model", default=None, metavar="NAME|FOLDER",
               help=f"Whose noise levels: {MODEL_HELP}")  # fmt: skip
-@click.option("-n", "--steps", type=click.IntRange(1, 1000), default=20, show_default=True,
-              help="Schedules: number of steps. Samplers run 4 to 64.")  # fmt: skip
+@click.option("-n", "--steps", type=click.IntRange(1, 1000), default=None,
+              help="Schedules: number of steps. Samplers run 4 to 64. [default: 20]")  # fmt: skip
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
               help="An option of the schedules; repeatable.")  # fmt: skip
 @click.option("--schedule", metavar="NAME", help="Samplers: the sigmas they run over.")
-@click.option("--denoiser", default="gaussian", show_default=True,
-              type=click.Choice(["gaussian", "mixture"]), help="Samplers: their data.")  # fmt: skip
+@click.option("--denoiser", default=None, type=click.Choice(["gaussian", "mixture"]),
+              help="Samplers: their data. [default: gaussian]")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
               help="The PNG. [default: sigmas.png or errors.png]")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
@@ -33,10 +34,10 @@ MOST = 12  # lines that can still be told apart
 def plot(
     names: tuple[str, ...],
     model: str | None,
-    steps: int,
+    steps: int | None,
     options: tuple[str, ...],
     schedule: str | None,
-    denoiser: str,
+    denoiser: str | None,
     output: Path | None,
     html: Path | None,
 ) -> None:
@@ -63,11 +64,15 @@ def plot(
     from lydite.report.sheets import png_bytes
 
     if kinds == {"schedule"}:
-        chart = _sigmas(names, model, steps, read_options(options))
+        if schedule or denoiser:
+            raise InputError("--schedule and --denoiser are for samplers; these are schedules.")
+        chart = _sigmas(names, model, steps or 20, read_options(options))
     else:
         if options:
             raise InputError("--option is for schedules here; samplers run with their defaults.")
-        chart = _errors(names, model, schedule, denoiser)
+        if steps:
+            raise InputError(f"--steps is for schedules; samplers run {COUNTS[0]} to {COUNTS[-1]}.")
+        chart = _errors(names, model, schedule, denoiser or "gaussian")
     picture = png_bytes(draw(chart))
     path = output or Path("sigmas.png" if kinds == {"schedule"} else "errors.png")
     if path.suffix.lower() != ".png":
@@ -77,7 +82,7 @@ def plot(
     write_atomic(path, picture)
     click.echo(f"picture: {path}")
     if html:
-        write_atomic(html, _page(chart, picture).encode())
+        write_atomic(html, _page(chart, picture, READ[kinds == {"schedule"}]).encode())
         click.echo(f"page: {html}")
 
 
@@ -98,17 +103,20 @@ def _sigmas(
         if not any(option in each for each in known.values()):
             raise InputError(f"none of these schedules has an option {option!r:.60}.")
     lines: list[Line] = []
+    above: list[str] = []  # those that do not end in 0
     for name in names:
         chosen = {key: value for key, value in options.items() if key in known[name]}
-        lines.append(_line(name, make(name, called, steps, chosen)[0].sigmas[:-1].tolist()))
+        sigmas = make(name, called, steps, chosen)[0].sigmas.tolist()
+        above += [name] if sigmas[-1] > 0 else []
+        lines.append(_line(name, [sigma for sigma in sigmas if sigma > 0]))
     flow = "flow" in (shared if len(shared) == 1 else (_law(called),))
     return Chart(
         f"Sigmas of {called}, {steps} steps",
         "step",
-        "sigma before each step" + ("" if flow else ", logarithmic"),
+        "sigma before each step" + ("" if flow else LOG),
         lines,
         y_scale="linear" if flow else "log",
-        note="each ends in 0" if not flow else "",
+        note="after these comes 0" + (f", but not for {', '.join(above)}" if above else ""),
     )
 
 
@@ -161,7 +169,17 @@ def _errors(
     )
 
 
-def _page(chart: "Chart", picture: bytes) -> str:
+READ = {  # schedules: how a page is read
+    True: "How much noise is left before each step. The steps are short where a curve is flat.",
+    False: "How far each sampler ends from the exact answer, over its number of steps. Both scales "
+    "are logarithmic: the error of a method of order p falls by 2^p for twice the steps, so that a "
+    "steeper line is a higher order. Samplers with an option eta run without their noise. The "
+    "error is taken at the last sigma above 0; the step from there to 0 is of order 1 in every "
+    "method.",
+}
+
+
+def _page(chart: "Chart", picture: bytes, read: str) -> str:
     from lydite.report.page import Chapter, Figure, Figures, Page, Table, render
 
     places = sorted({x for line in chart.lines for x, _ in line.points})
@@ -174,13 +192,13 @@ def _page(chart: "Chart", picture: bytes) -> str:
     return render(
         Page(
             chart.title,
-            f"{chart.up}: {names}.",
+            read,
             (
                 Chapter("Picture", "", (
                     Figures((Figure(picture, f"{chart.up} over {chart.across} for {names}"),),
-                            size="large"),
+                            size="whole"),
                 )),
-                Chapter("Numbers", "", (
+                Chapter("Numbers", f"{chart.up[0].upper()}{chart.up[1:].removesuffix(LOG)}.", (
                     Table(head, tuple(rows), numeric=frozenset(range(len(head)))),
                 )),
             ),

@@ -1,7 +1,6 @@
 """`lydite sampler show`: one schedule as a table, or one sampler on a run to check by hand."""
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,7 +42,8 @@ def show(
 ) -> None:
     """Show a schedule's sigmas, timesteps and c_in, or a sampler's options and one of its runs.
 
-    c_in is what the latent is multiplied with before it goes into an eps or v network. A sampler
+    c_in is what the latent is multiplied with before it goes into the model's network: 1/√(σ² + 1)
+    for eps and v, 1/√(σ² + ½²) for edm, 1/(σ + 1) for cosmos, 1 for flow models. A sampler
     runs from four fixed values over a schedule, on data drawn from N(0.3, 0.5²) by default, where
     the exact end is known.
 
@@ -90,18 +90,16 @@ def make(
     return made, levels, called
 
 
-def c_in(sigma: float, law: str) -> float:
-    """1 for a flow model."""
-    return 1.0 if law == "flow" else 1 / math.sqrt(sigma**2 + 1)
-
-
 def _schedule(
     name: str, model: str | None, steps: int, options: dict[str, Any], convention: str | None
 ) -> dict[str, Any]:
     from lydite.cli.sampler import schedule_record
+    from lydite.conform.models import default_prediction
+    from lydite.sampling.prediction import find_prediction
     from lydite.sampling.schedules import find_schedule
 
     made, levels, called = make(name, model, steps, options, convention)
+    scaled = find_prediction(default_prediction(levels))
     sigmas = made.sigmas.tolist()
     return {
         **schedule_record(find_schedule(name)),
@@ -110,7 +108,7 @@ def _schedule(
         "convention": convention,
         "sigmas": sigmas,
         "timesteps": made.timesteps.tolist(),
-        "c_in": [c_in(sigma, levels.law.name) for sigma in sigmas[:-1]],
+        "c_in": [scaled.c_in(sigma) for sigma in sigmas[:-1]],
     }
 
 
@@ -126,7 +124,7 @@ def _sampler(
 
     from lydite.cli.sampler import sampler_record
     from lydite.conform.convergence import denoiser_for, exact, trajectory
-    from lydite.conform.mistakes.elsewhere import check_options
+    from lydite.conform.methods import check_options
     from lydite.conform.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 
@@ -173,7 +171,10 @@ def _print_schedule(found: dict[str, Any]) -> None:
     rows = zip(found["sigmas"], found["timesteps"], found["c_in"], strict=False)
     for index, (sigma, timestep, scale) in enumerate(rows):
         table.add_row(
-            str(index), f"{sigma:.7g}", f"{timestep if timestep > 1e-9 else 0:.6g}", f"{scale:.6f}"
+            str(index),
+            f"{sigma:.7g}",
+            f"{timestep if abs(timestep) > 1e-9 else 0:.6g}",
+            f"{scale:.6f}",
         )
     table.add_row("end", f"{found['sigmas'][-1]:.7g}", "", "")
     wide_console().print(table)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lydite.conform.mistakes.elsewhere import options_of
+from lydite.conform.methods import options_of
 from lydite.conform.pose import DENOISERS
 from lydite.conform.problem import Array
 from lydite.core.errors import InputError

@@ -9,6 +9,7 @@ import numpy as np
 from lydite.conform.candidate import Candidate
 from lydite.conform.measure import Key, bounds, distance, error_of, within
 from lydite.conform.mistakes import PLANTED, elsewhere
+from lydite.conform.mistakes.elsewhere import other_samplers
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.mistakes.times import TIMES
 from lydite.conform.mistakes.wiring import WIRING
@@ -35,14 +36,43 @@ def explain(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
     """What reproduces the whole run: a known mistake, another sampler, two mistakes at a time; or
     what is wrong with some steps alone."""
     problem = plan.problem
-    judged = {key: value for key, value in candidate.values.items() if key[0] in JUDGED}
+    until = _overflow(candidate)
+    judged = {
+        key: value
+        for key, value in candidate.values.items()
+        if key[0] in JUDGED and (until is None or key[1] < until)
+    }
     if not any(key[0] == "x" for key in judged):
         return ()
+    off = _off(run(plan), candidate)
     pairs = (both(a, b) for a, b in combinations((*WIRING, *TIMES), 2))
     for tried in (PLANTED, elsewhere(problem), pairs):  # the next where the last had none
-        if fits := list(_fits(plan, tried, judged, candidate)):
-            return _findings(fits, candidate)
+        fits = [fit for fit in _fits(plan, tried, judged, candidate) if fit.error < off / 4]
+        if [fit.mistake.cause for fit in fits] == ["history-dropped"]:  # a method with a name?
+            fits += _fits(plan, other_samplers(problem), judged, candidate)
+        if fits:
+            return _findings(fits, candidate, until)
     return _by_step(plan, candidate)
+
+
+def _overflow(candidate: Candidate) -> int | None:
+    """The first step whose x is not finite: from there on there is nothing to compare."""
+    wild = [
+        step
+        for (name, step, _), value in candidate.values.items()
+        if name == "x" and not np.isfinite(value).all()
+    ]
+    return min(wild, default=None)
+
+
+def _off(right: Run, candidate: Candidate) -> float:
+    """How far the candidate is from the right run; what explains it has to be nearer."""
+    if right.steps != candidate.steps:
+        return float("inf")
+    pairs = ((key, value) for key, value in candidate.values.items() if key[0] in JUDGED)
+    return max(
+        error_of(key[0], value, right.values[key]) for key, value in pairs if key in right.values
+    )
 
 
 def both(one: Mistake, other: Mistake) -> Mistake:
@@ -64,6 +94,7 @@ def _fits(
     plan: Plan, tried: Iterable[Mistake], judged: dict[Key, Array], candidate: Candidate
 ) -> Iterator[Fit]:
     steps = {key[1] for key in judged if key[0] == "x"}
+    most = len(steps) if len(steps) < candidate.steps else None
 
     def near(step: int, x: Array) -> bool:
         value = judged.get(("x", step, 0))
@@ -74,12 +105,12 @@ def _fits(
         if wrong is None:
             continue
         try:
-            exact = run(wrong, go_on=near)
+            exact = run(wrong, go_on=near, most=most)
         except CannotReplay:
             continue
         if {key[1] for key in exact.values if key[0] == "x"} != steps:
             continue
-        limits = bounds(wrong, exact, candidate.dtype)
+        limits = bounds(wrong, exact, candidate.dtype, most)
         if within(judged, exact, limits):
             yield _fit(mistake, exact, candidate, max(limits[key].floor for key in limits))
 
@@ -94,7 +125,7 @@ def _fit(mistake: Mistake, exact: Run, candidate: Candidate, floor: float) -> Fi
     return Fit(mistake, max(e for key, e in errors.items() if key[0] == "x"), floor, aside)
 
 
-def _findings(fits: list[Fit], candidate: Candidate) -> tuple[Finding, ...]:
+def _findings(fits: list[Fit], candidate: Candidate, until: int | None) -> tuple[Finding, ...]:
     """One finding for each cause, the best first; the same sampler under two names is one."""
     nearest = min(fit.error for fit in fits)
     fits = [fit for fit in fits if fit.error <= 10 * max(nearest, fit.floor)]
@@ -109,8 +140,10 @@ def _findings(fits: list[Fit], candidate: Candidate) -> tuple[Finding, ...]:
         if cause.startswith("is-") and fit is not others[0]:
             continue
         same = [each.mistake.cause[3:] for each in others[1:4]] if fit in others else []
-        also = f" (as {', '.join(same)}, which agree on this problem)" if same else ""
+        also = f" (or {', '.join(same)}: the same on this problem)" if same else ""
         steps = f"all {candidate.steps} steps" if candidate.steps > 1 else "the step"
+        if until is not None:
+            steps = f"the {until} steps before it overflows" if until > 1 else "the first step"
         result.append(
             Finding(
                 cause,

@@ -1,7 +1,9 @@
 """Hold a candidate against the problem: which step goes wrong, by how much, and why."""
 
+import math
 from pathlib import Path
 
+from lydite.conform.answer import read_answer
 from lydite.conform.candidate import Candidate, CannotRead, read_candidate, recorded_before
 from lydite.conform.explain import JUDGED, explain
 from lydite.conform.measure import Bound, Key, bounds, error_of
@@ -9,9 +11,21 @@ from lydite.conform.problem import Problem
 from lydite.conform.replay import CannotReplay, Run, plan_for, run
 from lydite.conform.result import Finding, Row, Verdict
 from lydite.conform.tables import explain_tables, table_rows
+from lydite.core.errors import InputError, at
 from lydite.trace.store import Trace
 
 MOST_FINDINGS = 4
+
+
+def judge_path(problem: Problem, path: Path) -> Verdict:
+    """The verdict on an answer: a JSON file, or a trace folder."""
+    if path.is_file():
+        return judge(problem, read_answer(path, problem))
+    if not path.exists():
+        raise InputError(
+            f"{at(path)}: not there. Expected an answer: a JSON file, or the folder of a trace."
+        )
+    return judge_trace(problem, path)
 
 
 def judge_trace(problem: Problem, folder: Path) -> Verdict:
@@ -115,6 +129,8 @@ def _sentence(problem: Problem, wrong: Row, findings: tuple[Finding, ...]) -> st
     place = f"{wrong.name} of step {wrong.step}" + (f", call {wrong.call}" if wrong.call else "")
     if wrong.error is None:
         far = "is missing or of another shape"
+    elif wrong.error == float("inf"):
+        far = "is not finite"
     elif wrong.name == "timestep":
         far = f"is off by {wrong.error:.3g}"
     else:
@@ -132,6 +148,16 @@ UNKNOWN = (
 def _shape(problem: Problem, candidate: Candidate) -> tuple[Finding, ...]:
     if not candidate.shapes:
         return ()
+    shape, needed = candidate.shapes[0], math.prod(problem.shape)
+    if math.prod(shape) <= needed or math.prod(shape) % needed:
+        return (
+            Finding(
+                "other-shape",
+                f"The candidate's x has {math.prod(shape)} values, in shape {shape}; expected "
+                f"{needed}, in shape {problem.shape}.",
+                "Write all of x after each step, as one list or in the problem's shape.",
+            ),
+        )
     return (
         Finding(
             "broadcast",

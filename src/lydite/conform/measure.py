@@ -7,11 +7,12 @@ so float16 and bfloat16 get the same floor, times their unit over that of float3
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lydite.conform.problem import Array
+from lydite.conform.methods import Registered
+from lydite.conform.problem import Array, Problem
 from lydite.conform.replay import CannotReplay, Plan, Run, run
 
 UNIT = {"f64": 2.0**-24, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -58,11 +59,19 @@ def table_error(candidate: Array, ours: Array) -> float:
     return float((np.abs(candidate - ours) / size).max(initial=0.0))
 
 
-def bounds(plan: Plan, exact: Run, dtype: str) -> dict[Key, Bound]:
+def timestep_limit(problem: Problem) -> float:
+    """Of timesteps to 1000; those of edm and cosmos are about 1."""
+    return TIMESTEP / 1000 if problem.prediction in ("edm", "cosmos") else TIMESTEP
+
+
+def bounds(plan: Plan, exact: Run, dtype: str, most: int | None = None) -> dict[Key, Bound]:
     """A bound for every value of a run."""
     coarse = UNIT[dtype] / UNIT["f32"]
+    least = LEAST
+    if isinstance(plan.method, Registered):
+        least = max(least, plan.method.roughness)
     floors = dict.fromkeys(exact.values, UNIT["f32"])
-    for other in _rounded_runs(plan):
+    for other in _rounded_runs(plan, most):
         for key in floors.keys() & other.values.keys():
             apart = distance(np.asarray(other.values[key], np.float64), exact.values[key])
             floors[key] = max(floors[key], apart)
@@ -71,9 +80,9 @@ def bounds(plan: Plan, exact: Run, dtype: str) -> dict[Key, Bound]:
         if name == "sigma":
             result[name, step, call] = Bound(UNIT["f32"], SIGMA * coarse)
         elif name == "timestep":
-            result[name, step, call] = Bound(UNIT["f32"] * 1000, TIMESTEP)
+            result[name, step, call] = Bound(UNIT["f32"] * 1000, timestep_limit(plan.problem))
         else:
-            result[name, step, call] = Bound(floor * coarse, max(floor * coarse * SLACK, LEAST))
+            result[name, step, call] = Bound(floor * coarse, max(floor * coarse * SLACK, least))
     return result
 
 
@@ -85,11 +94,16 @@ def within(values: Mapping[Key, Array], exact: Run, limits: Mapping[Key, Bound])
     )
 
 
-def _rounded_runs(plan: Plan) -> list[Run]:
+def _rounded_runs(plan: Plan, most: int | None) -> list[Run]:
     runs = []
     for dtype, jitter in ((np.float32, None), *((np.float64, seed) for seed in JITTERS)):
         try:
-            runs.append(run(plan, dtype, jitter=jitter))
+            runs.append(run(plan, dtype, jitter=jitter, most=most))
+        except CannotReplay:
+            continue
+    for method in plan.method.nudged() if isinstance(plan.method, Registered) else ():
+        try:
+            runs.append(run(replace(plan, method=method), most=most))
         except CannotReplay:
             continue
     return runs

@@ -25,6 +25,7 @@ MODELS: dict[str, ModelSigmas] = {
     "flux": FlowSigmas(shift_of_mu(mu_of_tokens(4096))),  # 1024 × 1024 pixels
     "flow": FlowSigmas(),
     "edm": ContinuousSigmas(),
+    "cosmos": ContinuousSigmas(told="cosmos"),
 }
 ABOUT = {
     "sd15": "Stable Diffusion 1.5, 2.1: 1000 levels, sigma 0.029 to 14.6",
@@ -32,7 +33,8 @@ ABOUT = {
     "sd3": "flow, shift 3",
     "flux": "flow, shift exp(1.15) for 1024 × 1024",
     "flow": "flow, not shifted",
-    "edm": "sigma 0.002 to 80 without a table",
+    "edm": "sigma 0.002 to 80 without a table; told ln(sigma)/4",
+    "cosmos": "the same sigmas; told sigma/(sigma + 1)",
 }
 
 
@@ -59,6 +61,8 @@ def model_of(problem: Problem) -> ModelSigmas | None:
         if not isinstance(shift, int | float) or not 0 < shift < 1e6:
             return None
         return FlowSigmas(float(shift), train, float(train), problem.rule)
+    if problem.prediction in ("edm", "cosmos"):
+        return ContinuousSigmas(told=problem.prediction)
     if len(problem.table) < 2:
         return None
     return NoiseTable(np.array(problem.table), problem.rule)
@@ -71,7 +75,9 @@ def default_schedule(model: ModelSigmas) -> str:
 def default_prediction(model: ModelSigmas) -> str:
     if model.law.name == "flow":
         return "flow"
-    return "eps" if isinstance(model, NoiseTable) else "denoised"
+    if isinstance(model, ContinuousSigmas):
+        return "denoised" if model.told == "v" else model.told
+    return "eps"
 
 
 def _described(raw: dict[str, Any], path: Path) -> ModelSigmas:

@@ -11,39 +11,44 @@ from typing import Any
 import numpy as np
 
 from lydite.conform.problem import Array, Denoiser, Problem, law_of
+from lydite.sampling.prediction import Prediction, find_prediction
 
 LEAST = 1e-4  # the network never divides by less
 
 
+def prediction_of(problem: Problem) -> Prediction:
+    """The scalings of the problem's prediction type; not for `denoised`, which has none."""
+    return Prediction(find_prediction(problem.prediction).name, problem.sigma_data)
+
+
 def predict(problem: Problem, denoiser: Denoiser, model_input: Any, timestep: float) -> Any:
     """F(model_input, timestep) of the problem's prediction type."""
-    sigma = sigma_of(problem, timestep)
-    x = model_input / c_in(problem, sigma)
+    sigma, kind = sigma_of(problem, timestep), prediction_of(problem)
+    x = model_input / kind.c_in(sigma)
     denoised = denoiser.under(law_of(problem))(x, sigma)
-    if problem.prediction == "v":
-        total = sigma**2 + 1
-        return (x / total - denoised) * (math.sqrt(total) / sigma)
-    return (x - denoised) / sigma  # eps and flow
+    return (denoised - x * kind.c_skip(sigma)) / kind.c_out(sigma)
 
 
 def c_in(problem: Problem, sigma: float) -> float:
     """What a latent is multiplied with before it goes into the network."""
-    return 1 / math.sqrt(sigma**2 + 1) if problem.prediction in ("eps", "v") else 1.0
+    return prediction_of(problem).c_in(sigma)
 
 
-def denoised_from(prediction_type: str, x: Any, prediction: Any, sigma: float) -> Any:
+def denoised_from(problem: Problem, x: Any, prediction: Any, sigma: float) -> Any:
     """The image that a prediction points at; `x` is the latent without c_in."""
-    if prediction_type == "v":
-        total = sigma**2 + 1
-        return x / total - prediction * (sigma / math.sqrt(total))
-    return x - prediction * sigma
+    return prediction_of(problem).denoised(x, prediction, sigma)
 
 
 def sigma_of(problem: Problem, timestep: float) -> float:
     """The sigma the network understands a timestep as."""
-    if not problem.table:
-        return max(timestep / problem.training_steps, LEAST)
-    return math.exp(float(np.interp(timestep, *_logs(problem.table))))
+    if problem.table:
+        return math.exp(float(np.interp(timestep, *_logs(problem.table))))
+    if problem.prediction == "edm":
+        return math.exp(4 * min(max(timestep, -3.0), 3.0))
+    if problem.prediction == "cosmos":
+        timestep = min(max(timestep, LEAST), 1 - LEAST)
+        return timestep / (1 - timestep)
+    return max(timestep / problem.training_steps, LEAST)
 
 
 def timestep_of(problem: Problem, sigma: float) -> float:
@@ -55,13 +60,15 @@ def timestep_of(problem: Problem, sigma: float) -> float:
 
 
 def place_of(problem: Problem, sigma: float) -> float:
-    """Where a sigma lies in the table, as a fraction: the inverse of `sigma_of`."""
-    if not problem.table:
-        return sigma * problem.training_steps
-    if sigma <= 0:
-        return 0.0
-    places, logs = _logs(problem.table)
-    return float(np.interp(math.log(sigma), logs, places))
+    """The timestep of a sigma, fraction and all: the inverse of `sigma_of`."""
+    if problem.table:
+        places, logs = _logs(problem.table)
+        return float(np.interp(math.log(sigma), logs, places)) if sigma > 0 else 0.0
+    if problem.prediction == "edm":
+        return math.log(max(sigma, LEAST)) / 4
+    if problem.prediction == "cosmos":
+        return sigma / (sigma + 1)
+    return sigma * problem.training_steps
 
 
 @lru_cache(maxsize=8)
@@ -77,25 +84,25 @@ def words(problem: Problem) -> dict[str, str]:
     said = {
         "x": f"start from x, which is noise * {_start(problem)}",
         "denoiser": DENOISERS[problem.denoiser.name].format(alpha=alpha),
-        "trace": "write x after step i as event sampler/x, step i (0 is the first), in the given "
-        "shape; see docs/conform.md",
+        "answer": 'write {"x": [...]} with the values of x after each step as one list, or a trace '
+        "with x after step i as event sampler/x, step i (0 is the first); see docs/conform.md",
     }
     if problem.prediction != "denoised":
         said["network"] = NETWORKS[problem.prediction].format(T=problem.training_steps)
-        between = (
-            "the t with exp(interp(t, log(table))) = sigma"
-            if problem.table
-            else f"t = {problem.training_steps} * sigma"
-        )
+        said["network"] = said["network"].replace("sigma_data", f"{problem.sigma_data:g}")
+        between = TIMESTEPS[problem.prediction].format(T=problem.training_steps)
         said["timestep"] = (
             f"the network is told timesteps[i] at sigmas[i]; between them {between}"
-            f"{RULES[problem.rule]}"
+            f"{RULES[problem.rule] if problem.table or problem.law == 'flow' else ''}"
         )
     if problem.guidance:
         said["guidance"] = (
-            "uncond + scale * (cond - uncond); cond is the network with `denoiser`, uncond the "
-            "one with guidance.uncond"
+            "F = uncond + scale * (cond - uncond); cond is F of the network with `denoiser`, "
+            "uncond that of the one with guidance.uncond"
         )
+    for (sampler, option), meant in LOOKED_UP.items():
+        if problem.sampler == sampler and option in problem.options:
+            said[option] = meant
     if problem.normals:
         said["normals"] = "the k-th time noise is needed it is normals[k], counted from 0"
     return said
@@ -120,16 +127,41 @@ DENOISERS = {
     "D(x, sigma) = (s^2 a x + sigma^2 m) / (s^2 a^2 + sigma^2)",
     "mixture": "s = spread, a = {alpha}, w = s^2 a^2 + sigma^2; for each m of means: "
     "p = exp(-(x - a m)^2 / (2 w)), d = (s^2 a x + sigma^2 m) / w; "
-    "D(x, sigma) = sum(p d) / sum(p), each value of x for itself",
+    "D(x, sigma) = sum(p d) / sum(p), each value of x for itself; subtract the largest exponent "
+    "first, or every p may be 0",
 }
+LOOKED_UP = {
+    ("pndm", "middle"): "the sigma halfway in a Runge-Kutta step is that of the timestep halfway",
+    ("tcd", "below"): "a step goes down to the sigma of timestep floor((1 - gamma) t), t that of "
+    "the step's end; the last step goes to its end",
+}
+_TABLE = "the t with exp(interp(t, log(table))) = sigma"
+TIMESTEPS = {
+    "eps": _TABLE,
+    "v": _TABLE,
+    "x0": _TABLE,
+    "edm": "t = ln(sigma) / 4",
+    "cosmos": "t = sigma / (sigma + 1)",
+    "flow": "t = {T} * sigma",
+}
+_TOLD = (
+    "F(u, t): sigma = exp(interp(t, log(table))), t clamped to the table; x = u sqrt(sigma^2 + 1); "
+)
+_SHOWN = "Its input u is x / sqrt(sigma^2 + 1), and "
 NETWORKS = {
-    "eps": "F(u, t): sigma = exp(interp(t, log(table))), t clamped to the table; "
-    "x = u sqrt(sigma^2 + 1); F = (x - D(x, sigma)) / sigma. "
-    "Its input u is x / sqrt(sigma^2 + 1), and x - sigma F is the denoised",
-    "v": "F(u, t): sigma = exp(interp(t, log(table))), t clamped to the table; "
-    "x = u sqrt(sigma^2 + 1); F = (x / (sigma^2 + 1) - D(x, sigma)) sqrt(sigma^2 + 1) / sigma. "
-    "Its input u is x / sqrt(sigma^2 + 1), and x / (sigma^2 + 1) - F sigma / sqrt(sigma^2 + 1) is "
-    "the denoised",
+    "eps": _TOLD + "F = (x - D(x, sigma)) / sigma. " + _SHOWN + "x - sigma F is the denoised",
+    "v": _TOLD
+    + "F = (x / (sigma^2 + 1) - D(x, sigma)) sqrt(sigma^2 + 1) / sigma. "
+    + _SHOWN
+    + "x / (sigma^2 + 1) - F sigma / sqrt(sigma^2 + 1) is the denoised",
+    "x0": _TOLD + "F = D(x, sigma). " + _SHOWN + "F is the denoised",
+    "edm": "F(u, t): s = sigma_data, sigma = exp(4 t), t clamped to -3 ... 3; "
+    "w = sqrt(sigma^2 + s^2), x = u w; "
+    "F = (D(x, sigma) - x s^2 / w^2) w / (sigma s). "
+    "Its input u is x / w, and x s^2 / w^2 + F sigma s / w is the denoised",
+    "cosmos": "F(u, t): sigma = t / (1 - t), t clamped to 0.0001 ... 0.9999; x = u (sigma + 1); "
+    "F = (x / (sigma + 1) - D(x, sigma)) (sigma + 1) / sigma. "
+    "Its input u is x / (sigma + 1), and (x - sigma F) / (sigma + 1) is the denoised",
     "flow": "F(x, t): sigma = max(t / {T}, 0.0001); F = (x - D(x, sigma)) / sigma. "
     "Its input is x as it is, and x - sigma F is the denoised",
 }

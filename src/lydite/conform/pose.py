@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from lydite.conform.mistakes.elsewhere import check_options
+from lydite.conform.methods import check_options
 from lydite.conform.models import default_prediction, default_schedule, find_model
 from lydite.conform.network import words
-from lydite.conform.problem import MOST_NORMALS, Denoiser, Guidance, Problem, check
+from lydite.conform.problem import MOST_NORMALS, TABLED, Denoiser, Guidance, Problem, check
 from lydite.conform.replay import CannotReplay, plan_for, run
 from lydite.core.errors import InputError
 from lydite.sampling.conventions import (
@@ -21,6 +21,7 @@ from lydite.sampling.conventions import (
     with_rule,
 )
 from lydite.sampling.noise import TorchGenerator
+from lydite.sampling.prediction import EDM
 from lydite.sampling.samplers import find_sampler
 from lydite.sampling.schedules import FlowSigmas, ModelSigmas, NoiseTable, find_schedule
 
@@ -78,8 +79,10 @@ def pose(asked: Asked, model: ModelSigmas | None = None) -> Problem:
     if isinstance(model, FlowSigmas):
         settings["shift"] = model.shift
     prediction = asked.prediction or default_prediction(model)
-    if prediction in ("eps", "v") and not isinstance(model, NoiseTable):
+    if prediction in TABLED and not isinstance(model, NoiseTable):
         raise InputError(f"prediction {prediction} needs a model with a noise table, as sd15 has.")
+    if prediction in ("edm", "cosmos") and getattr(model, "told", None) != prediction:
+        raise InputError(f"prediction {prediction} needs a model that is told so: {prediction}.")
     generator = TorchGenerator(asked.seed)
 
     def normals() -> tuple[float, ...]:
@@ -104,6 +107,7 @@ def pose(asked: Asked, model: ModelSigmas | None = None) -> Problem:
         table=tuple(model.levels.tolist()) if isinstance(model, NoiseTable) else (),
         training_steps=len(model.levels),
         rule=getattr(model, "rule", "interpolate"),
+        sigma_data=EDM.sigma_data if prediction == "edm" else 1.0,
         guidance=_guidance(asked),
     )
     problem = _checked(problem)

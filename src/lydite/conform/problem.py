@@ -22,7 +22,8 @@ from lydite.sampling.law import FLOW, VE, Law
 
 FORMAT, VERSION = "lydite-sampler-problem", 1
 MOST_STEPS, MOST_VALUES, MOST_NORMALS, MOST_TABLE = 1000, 4096, 4000, 100_000
-PREDICTIONS = ("denoised", "eps", "v", "flow")
+PREDICTIONS = ("denoised", "eps", "v", "x0", "edm", "cosmos", "flow")
+TABLED = ("eps", "v", "x0")  # told a place in the noise table
 
 Array = NDArray[Any]
 Word = Annotated[str, Meta(max_length=100)]
@@ -63,7 +64,7 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sampler: Word | None  # None: only the schedule is asked for
     law: Literal["ve", "flow"]
-    prediction: Literal["denoised", "eps", "v", "flow"]
+    prediction: Literal["denoised", "eps", "v", "x0", "edm", "cosmos", "flow"]
     sigmas: Annotated[tuple[float, ...], Meta(min_length=2, max_length=MOST_STEPS + 1)]
     timesteps: tuple[Number, ...]
     shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1, max_length=8)]
@@ -78,6 +79,7 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table: Annotated[tuple[Positive, ...], Meta(max_length=MOST_TABLE)] = ()  # sigma of timestep t
     training_steps: Annotated[int, Meta(ge=1, le=MOST_TABLE)] = 1000
     rule: Literal["interpolate", "nearest", "round", "truncate"] = "interpolate"  # sigma -> t
+    sigma_data: Positive = 1.0  # of prediction `edm`
     guidance: Guidance | None = None
     normals: Annotated[tuple[Values, ...], Meta(max_length=MOST_NORMALS)] = ()
     words: dict[str, str] = {}  # how everything is meant, for people
@@ -145,8 +147,10 @@ def check(problem: Problem) -> None:
     ):
         raise InputError(f"prediction {problem.prediction} does not go with law {problem.law}.")
     rising = len(problem.table) > 1 and all(a < b for a, b in pairwise(problem.table))
-    if not rising and (problem.table or problem.prediction in ("eps", "v")):
-        raise InputError("table is not a rising list of sigmas; eps and v need one.")
+    if not rising and (problem.table or problem.prediction in TABLED):
+        raise InputError("table is not a rising list of sigmas; eps, v and x0 need one.")
+    if problem.table and problem.prediction in ("edm", "cosmos"):
+        raise InputError(f"prediction {problem.prediction} goes without a table.")
     for denoiser in (problem.denoiser, *([problem.guidance.uncond] if problem.guidance else [])):
         needs = {"gaussian": 1, "mixture": 2}.get(denoiser.name, 0)
         right = len(denoiser.means) == 1 if needs == 1 else len(denoiser.means) >= needs

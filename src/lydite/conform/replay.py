@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from lydite.conform.methods import Method, Registered
 from lydite.conform.network import c_in, denoised_from, predict, timestep_of
 from lydite.conform.problem import Array, Denoiser, Problem, law_of
 from lydite.core.errors import InputError
 from lydite.sampling.law import Law
-from lydite.sampling.samplers import find_sampler
-from lydite.sampling.steps import Noise, Step
+from lydite.sampling.steps import Step
 
 # What a sampler may answer to sigmas and options that a stranger wrote.
 UNUSABLE = (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, InputError)
@@ -38,10 +38,6 @@ class Seen:
     model_input: Any
     prediction: Any
     sigma: float
-
-
-# A sampler with its options bound: (denoise, x, sigmas, noise) -> steps
-Method = Callable[[Any, Any, Sequence[float], Noise[Any]], Iterator[Step[Any]]]
 
 
 @dataclass(frozen=True)
@@ -85,29 +81,16 @@ def plan_for(problem: Problem) -> Plan:
     scale = problem.guidance.scale if problem.guidance else 1.0
     return Plan(
         problem,
-        method_of(problem.sampler or "euler", problem.options),
+        Registered(problem, problem.sampler or "euler", dict(problem.options)),
         problem.sigmas,
         problem.start(),
         model_input=lambda x, sigma: x * c_in(problem, sigma),
         timestep=lambda moment: right_timestep(problem, moment.sigma),
-        denoised=lambda seen: denoised_from(
-            problem.prediction, seen.x, seen.prediction, seen.sigma
-        ),
+        denoised=lambda seen: denoised_from(problem, seen.x, seen.prediction, seen.sigma),
         handed=lambda x, denoised, sigma: denoised,
         guided=lambda cond, uncond: uncond + (cond - uncond) * scale,
         noise=lambda index, normals, sigma, sigma_next: normals,
     )
-
-
-def method_of(name: str, options: dict[str, Any]) -> Method:
-    """The registered sampler, its options bound."""
-    sampler = find_sampler(name)
-
-    def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
-        given = noise if sampler.noise != "none" else None
-        return sampler.run(denoise, x, sigmas, noise=given, **options)
-
-    return method
 
 
 def right_timestep(problem: Problem, sigma: float) -> float:
@@ -124,9 +107,11 @@ def run(
     *,
     jitter: int | None = None,
     go_on: Callable[[int, Array], bool] | None = None,
+    most: int | None = None,
 ) -> Run:
     """The plan in a precision. `jitter`: a seed for rounding of one unit at each call, in float64,
-    as another order of operations would have it. `go_on` is asked after each step."""
+    as another order of operations would have it. `go_on` is asked after each step; what comes after
+    `most` steps is left out."""
     values: dict[tuple[str, int, int], Array] = {}
     session = _Session(plan, dtype, values, jitter)
     x = session.rounded(plan.start.astype(dtype))
@@ -141,6 +126,8 @@ def run(
                     raise CannotReplay("stopped")
                 session.step += 1
                 session.call = 0
+                if session.step == most:
+                    break
                 if session.step > MOST_CALLS:
                     raise CannotReplay("too many steps")
     except UNUSABLE as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lydite.conform.candidate import Candidate
-from lydite.conform.measure import SIGMA, TIMESTEP, UNIT, table_error
+from lydite.conform.measure import SIGMA, UNIT, table_error, timestep_limit
 from lydite.conform.mistakes import PLANTED, elsewhere
 from lydite.conform.problem import Array, Problem
 from lydite.conform.replay import Moment, Plan
@@ -17,7 +17,7 @@ def table_rows(problem: Problem, candidate: Candidate) -> list[Row]:
     rows = []
     for name, right, limit in (
         ("sigma", np.array(problem.sigmas), SIGMA),
-        ("timestep", np.array(problem.timesteps), TIMESTEP),
+        ("timestep", np.array(problem.timesteps), timestep_limit(problem)),
     ):
         found = candidate.tables.get(f"{name}s")
         if found is None:
@@ -37,6 +37,8 @@ def table_rows(problem: Problem, candidate: Candidate) -> list[Row]:
 def explain_tables(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
     """The mistakes that give the candidate's tables."""
     sigmas, timesteps = candidate.tables.get("sigmas"), candidate.tables.get("timesteps")
+    # timesteps that are wrong with their sigmas are those of another schedule
+    alone = sigmas is None or table_error(sigmas, np.array(plan.sigmas)) <= SIGMA
     result: dict[str, Finding] = {}
     for mistake in (*PLANTED, *elsewhere(plan.problem)):
         wrong = mistake.planted(plan)
@@ -47,9 +49,10 @@ def explain_tables(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
             if error <= 4 * SIGMA:
                 says = f"The candidate {mistake.says}. Its sigmas are those, to {error:.1e}."
                 result.setdefault(mistake.cause, Finding(mistake.cause, says, mistake.fix))
-        elif timesteps is not None and wrong.timestep is not plan.timestep:
+        elif alone and timesteps is not None and wrong.timestep is not plan.timestep:
             told = _told(wrong.timestep, plan.problem)
-            if len(told) == len(timesteps) and np.abs(told - timesteps).max() <= TIMESTEP:
+            most = timestep_limit(plan.problem)
+            if len(told) == len(timesteps) and np.abs(told - timesteps).max() <= most:
                 says = f"The candidate {mistake.says}. Its timesteps are those."
                 result.setdefault(mistake.cause, Finding(mistake.cause, says, mistake.fix))
     return tuple(result.values())[:4] or _plain(plan.problem, sigmas, timesteps)

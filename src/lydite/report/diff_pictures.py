@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from lydite.diff.pairing import Pair
+from lydite.diff.calls import Pair
 from lydite.report.diff_plots import ramp
 from lydite.report.diff_values import Array, Sides
 from lydite.report.sheets import Pixels, png_bytes

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import LyditeError
 from lydite.diff.arrays import wide
-from lydite.diff.pairing import Pair, Pairing, pair
+from lydite.diff.calls import Pair, Pairing
+from lydite.diff.pairing import pair
 from lydite.diff.renames import Rename
 from lydite.diff.result import Row, Verdict
 from lydite.diff.values import Layouts, Seen, see

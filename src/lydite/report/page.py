@@ -67,7 +67,7 @@ class Figures:
     """A grid of pictures that fills the width it has."""
 
     items: tuple[Figure, ...]
-    size: Literal["small", "medium", "large"] = "medium"
+    size: Literal["small", "medium", "large", "whole"] = "medium"  # "whole": one to a line
     crisp: bool = False  # show pixels as squares instead of smoothing them
 
 

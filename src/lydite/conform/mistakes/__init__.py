@@ -1,6 +1,11 @@
 """Every mistake that is known by its trajectory; adding knowledge means adding an entry."""
 
-from lydite.conform.mistakes.elsewhere import other_options, other_samplers, other_schedules
+from lydite.conform.mistakes.elsewhere import (
+    other_options,
+    other_samplers,
+    other_schedules,
+    other_settings,
+)
 from lydite.conform.mistakes.history import HISTORY
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.mistakes.randomness import RANDOMNESS
@@ -14,4 +19,9 @@ PLANTED = (*WIRING, *TIMES, *TABLES, *RANDOMNESS, *HISTORY)
 
 def elsewhere(problem: Problem) -> tuple[Mistake, ...]:
     """Right in itself, but not what was asked for: another option, sampler or schedule."""
-    return (*other_options(problem), *other_samplers(problem), *other_schedules(problem))
+    return (
+        *other_options(problem),
+        *other_samplers(problem),
+        *other_settings(problem),
+        *other_schedules(problem),
+    )

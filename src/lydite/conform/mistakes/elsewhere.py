@@ -1,6 +1,5 @@
 """Another method than the one named: any of the registry, or the same with other options."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,15 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from lydite.conform.methods import BY_TIMESTEP, LOOKED_UP, Registered, options_of
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.models import model_of
 from lydite.conform.problem import Problem
-from lydite.conform.replay import Plan, method_of
+from lydite.conform.replay import Plan
 from lydite.core.errors import InputError
-from lydite.sampling.samplers import SAMPLERS, find_sampler
+from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.schedules import SCHEDULES, ScheduleKind
 
-HIDDEN = {"denoise", "x", "sigmas", "noise"}
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "offset": (0, 1),
+    "rho": (7.0, 5.0, 3.0),
+    "double_shift": (False, True),
+    "family": ("sd15", "sdxl", "svd"),
+}
 NUMBERS: dict[str, tuple[float, ...]] = {
     "eta": (0.0, 1.0),
     "s_noise": (1.0,),
@@ -45,11 +50,11 @@ def other_options(problem: Problem) -> Iterator[Mistake]:
         return
     given = {**options_of(problem.sampler), **problem.options}
     for name, value in given.items():
-        for other in _alternatives(name, value):
+        for other in _alternatives(problem.sampler, name, value):
             yield Mistake(
                 "other-option",
-                f"runs {problem.sampler} with {name} = {other} instead of {value}",
-                f"Set {name} to {value}.",
+                f"runs {problem.sampler} with {name} = {_shown(other)} instead of {_shown(value)}",
+                f"Set {name} to {_shown(value)}.",
                 _by(problem.sampler, {**problem.options, name: other}),
             )
 
@@ -72,11 +77,30 @@ def other_schedules(problem: Problem) -> Iterator[Mistake]:
             )
 
 
-def _on(kind: ScheduleKind, model: Any, own_start: bool) -> Callable[[Plan], Plan | None]:
+def other_settings(problem: Problem) -> Iterator[Mistake]:
+    """The same schedule with one option at another of its usual values."""
+    kind, model = SCHEDULES.get(problem.schedule or ""), model_of(problem)
+    if kind is None or model is None or kind.needs:
+        return
+    given = {name: problem.settings.get(name, value) for name, value in kind.options.items()}
+    for name, value in given.items():
+        for other in SETTINGS.get(name, ()):
+            if other != value:
+                yield Mistake(
+                    "other-setting",
+                    f"uses the schedule {kind.name} with {name} = {other} instead of {value}",
+                    f"Set {name} to {value}.",
+                    _on(kind, model, False, {**given, name: other}),
+                )
+
+
+def _on(
+    kind: ScheduleKind, model: Any, own_start: bool, settings: dict[str, Any] | None = None
+) -> Callable[[Plan], Plan | None]:
     def apply(plan: Plan) -> Plan | None:
         problem = plan.problem
         try:
-            schedule = kind.make(problem.steps, model)
+            schedule = kind.make(problem.steps, model, **settings or {})
         except InputError:
             return None
         first = float(schedule.sigmas[0])
@@ -93,32 +117,17 @@ def _on(kind: ScheduleKind, model: Any, own_start: bool) -> Callable[[Plan], Pla
     return apply
 
 
-def options_of(sampler: str) -> dict[str, Any]:
-    """A sampler's options and their defaults."""
-    parameters = inspect.signature(find_sampler(sampler).sample).parameters.values()
-    return {
-        each.name: each.default
-        for each in parameters
-        if each.kind is each.KEYWORD_ONLY and each.name not in HIDDEN
-    }
-
-
-def check_options(sampler: str, options: dict[str, Any]) -> None:
-    """An error that names the options there are, when one is none of them."""
-    known = options_of(sampler)
-    for name in options:
-        if name not in known:
-            raise InputError(
-                f"sampler {sampler} has no option {name!r:.60}; it has "
-                f"{', '.join(known) or 'none'}."
-            )
-
-
 def _by(name: str, options: dict[str, Any]) -> Callable[[Plan], Plan | None]:
-    return lambda plan: replace(plan, method=method_of(name, options))
+    return lambda plan: replace(plan, method=Registered(plan.problem, name, options))
 
 
-def _alternatives(name: str, value: Any) -> tuple[Any, ...]:
+def _shown(value: Any) -> str:
+    return "its default" if value is None or callable(value) else str(value)
+
+
+def _alternatives(sampler: str, name: str, value: Any) -> tuple[Any, ...]:
+    if name in LOOKED_UP:
+        return (options_of(sampler)[name] if value == BY_TIMESTEP else BY_TIMESTEP,)
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int | float) and math.isfinite(value):
@@ -128,5 +137,14 @@ def _alternatives(name: str, value: Any) -> tuple[Any, ...]:
     return ()
 
 
-_SOLVERS = ("midpoint", "heun")
-WORDS: dict[str, tuple[str, ...]] = {word: _SOLVERS for word in _SOLVERS}
+WORDS: dict[str, tuple[str, ...]] = {
+    word: pair
+    for pair in (
+        ("midpoint", "heun"),
+        ("bh1", "bh2"),
+        ("data", "noise"),
+        ("adams", "denoised"),
+        ("phi_1", "phi_2"),
+    )
+    for word in pair
+}

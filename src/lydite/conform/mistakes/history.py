@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.problem import law_of
 from lydite.conform.replay import Plan, restarted
+from lydite.sampling.law import VE, Law
 from lydite.sampling.steps import Step
 
 # (denoised, its forerunners newest first, half of 1/r with r = h_last/h) -> the directed denoised
@@ -16,6 +17,31 @@ Extrapolate = Callable[[Any, list[Any], float], Any]
 
 def forgetful(plan: Plan) -> Plan | None:
     return restarted(plan)
+
+
+@dataclass(frozen=True)
+class _AsVe:
+    """A denoiser of a flow model that says it is of one of the law ve."""
+
+    inner: Any
+    law: Law = VE
+
+    def __call__(self, x: Any, sigma: float) -> Any:
+        return self.inner(x, sigma)
+
+    def pair(self, x: Any, sigma: float) -> tuple[Any, Any]:
+        return self.inner.pair(x, sigma)
+
+
+def taken_for_ve(plan: Plan) -> Plan | None:
+    """On the ODE another discretisation, with noise another process."""
+    if plan.problem.law != "flow":
+        return None
+
+    def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
+        return plan.method(_AsVe(denoise), x, sigmas, noise)
+
+    return replace(plan, method=method)
 
 
 def two_step(extrapolate: Extrapolate, *, in_sigma: bool = False) -> Callable[[Plan], Plan | None]:
@@ -79,6 +105,14 @@ FIX_2M = (
 )
 
 HISTORY = (
+    Mistake(
+        "ve-form-on-flow",
+        "takes the form for eps models of its method, on a flow model",
+        "A flow latent is (1 − σ)·image + σ·noise: λ is ln((1 − σ)/σ), a step weighs the denoised "
+        "with α = 1 − σ, and noise is added so that the rest is scaled down. ComfyUI's dpmpp_2m "
+        "does without.",
+        taken_for_ve,
+    ),
     Mistake(
         "history-dropped",
         "forgets the steps before: every step is its method's first",

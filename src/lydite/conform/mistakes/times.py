@@ -70,7 +70,7 @@ def _by_rule(whole: Callable[[float], float]) -> Callable[[float, Moment, Proble
     return lambda right, moment, problem: whole(place_of(problem, moment.sigma))
 
 
-STALE = "evenly spaced timesteps stand under respaced sigmas"
+STALE = "has evenly spaced timesteps under respaced sigmas"
 FIX_STALE = (
     "Derive each timestep from its own sigma, after the respacing (Karras, exponential, shift)."
 )

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from lydite.conform.mistakes.mistake import Mistake
-from lydite.conform.network import denoised_from
+from lydite.conform.network import c_in
 from lydite.conform.replay import Plan, Seen
+from lydite.sampling.prediction import find_prediction
 
 
 def adds_denoised(plan: Plan) -> Plan:
@@ -22,7 +23,7 @@ def no_c_in(plan: Plan) -> Plan | None:
 def inverted_c_in(plan: Plan) -> Plan | None:
     if not _scales(plan):
         return None
-    return replace(plan, model_input=lambda x, sigma: x * math.sqrt(sigma**2 + 1))
+    return replace(plan, model_input=lambda x, sigma: x / c_in(plan.problem, sigma))
 
 
 def c_in_on_a_flow(plan: Plan) -> Plan | None:
@@ -34,7 +35,7 @@ def c_in_on_a_flow(plan: Plan) -> Plan | None:
 def scaled_latent(plan: Plan) -> Plan | None:
     """The denoised from the network's input instead of from x."""
     right = plan.denoised
-    if not _scales(plan):
+    if not _scales(plan) or plan.problem.prediction == "x0":
         return None
     return replace(plan, denoised=lambda seen: right(replace(seen, x=seen.model_input)))
 
@@ -46,7 +47,7 @@ def scaled_state(plan: Plan) -> Plan | None:
 
     def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Any:
         for at in range(len(sigmas) - 1):
-            scaled = x * (1 / math.sqrt(sigmas[at] ** 2 + 1))
+            scaled = x * c_in(plan.problem, sigmas[at])
             for step in plan.method(denoise, scaled, sigmas[at : at + 2], noise):
                 x = step.x
                 yield step
@@ -62,7 +63,7 @@ def flipped_sign(plan: Plan) -> Plan | None:
 
 
 def prediction_as_denoised(plan: Plan) -> Plan | None:
-    if plan.problem.prediction == "denoised":
+    if plan.problem.prediction in ("denoised", "x0"):
         return None
     return replace(plan, denoised=lambda seen: seen.prediction)
 
@@ -73,15 +74,15 @@ def denoised_without_sigma(plan: Plan) -> Plan | None:
     return replace(plan, denoised=lambda seen: seen.x - seen.prediction)
 
 
-def taken_for(kind: str) -> Callable[[Plan], Plan | None]:
-    """v read as eps, or eps as v."""
+def taken_for(right: str, kind: str) -> Callable[[Plan], Plan | None]:
+    """One prediction type read as another."""
 
     def apply(plan: Plan) -> Plan | None:
-        if plan.problem.prediction not in ("eps", "v") or plan.problem.prediction == kind:
+        if plan.problem.prediction != right:
             return None
 
         def denoised(seen: Seen) -> Any:
-            return denoised_from(kind, seen.x, seen.prediction, seen.sigma)
+            return find_prediction(kind).denoised(seen.x, seen.prediction, seen.sigma)
 
         return replace(plan, denoised=denoised)
 
@@ -101,11 +102,11 @@ def guided_by(weight: Callable[[float], float]) -> Callable[[Plan], Plan | None]
 
 
 def _scales(plan: Plan) -> bool:
-    return plan.problem.prediction in ("eps", "v")
+    return plan.problem.prediction not in ("flow", "denoised")
 
 
 FIX_GUIDANCE = "guided = uncond + scale · (cond − uncond); scale 1 is cond alone."
-FIX_C_IN = "Multiply the network's input, and nothing else, by 1/√(σ² + 1)."
+FIX_C_IN = "Multiply the network's input, and nothing else, by c_in: 1/√(σ² + 1) for eps, v and x0."
 
 WIRING = (
     Mistake(
@@ -127,9 +128,7 @@ WIRING = (
         "Keep x; scale a copy for the network.",
         scaled_state,
     ),
-    Mistake(
-        "c-in-inverted", "multiplies x by √(σ² + 1) instead of dividing", FIX_C_IN, inverted_c_in
-    ),
+    Mistake("c-in-inverted", "divides x by c_in instead of multiplying", FIX_C_IN, inverted_c_in),
     Mistake(
         "c-in-on-flow",
         "scales the input of a flow model by 1/√(σ² + 1)",
@@ -159,13 +158,19 @@ WIRING = (
         "v-taken-for-eps",
         "reads a v-prediction as eps",
         "D = x/(σ² + 1) − F·σ/√(σ² + 1) for v.",
-        taken_for("eps"),
+        taken_for("v", "eps"),
     ),
     Mistake(
         "eps-taken-for-v",
         "reads an eps-prediction as v",
         "D = x − σ·F for eps and flow.",
-        taken_for("v"),
+        taken_for("eps", "v"),
+    ),
+    Mistake(
+        "x0-taken-for-v",
+        "reads an x0-prediction as v",
+        "D = F for x0: the prediction is the image.",
+        taken_for("x0", "v"),
     ),
     Mistake(
         "cond-uncond-swapped",

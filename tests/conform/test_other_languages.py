@@ -1,4 +1,4 @@
-"""The Rust example through the same door."""
+"""The examples in Rust and JavaScript through the same door."""
 
 import os
 import shutil
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lydite.conform.judge import judge_trace
+from lydite.conform.judge import judge_path, judge_trace
 from lydite.conform.pose import Asked, pose
 from lydite.conform.problem import write_problem
 
-RUST = Path(__file__).parents[2] / "examples/rust"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RUST = EXAMPLES / "rust"
 
 
 @pytest.mark.skipif(not shutil.which("rustc"), reason="no rustc")
@@ -30,3 +31,16 @@ def test_the_rust_example_conforms(tmp_path: Path) -> None:
         )
         verdict = judge_trace(problem, folder)
         assert verdict.verdict == "conforms", verdict.sentence
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no node")
+@pytest.mark.parametrize("asked", [
+    Asked(guidance=3.0), Asked(prediction="v", denoiser="gaussian"), Asked(model="sd3", steps=20)
+])  # fmt: skip
+def test_the_javascript_example_conforms(asked: Asked, tmp_path: Path) -> None:
+    problem, path, answer = pose(asked), tmp_path / "problem.json", tmp_path / "answer.json"
+    write_problem(path, problem)
+    program = EXAMPLES / "sampler_candidate.js"
+    subprocess.run(["node", program, path, answer], check=True, timeout=60)
+    verdict = judge_path(problem, answer)
+    assert verdict.verdict == "conforms", verdict.sentence

@@ -1,0 +1,100 @@
+"""Answers as JSON: read as a trace would be, and refused in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lydite.conform.judge import judge_path
+from lydite.conform.pose import Asked, pose
+from lydite.conform.problem import Problem
+from lydite.conform.replay import plan_for, run
+from lydite.core.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return pose(Asked("heun", guidance=2.0, steps=4))
+
+
+def written(folder: Path, **answer: object) -> Path:
+    path = folder / "answer.json"
+    path.write_text(json.dumps(answer))
+    return path
+
+
+def right(problem: Problem) -> "list[np.ndarray]":
+    ours = run(plan_for(problem), np.float32)
+    return [ours.x(step) for step in range(ours.steps)]
+
+
+def test_a_right_answer_in_flat_lists_and_in_shape(problem: Problem, tmp_path: Path) -> None:
+    for xs in ([x.ravel().tolist() for x in right(problem)], [x.tolist() for x in right(problem)]):
+        verdict = judge_path(problem, written(tmp_path, x=xs))
+        assert verdict.verdict == "conforms" and not verdict.remarks, verdict.sentence
+
+
+def test_every_field_is_read(problem: Problem, tmp_path: Path) -> None:
+    ours = run(plan_for(problem))
+    fields = {
+        name: [ours.values[name, step, 0].tolist() for step in range(4)]
+        for name in ("sigma", "timestep", "model_input", "prediction", "denoised", "x")
+    }
+    tables = {"sigmas": problem.sigmas, "timesteps": problem.timesteps, "dtype": "f64"}
+    verdict = judge_path(problem, written(tmp_path, **fields, **tables))
+    assert verdict.verdict == "conforms" and not verdict.remarks
+    assert {row.name for row in verdict.rows} == set(fields)
+
+
+def test_a_wrong_answer_is_explained(problem: Problem, tmp_path: Path) -> None:
+    xs = [x.tolist() for x in right(pose(Asked("euler", guidance=2.0, steps=4)))]
+    verdict = judge_path(problem, written(tmp_path, x=xs))
+    assert verdict.findings[0].cause == "is-euler" and verdict.exit_code == 1
+
+
+def test_null_is_a_number_that_is_not_finite(problem: Problem, tmp_path: Path) -> None:
+    xs = [x.ravel().tolist() for x in right(problem)]
+    xs[2][5] = None
+    verdict = judge_path(problem, written(tmp_path, x=xs))
+    assert verdict.step == 2 and "x of step 2 is not finite" in verdict.sentence
+
+
+@pytest.mark.parametrize(("count", "cause"), [(2, "other-shape"), (36, "other-shape"),
+                                              (48, "broadcast")])  # fmt: skip
+def test_another_number_of_values(problem: Problem, tmp_path: Path, count: int, cause: str) -> None:
+    verdict = judge_path(problem, written(tmp_path, x=[[0.0] * count] * 4))
+    assert verdict.findings[0].cause == cause and verdict.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "truncated"),
+        ("{", "truncated"),
+        ("[]", "got `array`"),
+        ('{"xs": []}', "unknown field `xs`"),
+        ('{"x": []}', "nothing to judge"),
+        ("{}", "nothing to judge"),
+        ('{"x": ["a"]}', "x of step 0 is no list of numbers"),
+        ('{"x": [[1, [2]]]}', "uneven lists"),
+        ('{"x": [NaN]}', "null"),
+        ('{"x": 1e999}', "out of range"),
+        ('{"dtype": "f8"}', "dtype"),
+        ('{"sigmas": [null]}', "sigmas"),
+        ("\udcff", "answer.json"),
+        ('{"x": ' + "[" * 100_000, "answer.json"),
+    ],
+)
+def test_what_is_no_answer(problem: Problem, tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "answer.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError) as error:
+        judge_path(problem, path)
+    message = str(error.value)
+    assert "answer.json" in message and said in message and "\n" not in message
+
+
+def test_nothing_there(problem: Problem, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not there\. Expected an answer"):
+        judge_path(problem, tmp_path / "missing")
