@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
+from lydite.diff.calls import Pairing
 from lydite.diff.names import match_spelling, match_weights, module_renames, tokens
-from lydite.diff.pairing import Pairing, pair
+from lydite.diff.pairing import pair
 from lydite.diff.renames import read_renames
 from lydite.trace.events import Header
 from lydite.trace.store import Trace

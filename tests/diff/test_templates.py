@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lydite.diff.calls import Pairing
 from lydite.diff.compare import compare
 from lydite.diff.names import match_spelling
-from lydite.diff.pairing import Pairing, pair
+from lydite.diff.pairing import pair
 from lydite.diff.templates import Blocks, Templates
 from lydite.trace.events import Header
 from lydite.trace.store import Trace

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.axes import best_fit, possible_fits
+from lydite.diff.calls import Pair
 from lydite.diff.gates import GateResult
-from lydite.diff.pairing import Pair
 from lydite.diff.result import Row
 from lydite.diff.rows import Sides
 from lydite.diff.values import Layouts, measure_pair, see

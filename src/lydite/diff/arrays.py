@@ -52,6 +52,14 @@ def relative_error(value: NDArray[Any], reference: NDArray[Any]) -> float:
     return distance(value, reference).error if value.shape == reference.shape else inf
 
 
+def correlation(value: NDArray[Any], reference: NDArray[Any]) -> float:
+    """Pearson's, of what is finite in both; 0 where one of them is constant."""
+    a, b, _ = _finite_part(value.reshape(-1), reference.reshape(-1))
+    a, b = (x.astype(np.float64) - x.mean(dtype=np.float64) for x in (a, b))
+    own, power, cross = (float(np.einsum("i,i->", x, y)) for x, y in ((a, a), (b, b), (a, b)))
+    return cross / sqrt(own * power) if own and power else 0.0
+
+
 def wide(array: NDArray[Any]) -> NDArray[Any]:
     """The values as float32, or float64 where that would lose something."""
     if array.dtype in (np.float32, np.float64):

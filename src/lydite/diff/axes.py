@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.arrays import relative_error, wide
+from lydite.diff.arrays import correlation, relative_error, wide
 
 Shape = tuple[int, ...]
 MOST_AXES = 6  # of a search: 720 orders
@@ -107,6 +107,17 @@ def best_fit(
         if best is None or error < least:
             best, least = fit, error
     return best, least
+
+
+def best_likeness(fits: Iterable[Fit], port: NDArray[Any], reference: NDArray[Any]) -> float:
+    """The largest correlation that any fit gives, by a sample of the values."""
+    index = _sample(reference.shape)
+    theirs = wide(reference[index]) if index else wide(reference)
+    best = 0.0
+    for fit in fits:
+        ours = wide(_gather(fit, port, index) if index else fit.apply(port))
+        best = max(best, correlation(ours, theirs))
+    return best
 
 
 def _gather(fit: Fit, port: NDArray[Any], index: tuple[NDArray[Any], ...]) -> NDArray[Any]:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from lydite.diff import alone, gates, stages
 from lydite.diff.arrays import wide
+from lydite.diff.calls import Pair, Pairing
 from lydite.diff.findings import Evidence, find
 from lydite.diff.floor import UNIT
 from lydite.diff.health import examine
-from lydite.diff.pairing import Pair, Pairing, pair
+from lydite.diff.pairing import pair
 from lydite.diff.reach import Reach, count_between, reach
 from lydite.diff.renames import Rename, check_renames
 from lydite.diff.result import Finding, Gate, Row, Verdict

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lydite.diff.calls import Pair
 from lydite.diff.floor import UNIT, coarser
 from lydite.diff.names import close_stats, match_spelling, same_values
-from lydite.diff.pairing import Pair
 from lydite.diff.result import Gate
 from lydite.diff.values import Layouts, measure_pair, see
 from lydite.trace.events import WeightInfo

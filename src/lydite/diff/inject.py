@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.diff.calls import Pair
 from lydite.diff.compare import compare
-from lydite.diff.pairing import Pair, pair
+from lydite.diff.pairing import pair
 from lydite.diff.renames import Rename
 from lydite.diff.result import Verdict
 from lydite.diff.values import Layouts, Seen, see

@@ -36,7 +36,23 @@ def match_spelling(port: Iterable[str], reference: Iterable[str]) -> dict[str, s
         if len(names) == 1:
             chosen[names[0]].append(candidate)
     found |= {name: only[0] for name, only in chosen.items() if len(only) == 1}
-    return found
+    return found | _match_paths(set(port) - set(found), set(reference) - set(found.values()))
+
+
+def _match_paths(port: Iterable[str], reference: Iterable[str]) -> dict[str, str]:
+    """Names that differ in their component alone: `first_stage_model/a.b` and `vae/a.b`."""
+    sides: list[dict[Tokens, list[str]]] = []
+    for names in (port, reference):
+        paths: dict[Tokens, list[str]] = defaultdict(list)
+        for name in names:
+            paths[tokens(name.rpartition("/")[2])].append(name)
+        sides.append(paths)
+    ours, theirs = sides
+    return {
+        ours[path][0]: theirs[path][0]
+        for path in ours.keys() & theirs.keys()
+        if len(path) > 1 and len(ours[path]) == len(theirs[path]) == 1
+    }
 
 
 def match_weights(

@@ -8,7 +8,7 @@ value or the reference's.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from lydite.diff.pairing import Pair
+from lydite.diff.calls import Pair
 from lydite.diff.result import Row
 from lydite.trace.events import Event
 from lydite.trace.store import Trace

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from lydite.diff.arrays import Distance, distance
+from lydite.diff.calls import Pair
 from lydite.diff.floor import (
     EXPLAINED,
     FINE,
@@ -19,7 +20,6 @@ from lydite.diff.floor import (
     measured_floor,
     pinned_floor,
 )
-from lydite.diff.pairing import Pair
 from lydite.diff.result import Row
 from lydite.diff.values import Layouts, Seen, measure_pair, see
 from lydite.trace.events import Event, dtype_name

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lydite.diff.pairing import Pairing
+from lydite.diff.calls import Pairing
 from lydite.diff.reach import Reach
 from lydite.diff.result import Finding, Row
 

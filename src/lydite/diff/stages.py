@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.arrays import relative_error, wide
 from lydite.diff.axes import best_fit, possible_fits
-from lydite.diff.pairing import Pair
+from lydite.diff.calls import Pair
 from lydite.diff.result import Row
 from lydite.diff.rows import Sides
 from lydite.trace.events import Event

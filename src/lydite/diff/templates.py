@@ -35,7 +35,7 @@ class Templates:
         votes: dict[str, Counter[_Target]] = defaultdict(Counter)
         back: dict[_Target, Counter[str]] = defaultdict(Counter)
         for name, refs in pairs.items():
-            for key, number in _spots(name):
+            for key, number in spots(name):
                 for target in _targets(refs, number):
                     votes[key][target] += 1
                     back[target][key] += 1
@@ -49,11 +49,30 @@ class Templates:
     def predict(self, name: str) -> Refs | None:
         """What a name should be by its siblings; None where they say nothing or disagree."""
         support: Counter[Refs] = Counter()
-        for key, number in _spots(name):
+        for key, number in spots(name):
             if key in self.rules:
                 target, count = self.rules[key]
                 support[target.at(number)] = max(support[target.at(number)], count)
         return _winner(support)[0]
+
+
+class Scopes:
+    """What stands before names that end alike: `clip_l/transformer.` is `text_encoder/`."""
+
+    def __init__(self, pairs: Mapping[str, Refs]) -> None:
+        votes: dict[str, Counter[str]] = defaultdict(Counter)
+        for name, refs in pairs.items():
+            head, ref_head = _heads(name, refs[0]) if len(refs) == 1 else (name, name)
+            if head != ref_head:
+                votes[head][ref_head] += 1
+        winners = ((head, _winner(found)) for head, found in votes.items())
+        self.rules = {head: won for head, (won, count) in winners if won and count >= SUPPORT}
+
+    def predict(self, name: str) -> str | None:
+        """The reference's name, by the longest beginning that is known."""
+        known = [head for head in self.rules if name.startswith(head)]
+        head = max(known, key=len, default=None)
+        return None if head is None else self.rules[head] + name[len(head) :]
 
 
 class Blocks:
@@ -71,12 +90,12 @@ class Blocks:
                     votes[prefix][target] += 1
                     numbers[prefix, target].add(number)
         self.rules: dict[str, _Target] = {}
+        self.numbers: dict[str, set[int]] = {}
         for prefix, found in votes.items():
-            target, count = _winner(found)
-            if target is None or count < SHARE * total[prefix]:
-                continue
-            if len(numbers[prefix, target]) >= SUPPORT:
-                self.rules[prefix] = target
+            several = {t: n for t, n in found.items() if len(numbers[prefix, t]) >= SUPPORT}
+            target, count = _winner(Counter(several))
+            if target is not None and count >= SHARE * total[prefix]:
+                self.rules[prefix], self.numbers[prefix] = target, numbers[prefix, target]
 
     def allow(self, name: str, ref: str) -> bool:
         """Whether a pair keeps to the blocks: never block 4 with block 5."""
@@ -99,6 +118,21 @@ class Blocks:
         )
         return found or None
 
+    def carry(self, name: str, pairs: Mapping[str, Refs]) -> Refs | None:
+        """What a name is in another block, told of its own; None where blocks disagree."""
+        found: Counter[Refs] = Counter()
+        for prefix, number in _prefixes(name):
+            target = self.rules.get(prefix)
+            rest = name[len(_fill(prefix, number)) :]
+            for other in self.numbers.get(prefix, ()):
+                refs = pairs.get(_fill(prefix, other) + rest)
+                if target is None or other == number or not refs:
+                    continue
+                there, here = target.at(other)[0], target.at(number)[0]
+                if all(_begins(ref, there) for ref in refs):
+                    found[tuple(here + ref[len(there) :] for ref in refs)] += 1
+        return _winner(found)[0]
+
     def same(self, name: str, ref: str) -> bool:
         """Whether a value in a known block has its counterpart inside that block's."""
         wanted = self.place(name)
@@ -108,12 +142,24 @@ class Blocks:
 
 def _targets(refs: Refs, number: int) -> Iterator[_Target]:
     """Every way to read one of the numbers of `refs` as the port's."""
-    for spots in zip(*(_spots(ref) for ref in refs), strict=False):
-        if len({theirs for _, theirs in spots}) == 1:
-            yield _Target(tuple(key for key, _ in spots), spots[0][1] - number)
+    for places in zip(*(spots(ref) for ref in refs), strict=False):
+        if len({theirs for _, theirs in places}) == 1:
+            yield _Target(tuple(key for key, _ in places), places[0][1] - number)
 
 
-def _spots(name: str) -> list[tuple[str, int]]:
+def _heads(name: str, ref: str) -> tuple[str, str]:
+    """Two names without the whole words at their ends that are the same."""
+    same = 0
+    for a, b in zip(reversed(name), reversed(ref), strict=False):
+        if a != b:
+            break
+        same += 1
+    while same and not all((each[-same - 1 : -same] or "/") in "/." for each in (name, ref)):
+        same -= 1
+    return (name[:-same], ref[:-same]) if same else (name, ref)
+
+
+def spots(name: str) -> list[tuple[str, int]]:
     """A name with one of its numbers left open, for each of them."""
     return [
         (f"{name[: found.start()]}{SPOT}{name[found.end() :]}", int(found[0]))
@@ -125,8 +171,13 @@ def _prefixes(name: str) -> list[tuple[str, int]]:
     """The beginnings of a name up to each of its numbers that stands for a block."""
     return [
         (name[: found.start()] + SPOT, int(found[0]))
-        for found in re.finditer(r"\d+(?=[._/\[\]]|$)", name)
+        for found in re.finditer(r"\d+(?=[ ._/\[\]]|$)", name)
     ]
+
+
+def _begins(name: str, start: str) -> bool:
+    """Whether a name begins so, with a whole word: block 1 is not block 10."""
+    return name.startswith(start) and not name[len(start) : len(start) + 1].isdigit()
 
 
 def _fill(prefix: str, number: int) -> str:
@@ -134,6 +185,6 @@ def _fill(prefix: str, number: int) -> str:
 
 
 def _winner(found: Counter[Choice]) -> tuple[Choice | None, int]:
-    """The choice that has more than twice the votes of the next; None when there is none."""
+    """The choice that has at least twice the votes of the next; None when there is none."""
     first, second = [*found.most_common(2), (None, 0), (None, 0)][:2]
-    return (first[0], first[1]) if first[1] > 2 * second[1] or not second[1] else (None, 0)
+    return (first[0], first[1]) if first[1] >= 2 * second[1] else (None, 0)

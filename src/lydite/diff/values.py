@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.arrays import Distance, distance
 from lydite.diff.axes import Fit, best_fit, fit_dims, possible_fits
-from lydite.diff.pairing import Pair
+from lydite.diff.calls import Pair
 from lydite.trace.events import Event
 from lydite.trace.store import Trace
 

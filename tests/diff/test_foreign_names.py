@@ -1,0 +1,165 @@
+"""Pairs of a port that shares no name with the reference, after a bug has spoilt its values."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.diff.calls import Pairing
+from lydite.diff.compare import compare
+from lydite.diff.look import first_events, is_input, other_ports
+from lydite.diff.pairing import pair
+from lydite.diff.steps import Counted
+from lydite.diff.templates import Blocks, Scopes
+from lydite.trace.events import Header
+from lydite.trace.store import Trace
+from lydite.trace.writer import TraceWriter
+
+WIDTH, TOKENS, BLOCKS = 16, 12, 4
+REFERENCE = {"up": "net/blocks.{}.ff.proj", "down": "net/blocks.{}.ff.out"}
+PORT = {"up": "model.layer{}.w1", "down": "model.layer{}.w2"}
+
+
+class Net:
+    """Blocks of two matrices with a residual; `wrong` takes the input of a matrix and spoils it."""
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(5)
+        self.up = draw.standard_normal((BLOCKS, WIDTH, WIDTH)) / 4
+        self.down = draw.standard_normal((BLOCKS, WIDTH, WIDTH)) / 4
+        self.x = draw.standard_normal((2, TOKENS, WIDTH))
+        self.head = draw.standard_normal((WIDTH, 3))
+
+    def run(self, names: dict[str, str], wrong: Any = None) -> list[tuple[Any, ...]]:
+        x, events = self.x, [("noise", self.x, {"kind": "input"})]
+        for i in range(BLOCKS):
+            h = x if wrong is None else wrong(x, i)
+            u = np.tanh(h @ self.up[i])
+            d = u @ self.down[i]
+            events += [(names["up"].format(i), u, {}), (names["down"].format(i), d, {})]
+            x = x + d
+        return [*events, ("head", x @ self.head, {})]
+
+
+def write(folder: Path, events: list[tuple[Any, ...]], **header: Any) -> Trace:
+    with TraceWriter(folder, Header(**header)) as writer:
+        for name, value, more in events:
+            writer.add(name, np.asarray(value, np.float32), **more)
+    return Trace.open(folder)
+
+
+def names(found: Pairing) -> dict[str, str]:
+    return {each.port_site.name: each.site.name for each in found.pairs}
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_the_first_wrong_value_has_its_name(tmp_path: Path, block: int) -> None:
+    net = Net()
+    reference = write(tmp_path / "ref", net.run(REFERENCE))
+    port = write(tmp_path / "port", net.run(PORT, lambda x, i: x * 1.5 if i == block else x))
+    found = compare(reference, port)
+    assert (found.verdict, found.port_site) == ("diverge", PORT["up"].format(block))
+    assert found.site == REFERENCE["up"].format(block)
+
+
+def test_likeness_pairs_where_nothing_is_equal(tmp_path: Path) -> None:
+    net = Net()
+    reference = write(tmp_path / "ref", net.run(REFERENCE))
+    port = write(tmp_path / "port", net.run(PORT, lambda x, i: x + 0.7 * np.roll(x, 1, axis=1)))
+    found = pair(reference, port)
+    wanted = {PORT[n].format(i): REFERENCE[n].format(i) for n in PORT for i in range(BLOCKS)}
+    assert wanted.items() <= names(found).items()
+    assert any("by likeness" in remark for remark in found.remarks)
+
+
+def test_values_of_chance_are_not_paired(tmp_path: Path) -> None:
+    net, draw = Net(), np.random.default_rng(8)
+    reference = write(tmp_path / "ref", net.run(REFERENCE))
+    other = [
+        (name, draw.standard_normal(np.shape(value)) if "layer" in name else value, more)
+        for name, value, more in net.run(PORT)
+    ]
+    found = pair(reference, write(tmp_path / "port", other))
+    assert not any(each.how == "likeness" for each in found.pairs)
+
+
+def test_a_sum_between_modules_is_found_at_the_input_of_the_next(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    a, total, y = (draw.standard_normal((2, 5, 8)) for _ in range(3))
+    reference = write(
+        tmp_path / "ref",
+        [("net/a", a, {}), ("net/b", total, {"port": "in.0"}), ("net/b", y, {})],
+    )
+    assert [is_input(name) for name in other_ports(reference)] == [True]
+    (name,) = other_ports(reference)
+    assert first_events(reference, [name])[name].port == "in.0"
+    port = write(tmp_path / "port", [("one", a, {}), ("residual", total, {}), ("two", y, {})])
+    found = {each.port_site.name: (each.site.name, each.site.port) for each in pair(
+        reference, port).pairs}  # fmt: skip
+    assert found["residual"] == ("net/b", "in.0")
+
+
+def test_what_a_module_was_given_by_another_is_no_value_of_its_own(tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 5, 8))
+    trace = write(tmp_path / "ref", [("a", x, {}), ("b", x, {"port": "in.0"}), ("b", 2 * x, {})])
+    assert other_ports(trace) == []
+
+
+def test_noise_and_tables_pair_by_their_kind(tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    x, end = draw.standard_normal((1, 4, 6, 6)), draw.standard_normal((1, 3))
+    tables = np.linspace(1, 0, 5), np.linspace(1000, 200, 4)
+    about = {"kind": "schedule"}
+    reference = write(tmp_path / "ref", [
+        ("pipeline/sigmas", tables[0], about), ("pipeline/timesteps", tables[1], about),
+        ("pipeline/noise", x, {"kind": "input"}), ("net/end", end, {}),
+    ])  # fmt: skip
+    port = write(tmp_path / "port", [
+        ("tab", tables[0] ** 2, about), ("z", draw.standard_normal(x.shape), {"kind": "input"}),
+        ("y", end, {}),
+    ])  # fmt: skip
+    found = names(pair(reference, port))
+    assert found["tab"] == "pipeline/sigmas" and found["z"] == "pipeline/noise"
+
+
+def test_one_row_of_a_batch_pairs_with_the_batch(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    time, end = np.repeat(draw.standard_normal((1, 40)), 2, axis=0), draw.standard_normal((2, 9))
+    reference = write(tmp_path / "ref", [("net/time", time, {}), ("net/end", end, {})])
+    port = write(tmp_path / "port", [("t", time[:1], {}), ("e", end, {})])
+    assert names(pair(reference, port)) == {"t": "net/time", "e": "net/end"}
+    assert compare(reference, port).verdict == "agree"
+
+
+def test_steps_in_names(tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    latents = draw.standard_normal((3, 1, 4, 5, 5))
+    reference = write(
+        tmp_path / "ref", [("pipeline/latents", x, {"step": i}) for i, x in enumerate(latents)]
+    )
+    latents[1:] += 0.1
+    port = write(tmp_path / "port", [(f"step_{i}/lat", x, {}) for i, x in enumerate(latents)])
+    found = compare(reference, port)
+    assert (found.verdict, found.port_site, found.step) == ("diverge", "step_1/lat", 1)
+    assert any("read from its names" in remark for remark in found.remarks)
+
+
+def test_a_number_that_is_no_step_stays(tmp_path: Path) -> None:
+    x = np.zeros(3)
+    trace = write(tmp_path / "a", [(name, x, {}) for name in ("footstep3/x", "step4", "b.2")])
+    assert Counted.of(trace).trace is trace
+
+
+def test_beginnings_are_carried_over() -> None:
+    rules = Scopes({"clip_l/t.a": ("enc/a",), "clip_l/t.b.c": ("enc/b.c",), "clip_g/q": ("e/z",)})
+    assert rules.predict("clip_l/t.d") == "enc/d"
+    assert rules.predict("clip_g/t.d") is None
+
+
+def test_one_block_tells_the_others_once_blocks_are_known() -> None:
+    pairs = {f"h.{i}.x": (f"net/block.{i}.layer.0.y",) for i in range(3)}
+    pairs |= {"h.0.q": ("net/block.0.layer.1.q", "net/block.0.layer.1.k")}
+    blocks = Blocks(pairs)
+    assert blocks.carry("h.2.q", pairs) == ("net/block.2.layer.1.q", "net/block.2.layer.1.k")
+    assert blocks.carry("h.2.z", pairs) is None
