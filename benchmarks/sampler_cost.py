@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/sampler_cost.py                     all samplers
     .venv/bin/python benchmarks/sampler_cost.py euler dpmpp_2m_sde  some of them
+    .venv/bin/python benchmarks/sampler_cost.py --sd3               beside SD3-medium, on a GPU
 
 The network is replaced by one that answers at once with arrays made beforehand, so what is left is
 the sampler: its arithmetic, the noise it draws, one `mx.eval` a step, as the pipeline has it.
@@ -11,6 +12,10 @@ Shares are of one call of the network with guidance, measured in the same run: o
 model, the smallest there is, on its latents of 16×16×16. Samplers that call the network twice or
 three times a step are held to one call all the same. The last two columns are for latents of the
 size of a 1024² picture of SD3, 64 times as large.
+
+`--sd3` takes a network of SD3-medium's size with random bfloat16 weights and a 1024² picture. Noise
+is drawn while the network runs; what it adds is the difference of two whole runs, with noise that
+is drawn and with noise that is there already.
 """
 
 import argparse
@@ -28,13 +33,16 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
 from lydite import embedded  # noqa: E402
+from lydite.models.mmdit import MMDiT, MMDiTConfig  # noqa: E402
 from lydite.pipelines.noise import sampler_noise, torch_noise  # noqa: E402
 from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
+from lydite.pipelines.sd3_denoiser import Denoiser  # noqa: E402
+from lydite.pipelines.sd3_text import Conditioning  # noqa: E402
 from lydite.sampling.conventions import CONVENTIONS  # noqa: E402
 from lydite.sampling.law import FLOW, VE, Law  # noqa: E402
 from lydite.sampling.samplers import SAMPLERS, find_sampler  # noqa: E402
 from lydite.sampling.samplers.sampler import Sampler  # noqa: E402
-from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, make_schedule  # noqa: E402
+from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, Schedule, make_schedule  # noqa: E402
 
 STEPS = 20
 SMALL, LARGE = (16, 16, 16), (16, 128, 128)  # (C, h, w) of the embedded model, and of SD3 at 1024²
@@ -72,8 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("samplers", nargs="*", metavar="SAMPLER", help="all by default")
     parser.add_argument("--repeat", type=int, default=15, help="runs of which the fastest counts")
+    parser.add_argument("--sd3", action="store_true", help="a network of SD3-medium's size")
     options = parser.parse_args()
     samplers = [find_sampler(name) for name in options.samplers] or list(SAMPLERS.values())
+    if options.sd3:
+        beside_sd3([each for each in samplers if "flow" in each.laws], options.repeat)
+        return
     network = network_call(options.repeat)
     report([cost(each, options.repeat) for each in samplers], network)
 
@@ -97,6 +109,70 @@ def network_call(repeat: int) -> float:
         return time.perf_counter() - start
 
     return min(seconds() for _ in range(4 * repeat))
+
+
+def beside_sd3(samplers: Sequence[Sampler], repeat: int) -> None:
+    """Arithmetic alone, and the noise beside a real network, for one 1024² picture."""
+    schedule = make_schedule("normal", STEPS, FlowSigmas(3.0))
+    denoise = sd3_denoiser(schedule)
+    x, sigmas = normals(LARGE, 1), schedule.sigmas.tolist()
+    seconds: list[float] = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        mx.eval(denoise(x, sigmas[0]))
+        seconds.append(time.perf_counter() - start)
+    network = statistics.median(seconds)
+    print(f"a call at SD3-medium's size, 1024², batch 2, {mx.default_device()}: "
+          f"{network * 1e3:.1f} ms")  # fmt: skip
+    print(f"{'sampler':32}{'ms':>8}{'share':>8}{'noise':>8}{'share':>8}")
+    arithmetic: list[tuple[str, float]] = []
+    noise: list[tuple[str, float]] = []
+    for sampler in samplers:
+        own = run_of(sampler, LARGE, drawn=False, repeat=repeat)
+        arithmetic.append((sampler.name, own))
+        added = 0.0
+        if sampler.noise != "none":
+            whole = [
+                min(picture_of(sampler, denoise, x, sigmas, drawn=drawn) for _ in range(3))
+                for drawn in (False, True)
+            ]
+            added = max(0.0, whole[1] - whole[0]) / STEPS
+            noise.append((sampler.name, added))
+        print(f"{sampler.name:32}{own * 1e3:8.3f}{own / network:8.2%}{added * 1e3:8.3f}"
+              f"{added / network:8.2%}", flush=True)  # fmt: skip
+    verdict("arithmetic", arithmetic, network)
+    if noise:
+        verdict("noise, drawn while the network runs", noise, network)
+
+
+def sd3_denoiser(schedule: Schedule) -> Denoiser:
+    """A transformer of SD3-medium's size that knows nothing."""
+    from sd3_gpu import CONFIG, TEXT
+
+    model = MMDiT(MMDiTConfig(**CONFIG))
+    model.set_dtype(mx.bfloat16)
+    mx.eval(model.parameters())
+    text = mx.random.normal((2, TEXT, CONFIG["joint_attention_dim"])).astype(mx.bfloat16)
+    pooled = mx.random.normal((2, CONFIG["pooled_projection_dim"])).astype(mx.bfloat16)
+    return Denoiser(
+        model, Conditioning(text, pooled), schedule,
+        height=LARGE[1], width=LARGE[2], batch=1, strength=lambda _: 5.0,
+    )  # fmt: skip
+
+
+def picture_of(
+    sampler: Sampler, denoise: Denoiser, x: mx.array, sigmas: list[float], *, drawn: bool
+) -> float:
+    """Seconds of one picture."""
+    ready = cycle([normals(LARGE, seed) for seed in (5, 6)])
+    start = time.perf_counter()
+    noise: Any = lambda *_: next(ready)  # noqa: E731
+    if drawn:
+        streams = torch_noise([7], LARGE)
+        noise = sampler_noise(sampler.noise, CONVENTIONS["lydite"], [7], LARGE, streams)
+    for step in sampler.run(denoise, x, sigmas, noise=noise):
+        mx.eval(step.x)
+    return time.perf_counter() - start
 
 
 def cost(sampler: Sampler, repeat: int) -> Cost:

@@ -78,6 +78,7 @@ class Denoiser:
         text = self._text[-prompts * self._batch :]  # (C*B, S, D)
         velocity = self._network(inputs, text, self._tables(sigma, prompts), self._positions)
         parts = mx.split(velocity.astype(mx.float32), prompts)
+        mx.async_eval(*parts)  # the sampler draws its noise meanwhile
         place = f"step {self._steps[sigma]}" if sigma in self._steps else f"sigma {sigma:.4g}"
         for part, name in zip(parts, ("uncond", "cond")[-prompts:], strict=True):
             self._watch(f"{place} transformer" + (f" {name}" if self._prompts > 1 else ""), part)

@@ -1,7 +1,7 @@
 """One offset or one factor per channel, per row, per batch row: a bias, a weight, a norm."""
 
 from collections.abc import Callable, Iterator
-from math import prod, sqrt
+from math import floor, log10, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ Fit = Callable[[Sums], tuple[Array, float]]
 
 BIG = 2**20  # values from which a sample is fitted first
 FEWEST = 4  # values for every fitted number
+WILDEST = 100.0  # times the typical factor
 _COLUMNS, _GROUPS = 64, 4096
 
 
@@ -29,7 +30,7 @@ def shifted_per_channel(e: Evidence) -> Finding | None:
     return Explanation(
         "shifted-per-channel",
         f"The port is the reference plus one number per entry of {words}, "
-        f"{offsets.min():.3g} to {offsets.max():.3g}; {e.leaves(left)}.",
+        f"{_range(offsets)}; {e.leaves(left)}.",
         f"Look for a bias of {offsets.size} numbers that is missing, zero, or added twice.",
         left <= e.noise(),
     )
@@ -43,7 +44,7 @@ def scaled_per_channel(e: Evidence) -> Finding | None:
     return Explanation(
         "scaled-per-channel",
         f"The port is the reference times one number per entry of {words}, "
-        f"{factors.min():.3g} to {factors.max():.3g}; {e.leaves(left)}.",
+        f"{_range(factors)}; {e.leaves(left)}.",
         f"Look for a weight of {factors.size} numbers that is missing or left at 1: a norm's "
         "weight, 1 + weight where the checkpoint stores weight − 1, a scale or gate of modulation.",
         left <= e.noise(),
@@ -63,7 +64,7 @@ def affine_per_channel(e: Evidence) -> Finding | None:
     return Explanation(
         "affine-per-channel",
         f"The port is the reference times one number and plus another per entry of {words}, "
-        f"factors {factors.min():.3g} to {factors.max():.3g}; {e.leaves(left)}.",
+        f"factors {_range(factors)}; {e.leaves(left)}.",
         f"Look for weight and bias of {factors.size} numbers, of a norm or of modulation, that are "
         "missing, doubled, or each other's.",
         left <= e.noise(),
@@ -78,7 +79,7 @@ def scaled_per_row(e: Evidence) -> Finding | None:
     return Explanation(
         "scaled-per-row",
         f"The port is the reference times one number per row of {e.port.shape[-1]}, "
-        f"{factors.min():.4g} to {factors.max():.4g}; {e.leaves(left)}.",
+        f"{_range(factors)}; {e.leaves(left)}.",
         "Look at what the row is divided by: epsilon and its place, n or n − 1, the rms or the "
         "standard deviation, the sum of a softmax, or a factor per token.",
         left <= e.noise(),
@@ -98,11 +99,18 @@ def affine_per_row(e: Evidence) -> Finding | None:
     return Explanation(
         "affine-per-row",
         f"The port is the reference times one number and plus another per row of "
-        f"{e.port.shape[-1]}, factors {factors.min():.4g} to {factors.max():.4g}; "
-        f"{e.leaves(left)}.",
+        f"{e.port.shape[-1]}, factors {_range(factors)}; {e.leaves(left)}.",
         "Look for RMSNorm where the reference has LayerNorm, or the reverse: one removes the mean.",
         left <= e.noise(),
     )
+
+
+def _range(numbers: Array) -> str:
+    """The smallest to the largest, with enough digits to tell them apart."""
+    low, high = float(numbers.min()), float(numbers.max())
+    size = max(abs(low), abs(high))
+    digits = 3 if low == high or not size else max(3, 2 - floor(log10((high - low) / size)))
+    return f"{low:.{min(digits, 8)}g} to {high:.{min(digits, 8)}g}"
 
 
 def _channels(e: Evidence) -> Iterator[Grouping]:
@@ -110,11 +118,18 @@ def _channels(e: Evidence) -> Iterator[Grouping]:
     shape = e.port.shape
     last = len(shape) - 1
     for axis in dict.fromkeys((last, 1, *range(last))) if last else ():
+        if axis == 1 and last == 2 and not _says_channels(e):
+            continue  # tokens: what varies over them is no weight
         if axis < last - 1 or axis == last or prod(shape[:axis]) > 1:  # else it is a row
             yield e.axis(axis), _by_axis(axis)
     if last > 1 and shape[0] > 1:
         for axis in (last, 1) if last > 2 else (last,):
             yield f"batch row and {e.axis(axis)}", _by_row_and_axis(axis)
+
+
+def _says_channels(e: Evidence) -> bool:
+    """Whether the trace says that the middle one of three axes holds channels."""
+    return (e.dims or "").split()[1:2] == ["c"]
 
 
 def _by_axis(axis: int) -> Callable[[Array], Array]:
@@ -155,6 +170,8 @@ def _best(
         # What a fit of pure noise would also remove is not to its credit.
         left = sqrt(squares * s.n / (s.n - free))
         typical = 1.0 if fit is shift else float(np.median(np.abs(numbers)))
+        if fit is not shift and float(np.abs(numbers).max()) > WILDEST * typical:
+            continue  # no weight of a network: a fit of noise
         if e.explains(left, sqrt(s.spread), free=free * groups, scale=typical):
             return words, numbers, left
     return None
