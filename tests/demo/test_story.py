@@ -52,6 +52,7 @@ def test_every_chapter_says_what_it_found(told: dict[str, Told]) -> None:
     assert any("tensors of 5 networks" in line and "clean" in line for line in lines)
     assert any("2 pictures" in line for line in lines)
     assert any("pictures/02.png again: identical" in line for line in lines)
+    assert "one-plus-missing, found at its place: transformer/transformer_blocks.1.norm1" in lines
     assert all(each.fine for each in told.values())
 
 
@@ -59,7 +60,7 @@ def test_every_picture_is_a_file_that_can_be_replayed(studio: Studio, told: obje
     names = {str(path.relative_to(studio.folder)) for path in studio.folder.rglob("*.png")}
     pictures = {"pictures/01.png", "pictures/02.png", "again.png"}
     pictures |= {"held_out/01.png", "held_out/02.png", "held_out/03.png"}
-    assert names == pictures | {"sheet.png", "steps.png", "held_out.png"}
+    assert names == pictures | {"sheet.png", "steps.png", "held_out.png", "planted.png"}
     for name in pictures:
         record = read_record(studio.folder / name)
         assert (record.model, record.steps, record.dtype) == (embedded.NAME, 2, "float32")
@@ -76,7 +77,7 @@ def test_the_page_holds_every_chapter_and_every_miss(studio: Studio, told: dict[
     assert "&lt;b&gt;ring &amp; star" in html and "<b>ring" not in html
     assert "pip install &#39;lydite[reference]&#39;" in html
     assert "missed something" in html and "the judge reads" in html  # two steps draw only fog
-    assert html.count("<img") == 2 + 2 + 3 + 2 + html.count('class="exhibit"')
+    assert html.count("<img") == 2 + 2 + 3 + 2 + 2 + html.count('class="exhibit"')
     assert str(studio.folder) not in html  # it may be mailed
 
 

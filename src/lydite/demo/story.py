@@ -10,7 +10,7 @@ import mlx.core as mx
 from lydite import __version__
 from lydite.core.errors import FileError, at
 from lydite.core.files import write_atomic
-from lydite.demo import accuracy, audit, comparison, replay, sheet, steps
+from lydite.demo import accuracy, audit, comparison, planted, replay, sheet, steps
 from lydite.demo.parts import Part, Told
 from lydite.report.page import Chapter, Commands, Page, made_here, render
 
@@ -21,12 +21,14 @@ PARTS: tuple[Part, ...] = (
     steps.PART,
     accuracy.PART,
     comparison.PART,
+    planted.PART,
     replay.PART,
 )
 NEXT = (
     'lydite generate "a small pink heart above a large blue square"',
     "lydite inspect YOUR-SD3-FOLDER",
     "lydite audit YOUR-SD3-FOLDER",
+    "lydite parity YOUR-SD3-FOLDER",
     'lydite generate "a red fox in snow" --model YOUR-SD3-FOLDER',
 )
 
