@@ -157,3 +157,16 @@ def test_an_end_of_which_nothing_was_kept_is_to_be_recorded_whole(tmp_path: Path
     found = compare(write(tmp_path / "ref", VALUES), Trace.open(port.folder))
     assert found.verdict == "cannot-compare"
     assert "after net/a" in found.sentence and "Record them whole" in found.sentence
+
+
+def test_a_map_may_name_more_than_a_sparse_dump_has(tmp_path: Path) -> None:
+    names = {"net/a": Rename(("net/a",)), "other.7": Rename(()), "other.8": Rename(("net/z",))}
+    found = judge(tmp_path, VALUES, renames=names)
+    assert found.verdict == "agree"
+    assert "the map names what this trace does not have: other.7, other.8" in found.remarks
+
+
+def test_a_map_may_leave_the_step_out_of_a_name(tmp_path: Path) -> None:
+    told = {f"step{i}/{name}": value for i in range(2) for name, value in VALUES.items()}
+    found = judge(tmp_path, told, renames={"net": Rename(("net",)), "image": Rename(("image",))})
+    assert found.verdict == "agree"

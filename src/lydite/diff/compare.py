@@ -45,15 +45,14 @@ def compare(
     the port in `without` are known to be no counterparts. An entry of `renames` that names nothing
     in the traces is an InputError.
     """
-    if not isolated:
-        check_renames(renames or {}, reference, port)
+    said = () if isolated else check_renames(renames or {}, reference, port)
     found = _compare(
         Sides(reference, port, floor, tolerance, isolated),
         {**(renames or {}), **{name: Rename(()) for name in without}},
         progress,
     )
     cut = [side for side, trace in (("reference", reference), ("port", port)) if _is_cut(trace)]
-    return replace(found, incomplete=tuple(cut))
+    return replace(found, incomplete=tuple(cut), remarks=(*said, *found.remarks))
 
 
 def _compare(sides: Sides, names: Mapping[str, Rename], progress: Progress | None) -> Verdict:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lydite.core.errors import InputError, at, shown
 from lydite.core.jsonfile import read_json
+from lydite.diff.steps import Counted
 from lydite.trace.store import Trace
 
 
@@ -27,20 +28,31 @@ def read_renames(path: Path) -> dict[str, Rename]:
     return {name: _rename(path, name, value) for name, value in read_json(path).items()}
 
 
-def check_renames(renames: Mapping[str, Rename], reference: Trace, port: Trace) -> None:
-    """InputError at the first entry that names a value neither trace has: a slip of the pen."""
-    ours, theirs = ({event.name for event in trace.events} for trace in (port, reference))
-    for name, rename in renames.items():
-        if name not in ours:
+def check_renames(renames: Mapping[str, Rename], reference: Trace, port: Trace) -> tuple[str, ...]:
+    """InputError at the first entry that is a slip of the pen; a remark on those of no use here.
+
+    One map serves dumps of a port that hold more and less, so a name may well be missing. It is a
+    slip when a name that the map does not have is nearly the same, or when no entry fits at all.
+    """
+    ours, theirs = (Counted.of(trace).names for trace in (port, reference))
+    unused = [name for name in renames if name not in ours]
+    for name in unused:
+        others = ours - renames.keys()
+        if len(unused) == len(renames) or get_close_matches(name, others, n=1, cutoff=0.8):
             raise InputError(
                 f"The map's {shown(name)}: the port has no such value{_near(name, ours)}"
             )
-        for ref in rename.ref:
+    for name, rename in renames.items():
+        for ref in rename.ref if name in ours else ():
             if ref not in theirs:
                 raise InputError(
                     f"The map's {shown(name)}: the reference has no value {shown(ref)}"
                     f"{_near(ref, theirs)}"
                 )
+    if not unused:
+        return ()
+    few = ", ".join(unused[:3]) + (" …" if len(unused) > 3 else "")
+    return (f"the map names what this trace does not have: {few}",)
 
 
 def _near(name: str, names: Collection[str]) -> str:

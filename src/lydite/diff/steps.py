@@ -40,6 +40,12 @@ class Counted:
         original = {event.i: event for event in trace.events}
         return cls(replace(trace, events=tuple(events)), original)
 
+    @property
+    def names(self) -> set[str]:
+        """Every name, as it was written and without its step."""
+        written = {event.name for event in self.original.values()}
+        return written | {event.name for event in self.trace.events}
+
     def name(self, name: str) -> str:
         """The name without its step, as this trace has it."""
         return _without_step(name)[0] if self.original else name
