@@ -10,8 +10,10 @@ from lydite.diff.calls import Pairing
 from lydite.diff.compare import compare
 from lydite.diff.look import first_events, is_input, other_ports
 from lydite.diff.pairing import pair
+from lydite.diff.result import Row
 from lydite.diff.steps import Counted
 from lydite.diff.templates import Blocks, Scopes
+from lydite.diff.walk import walk
 from lydite.trace.events import Header
 from lydite.trace.store import Trace
 from lydite.trace.writer import TraceWriter
@@ -163,3 +165,47 @@ def test_one_block_tells_the_others_once_blocks_are_known() -> None:
     blocks = Blocks(pairs)
     assert blocks.carry("h.2.q", pairs) == ("net/block.2.layer.1.q", "net/block.2.layer.1.k")
     assert blocks.carry("h.2.z", pairs) is None
+
+
+def test_equal_outputs_do_not_speak_for_inputs(tmp_path: Path) -> None:
+    """A container and the last module in it give one value, and take others."""
+    draw = np.random.default_rng(6)
+    x, h, y = (draw.standard_normal((2, 5, 8)) for _ in range(3))
+    reference = write(tmp_path / "ref", [
+        ("net/attn", x, {"port": "in.0"}), ("net/attn.out", h, {"port": "in.0"}),
+        ("net/attn.out", y, {}), ("net/attn.drop", y, {"port": "in.0"}), ("net/attn.drop", y, {}),
+    ])  # fmt: skip
+    port = write(tmp_path / "port", [("a", x, {"port": "in.0"}), ("a", y, {})])
+    found = compare(reference, port)
+    assert found.verdict == "agree" and [row.place for row in found.rows] == ["out"]
+
+
+def test_an_array_under_another_name_is_no_end_that_was_not_compared(tmp_path: Path) -> None:
+    y = np.random.default_rng(7).standard_normal((2, 5, 8))
+    reference = write(tmp_path / "ref", [("net/head", y, {}), ("net", y, {"port": "out.logits"})])
+    port = write(tmp_path / "port", [("head", y, {}), ("model", y, {})])
+    assert compare(reference, port).verdict == "agree"
+
+
+@pytest.mark.parametrize(
+    ("times", "estimated", "first"), [(2.0, True, None), (2.0, False, 1), (5.0, True, 1)]
+)
+def test_an_estimated_limit_has_a_margin(times: float, estimated: bool, first: int | None) -> None:
+    def row(name: str, error: float) -> Row:
+        about: dict[str, Any] = {"error": error, "floor": 1e-7, "limit": 1e-6}
+        return Row(name, name, "out", 0, 0, "activation", (4,), "f32", **about, wrong=error > 1e-6)
+
+    rows = [row("net/a", 0.0), row("net/b", times * 1e-6), row("net/c", 1e-7)]
+    assert walk(rows, lambda _: False, estimated=estimated).first == first
+
+
+def test_the_wrong_part_of_a_joined_value_is_named(tmp_path: Path) -> None:
+    draw = np.random.default_rng(10)
+    q, k, v, end = (draw.standard_normal((2, 6, 8)) for _ in range(4))
+    reference = write(
+        tmp_path / "ref", [("net/to_q", q, {}), ("net/to_k", k, {}), ("net/to_v", v, {}),
+                           ("net/end", end, {})]
+    )  # fmt: skip
+    joined = np.concatenate([q, k + 0.1, v], axis=-1)
+    port = write(tmp_path / "port", [("qkv", joined, {}), ("end", end + 1, {})])
+    assert compare(reference, port).site == "net/to_k"

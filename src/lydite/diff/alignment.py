@@ -24,8 +24,8 @@ def align(
     free: Sequence[str],
     left: Sequence[str],
     known: Mapping[str, tuple[str, ...]],
-) -> dict[str, str]:
-    """Port name -> reference name, both in order of execution, by the best total score.
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Port name -> reference name, in order of execution: values that are equal, and the rest.
 
     Equal values come first, and in as many orders as they need: two streams may run either way
     round. Then values that are merely close, or names alike, in what room is left.
@@ -34,7 +34,7 @@ def align(
     free, left = list(theirs), list(ours)
     scores, equal = _scores(reference, port, theirs, ours, Blocks(known))
     found: dict[str, str] = {}
-    while path := _best_path(np.where(equal, scores, 0.0)):
+    while path := best_path(np.where(equal, scores, 0.0)):
         for row, column in path:
             scores[row], scores[:, column] = 0.0, 0.0
             found[left[row]] = free[column]
@@ -42,7 +42,7 @@ def align(
     for row, column in np.argwhere(scores > 0):
         if not blocks.allow(left[row], free[column]):
             scores[row, column] = 0.0
-    return found | {left[row]: free[column] for row, column in _best_path(scores)}
+    return found, {left[row]: free[column] for row, column in best_path(scores)}
 
 
 def _scores(
@@ -203,7 +203,7 @@ def _neighbours(
                     yield parts
 
 
-def _best_path(scores: np.ndarray) -> list[tuple[int, int]]:
+def best_path(scores: np.ndarray) -> list[tuple[int, int]]:
     """The pairs of rows and columns, in order on both sides, with the largest total."""
     rows, columns = scores.shape
     total = np.zeros((rows + 1, columns + 1))

@@ -10,6 +10,8 @@ from lydite.diff.renames import Rename
 from lydite.trace.events import Event
 from lydite.trace.store import Trace
 
+NAMED = ("map", "name", "spelling")  # ways to pair that speak for inputs too
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -77,6 +79,8 @@ def _one_to_one(
 ) -> Iterable[Pair]:
     """Events of one name: by port, step and call; a batch run as several calls is joined."""
     ports = _match_ports(theirs, ours, rename)
+    if how not in NAMED:  # two modules may give one value and take others: a container, a dropout
+        ports = {mine: port for mine, port in ports.items() if not mine.startswith("in")}
     extra = {"how": how, "dims": rename.dims, "ref_dims": rename.ref_dims}
     for port, ref_port in ports.items():
         mine = [event for event in ours if event.port == port]

@@ -1,5 +1,6 @@
 """Which name of the port is which of the reference: claimed one after the other, and how."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, log10, prod
@@ -24,7 +25,8 @@ from lydite.trace.store import Trace
 
 Refs = tuple[str, ...]
 Joiner = Callable[[Trace, Trace, Sequence[str], Sequence[str], Blocks], Iterable[tuple[str, Refs]]]
-GUESSED = ("parts", "order", "siblings", "place", "likeness")  # siblings may correct these
+GUESSED = ("parts", "equal", "order", "siblings", "place", "likeness")  # siblings correct these
+WEAK = ("order", "place", "likeness")  # but none of these an equal one
 NEAR = 0.7  # decades between the largest numbers of two tables that may be one
 
 
@@ -97,26 +99,31 @@ class Claims:
         if not ours or not theirs:
             return
         modules = module_renames(match_weights(ours, theirs))
-        free = set(self.free())
+        whole = _by_path(self.free())
         for name in self.left():
-            scope, slash, path = name.rpartition("/")
-            for ours_module in (name, path):
-                target = modules.get(ours_module)
-                for candidate in (target, f"{scope}{slash}{target}" if target else None):
-                    if candidate in free and self._may_be(name, (candidate,)):
-                        self.found[name] = (Rename((candidate,)), "weights")
+            for ours_module in (name, name.rpartition("/")[2]):
+                target = whole.get(modules.get(ours_module, ""))
+                if target and self._may_be(name, (target,)):
+                    self.found[name] = (Rename((target,)), "weights")
 
     def follow_siblings(self) -> None:
         """Pairs that their siblings contradict are dropped, and what siblings say is paired."""
         pairs = self.refs()
-        rules, blocks = Templates(pairs), Blocks(pairs)
-        said = ((name, rules.predict(name) or blocks.carry(name, pairs)) for name in self.ours)
-        wanted = {n: refs for n, refs in said if refs and all(r in self.theirs for r in refs)}
+        strong = {name: refs for name, refs in pairs.items() if self.found[name][1] not in WEAK}
+        blocks, sure = Blocks(pairs), self._told(strong)
+        wanted = self._told(pairs) | sure
         for name, (rename, how) in list(self.found.items()):
             strayed = not all(blocks.allow(name, ref) for ref in rename.ref)
-            if how in GUESSED and (strayed or wanted.get(name, rename.ref) != rename.ref):
+            said = (sure if how == "equal" else wanted).get(name, rename.ref)
+            if how in GUESSED and (strayed or said != rename.ref):
                 del self.found[name]
         self._claim(wanted, "siblings")
+
+    def _told(self, pairs: Mapping[str, Refs]) -> dict[str, Refs]:
+        """What names are by their siblings among these pairs."""
+        rules, blocks = Templates(pairs), Blocks(pairs)
+        said = ((name, rules.predict(name) or blocks.carry(name, pairs)) for name in self.ours)
+        return {n: refs for n, refs in said if refs and all(r in self.theirs for r in refs)}
 
     def follow_scopes(self) -> None:
         """Names that differ from the reference's in their beginning alone, as others do."""
@@ -159,6 +166,14 @@ class Claims:
         """Whether shapes do not deny it; a name without an output is not asked."""
         mine, others = self.ours.get(name), [self.theirs[r] for r in refs if r in self.theirs]
         return mine is None or not others or compatible(mine, others)
+
+
+def _by_path(names: Iterable[str]) -> dict[str, str]:
+    """Names by themselves, and by what follows the component where only one has it."""
+    names = list(names)
+    paths = Counter(name.rpartition("/")[2] for name in names)
+    alone = {path: name for name in names if paths[path := name.rpartition("/")[2]] == 1}
+    return alone | {name: name for name in names}
 
 
 def compatible(ours: Event, theirs: Sequence[Event]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff import alone, gates, stages
-from lydite.diff.arrays import wide
+from lydite.diff.arrays import relative_error, wide
 from lydite.diff.calls import Pair, Pairing
 from lydite.diff.findings import Evidence, find
 from lydite.diff.floor import UNIT
@@ -22,7 +22,7 @@ from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.diff.rows import GATED, Progress, Sides, measure_rows
 from lydite.diff.sentences import agreement, divergence, unreached
 from lydite.diff.values import Layouts, see
-from lydite.diff.walk import Walk, first_alone, walk
+from lydite.diff.walk import MARGIN, Walk, first_alone, walk
 from lydite.trace.events import dtype_name
 from lydite.trace.selftest import check_selftest
 from lydite.trace.store import Trace
@@ -96,7 +96,8 @@ class _Comparison:
             rows = alone.without_echoes(rows, self.pairs, self.sides, self.layouts)
             found = first_alone(rows)
         else:
-            found = walk(rows, lambda index: self._is_elsewhere(rows, index))
+            estimated = self.sides.floor is None and self.sides.tolerance is None
+            found = walk(rows, lambda index: self._is_elsewhere(rows, index), estimated=estimated)
         self._note_aside(rows, found)
         self.aside = tuple(rows[index] for index in found.aside)
         for failed in self.failed:
@@ -149,6 +150,7 @@ class _Comparison:
     def _at_row(self, rows: list[Row], found: Walk, *more: Finding) -> Verdict:
         assert found.first is not None
         row, pair_ = rows[found.first], self.pairs[found.first]
+        row = replace(row, site=self._wrong_part(pair_, row))
         findings = (*more, *find(self._evidence(pair_, row.floor or 0.0)))
         if row.error is None:
             findings = (_other_shape(pair_), *findings)
@@ -165,6 +167,20 @@ class _Comparison:
             place=row.place, step=row.step, error=row.error, floor=row.floor, limit=row.limit,
             last_agreement=last.site if last else None,
         )  # fmt: skip
+
+    def _wrong_part(self, pair_: Pair, row: Row) -> str:
+        """The part of a joined value that is wrong: to_k, where q, k and v are one in the port."""
+        seen = see(pair_, self.sides.reference, self.sides.port, self.layouts)
+        if len(pair_.reference) < 2 or seen.reference is None or seen.port is None:
+            return row.site
+        if seen.reference.shape != seen.port.shape:
+            return row.site
+        ends = np.cumsum([event.shape[pair_.axis] for event in pair_.reference])[:-1]
+        parts = (np.split(side, ends, pair_.axis) for side in (seen.port, seen.reference))
+        for event, ours, theirs in zip(pair_.reference, *parts, strict=True):
+            if relative_error(ours, theirs) > (row.limit or 0.0):
+                return event.name
+        return row.site
 
     def _finish(self, verdict: Any, sentence: str, rows: list[Row], **rest: Any) -> Verdict:
         ours = examine(self.sides.port)
@@ -233,11 +249,17 @@ class _Comparison:
         said = " ".join(self.remarks)
         for index in found.aside:
             if f"{rows[index].name} holds" not in said:
-                how = "has another shape" if rows[index].error is None else "differs"
-                self.remarks.append(
-                    f"{rows[index].name} {how}, and nothing after it does: recorded at another "
-                    "stage, or not used"
-                )
+                self.remarks.append(_aside(rows[index]))
+
+
+def _aside(row: Row) -> str:
+    if row.error is not None and row.limit and row.error <= MARGIN * row.limit:
+        return (
+            f"{row.name} is {row.error / row.limit:.2g} × its limit, and nothing after it is above "
+            "its own; the limits are estimated here, --floor measures them"
+        )
+    how = "has another shape" if row.error is None else "differs"
+    return f"{row.name} {how}, and nothing after it does: recorded at another stage, or not used"
 
 
 def _cannot(why: str, passed: list[Gate], pairing: Pairing | None = None) -> Verdict:

@@ -94,20 +94,27 @@ class Look:
         value = self.reference.read(theirs)
         return [value] if count == 1 else np.split(value, count)
 
-    def agree(self, theirs: Sequence[Event], ours: Event) -> bool | None:
+    def agree(self, theirs: Sequence[Event], ours: Sequence[Event]) -> bool | None:
         """Whether a value equals its counterpart or its parts side by side; None: not known.
 
         What a small error is diluted in comes close; only rounding makes two values one.
         """
-        if not all(self.reference.has(event) for event in theirs) or not self.port.has(ours):
+        known = all(map(self.reference.has, theirs)) and all(map(self.port.has, ours))
+        if not known or 1 not in (len(theirs), len(ours)):
             return None
-        parts = [self.reference.read(event) for event in theirs]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-        fits = possible_fits(ours.shape, whole.shape)
+        whole = _joined([self.reference.read(event) for event in theirs], -1)
+        parts = [self.port.read(event) for event in ours]
+        fits = possible_fits(_joined(parts, 0).shape, whole.shape)
         if not fits:
             return None
-        coarse = self.port.trace.header.dtype not in FINE or ours.dtype not in ("f32", "f64")
-        return best_fit(fits, self.port.read(ours), whole)[1] < (EQUAL if coarse else SAME)
+        run = self.port.trace.header.dtype
+        coarse = run not in FINE or any(event.dtype not in ("f32", "f64") for event in ours)
+        error = min(best_fit(fits, _joined(order, 0), whole)[1] for order in (parts, parts[::-1]))
+        return error < (EQUAL if coarse else SAME)
+
+
+def _joined(parts: Sequence[NDArray[Any]], axis: int) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
 def fits_of(port: Shape, reference: Shape) -> tuple[tuple[Fit, ...], int]:
@@ -118,7 +125,9 @@ def fits_of(port: Shape, reference: Shape) -> tuple[tuple[Fit, ...], int]:
     count, rest = divmod(wanted, mine) if mine else (0, 1)
     if rest or not 1 < count <= MOST_PARTS or not reference or reference[0] % count:
         return (), 1
-    return possible_fits(port, (reference[0] // count, *reference[1:])), count
+    part = (reference[0] // count, *reference[1:])
+    same = sorted(n for n in port if n != 1) == sorted(n for n in part if n != 1)
+    return (possible_fits(port, part), count) if same else ((), 1)
 
 
 def _alike(ours: Stats, theirs: Stats, parts: int) -> bool:

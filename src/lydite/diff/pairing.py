@@ -60,7 +60,9 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
     names.add({a: b for a, b in spelled.items() if a != b}, "spelling")
     names.follow_weights()
     names.join(joined_parts)
-    names.add(align(reference, port, names.free(), names.left(), names.refs()), "order")
+    equal, close = align(reference, port, names.free(), names.left(), names.refs())
+    names.add(equal, "equal")
+    names.add(close, "order")
     names.follow_siblings()
     names.follow_scopes()
     names.join(only_parts)
@@ -85,12 +87,12 @@ def _strays(names: Claims, found: Pairing) -> set[str]:
     A port may keep scale and shift the other way round: that its values differ from what its name
     says is no bug then, and the name no counterpart.
     """
-    outs = [each for each in found.pairs if each.port_site.port == "out" and len(each.port) == 1]
+    outs = [each for each in found.pairs if each.port_site.port == "out"]
     agreed: dict[int, bool | None] = {}
 
     def agree(each: Pair) -> bool | None:
         if each.site.i not in agreed:
-            agreed[each.site.i] = names.look.agree(each.reference, each.port_site)
+            agreed[each.site.i] = names.look.agree(each.reference, each.port)
         return agreed[each.site.i]
 
     strays: set[str] = set()
@@ -101,7 +103,8 @@ def _strays(names: Claims, found: Pairing) -> set[str]:
         after = [
             other
             for other in outs[at + 1 :]
-            if other.port_site.name not in {here, *strays} and other.scope == outs[at].scope
+            if other.port_site.name not in {here, *strays}
+            and (other.scope, other.site.step) == (outs[at].scope, outs[at].site.step)
         ][:FOLLOWING]
         if after and all(agree(other) is not False for other in after):
             strays.add(here)

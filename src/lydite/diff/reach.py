@@ -41,7 +41,14 @@ def reach(
     compared = [(each, row) for each, row in both if row.error is not None and not row.wrong]
     last = max(compared, key=lambda found: _end(found[0].port), default=None)
     start = _end(last[0].port) if last else -1
-    after = tuple(e for e in _results(port, ignored) if e.i > start)
+    seen = {event.hash for each, _ in compared for event in each.port if event.hash}
+    owners = {event.i for each, _ in compared for event in each.port}
+    # A module around the last one gives what that gave: the same array under another name.
+    after = tuple(
+        event
+        for event in _results(port, ignored)
+        if event.i > start and event.hash not in seen and event.alias_of not in owners
+    )
     paired = {event.i for each in pairs for event in each.port}
     final = max((event.i for event in _results(reference, ())), default=None)
     finished = any(event.i == final for each, _ in compared for event in each.reference)

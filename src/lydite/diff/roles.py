@@ -16,6 +16,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.diff.alignment import best_path
 from lydite.diff.look import Look, Values, first_events, fits_of, names_of, similarity
 from lydite.diff.templates import SPOT, Blocks, spots
 from lydite.trace.events import Event
@@ -25,6 +26,7 @@ LIKE = 0.25  # correlation that speaks for a pair
 VERY_LIKE = 0.9  # for one value that would be a part of the other's batch
 AHEAD = 0.03  # of the next best, for either side
 NAME = 0.3  # what an equal name is worth beside content
+IN_ORDER = 0.2  # and what it is worth to lie on the best way through both in order
 NEIGHBOURS = 2  # pairs before and after a value that tell where it lies
 MOST_BLOCKS = 6  # looked at for one pair of roles
 FEWEST_VALUES = 32  # below that likeness is chance
@@ -59,6 +61,8 @@ def pair_roles(
     for row, mine in enumerate(ours):
         for column, other in enumerate(theirs):
             scores[row, column], ways[row, column] = judge.score(mine, other)
+    for row, column in best_path(scores):
+        scores[row, column] += IN_ORDER
     found: dict[str, str] = {}
     for row, column in _mutual_best(scores):
         found |= ways[row, column]
@@ -169,7 +173,8 @@ def _roles(events: Mapping[str, Event], names: Iterable[str]) -> list[Role]:
             ((key, number) for key, number in spots(name) if len(shared[key]) > 1), (name, 0)
         )
         found[key][number] = event
-    return [Role(key, dict(sorted(members.items()))) for key, members in found.items()]
+    roles = [Role(key, dict(sorted(members.items()))) for key, members in found.items()]
+    return sorted(roles, key=lambda role: min(event.i for event in role.members.values()))
 
 
 def _ways(mine: Role, other: Role) -> Iterator[list[tuple[Event, Event]]]:

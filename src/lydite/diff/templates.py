@@ -14,6 +14,7 @@ Refs = tuple[str, ...]
 Choice = TypeVar("Choice")
 SPOT = "\0"  # where the number of a template stands
 SUPPORT = 2  # examples with different numbers that make a rule
+ALIKE = 4  # pairs that make a rule where only one block has any: block 0 is block 0
 SHARE = 0.9  # of the pairs in numbered blocks that have to agree on which block is which
 
 
@@ -92,7 +93,11 @@ class Blocks:
         self.rules: dict[str, _Target] = {}
         self.numbers: dict[str, set[int]] = {}
         for prefix, found in votes.items():
-            several = {t: n for t, n in found.items() if len(numbers[prefix, t]) >= SUPPORT}
+            several = {
+                target: count
+                for target, count in found.items()
+                if len(numbers[prefix, target]) >= SUPPORT or (target.shift == 0 and count >= ALIKE)
+            }
             target, count = _winner(Counter(several))
             if target is not None and count >= SHARE * total[prefix]:
                 self.rules[prefix], self.numbers[prefix] = target, numbers[prefix, target]

@@ -154,7 +154,8 @@ def _see_rows(ours: NDArray[Any], theirs: NDArray[Any]) -> Seen:
     if not ours.size or not theirs.size or theirs.size % ours.size or not theirs.ndim:
         return Seen(theirs, ours, None, "")
     count = theirs.size // ours.size
-    if theirs.shape[0] % count or count > 8:
+    rest = sorted(n for n in (theirs.shape[0] // count, *theirs.shape[1:]) if n != 1)
+    if theirs.shape[0] % count or count > 8 or rest != sorted(n for n in ours.shape if n != 1):
         return Seen(theirs, ours, None, "")
     best: tuple[float, int, NDArray[Any], Fit] | None = None
     for at, chunk in enumerate(np.split(theirs, count)):

@@ -6,10 +6,13 @@ output agrees was recorded at another stage (before a norm instead of after it),
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from lydite.diff.result import Row
 from lydite.diff.rows import scope
 
+MARGIN = 3.0  # limits: what an estimate may be off by
+DILUTED = 0.1  # of an error: what is left in the module around it if it was not a wrong dump
 FOLLOWING = 4  # agreeing values after a misplaced one that prove the computation went on rightly
 
 
@@ -22,14 +25,21 @@ class Walk:
     aside: tuple[int, ...]  # wrong rows that are not the bug
 
 
-def walk(rows: Sequence[Row], is_elsewhere: Callable[[int], bool]) -> Walk:
-    """Walk in order of execution; `is_elsewhere` says whether a row's value is another stage's."""
+def walk(
+    rows: Sequence[Row], is_elsewhere: Callable[[int], bool], *, estimated: bool = False
+) -> Walk:
+    """Walk in order of execution; `is_elsewhere` says whether a row's value is another stage's.
+
+    With `estimated` the limits are no more than that: a value a little above, after which nothing
+    is, is set aside.
+    """
     aside: list[int] = []
     for index, row in enumerate(rows):
         if not row.wrong:
             continue
         elsewhere = _goes_on(rows, index) and (row.error is None or is_elsewhere(index))
-        if elsewhere or _is_mended(rows, index):
+        marginal = estimated and _is_marginal(rows, index)
+        if elsewhere or marginal or _is_mended(rows, index):
             aside.append(index)
         else:
             return Walk(index, _last_agreement(rows, index), tuple(aside))
@@ -42,13 +52,28 @@ def first_alone(rows: Sequence[Row]) -> Walk:
     return Walk(first, None if first is None else _last_agreement(rows, first), ())
 
 
+def _is_marginal(rows: Sequence[Row], index: int) -> bool:
+    """Whether a value is little above its limit, and nothing after it above its own."""
+    here, later = rows[index], rows[index + 1 :]
+    if here.error is None or not here.limit or here.error > MARGIN * here.limit:
+        return False
+    compared = [row for row in later if row.error is not None]
+    return bool(compared) and not any(
+        row.wrong and (row.error is None or row.error > MARGIN * (row.limit or 0.0))
+        for row in later
+    )
+
+
 def _is_mended(rows: Sequence[Row], index: int) -> bool:
     """Whether nothing after this value is wrong, and a module around it gives what it should."""
     here, later = rows[index], rows[index + 1 :]
     if any(row.wrong for row in later):
         return False
     return any(
-        row.place.startswith("out") and row.error is not None and _holds(row.site, here.site)
+        row.place.startswith("out")
+        and row.error is not None
+        and row.error <= DILUTED * (here.error or inf)
+        and _holds(row.site, here.site)
         for row in later
         if row.step == here.step
     )
