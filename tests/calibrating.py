@@ -20,6 +20,7 @@ from lydite.calibrate.shards import Item
 from lydite.calibrate.store import CalibrationSet
 from lydite.calibrate.verify import verify
 from lydite.calibrate.writer import Writer
+from lydite.core.blas import preload
 
 S = TypeVar("S", bound=disk.System)
 Fault = Literal["ENOSPC", "EIO", "short", "kill", "interrupt"]
@@ -27,6 +28,12 @@ STEPS = (0, 4, 8)
 SETTINGS = Settings(
     "f00d", {"sampler": "euler", "schedule": "shifted", "shift": 3.0, "steps": 12}, "BF16"
 )
+
+
+def same_blas() -> dict[str, str]:
+    """What the environment of another process needs to multiply as this one does, bit for bit."""
+    kind = preload().kind
+    return {"LYDITE_BLAS": kind if kind in ("torch", "openblas", "system") else "off"}
 
 
 def plan(images: int, **keeps: bool) -> Plan:

@@ -1,11 +1,16 @@
-"""Where the tests that flush thousands of times work."""
+"""Where the tests that flush thousands of times work, and a small model with a set of its own."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from lydite.calibrate.store import CalibrationSet
+    from lydite.pipelines.sd3 import StableDiffusion3
 
 
 @pytest.fixture
@@ -15,3 +20,42 @@ def memory() -> Iterator[Path]:
     place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> "StableDiffusion3":
+    """A small random model with both kinds of attention."""
+    import replays
+
+    return replays.loaded(replays.make_small(tmp_path_factory.mktemp("models") / "small"))
+
+
+@pytest.fixture(scope="session")
+def drawn(pipeline: "StableDiffusion3", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of three images and nine samples, drawn with it."""
+    import replays
+
+    return replays.draw_set(tmp_path_factory.mktemp("sets") / "set", pipeline)
+
+
+@pytest.fixture
+def opened(drawn: Path) -> "Iterator[CalibrationSet]":
+    """The same, open."""
+    from lydite.calibrate.store import CalibrationSet
+
+    with CalibrationSet.open(drawn) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def whole(
+    drawn: Path, pipeline: "StableDiffusion3", tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Statistics of its activations."""
+    from lydite.calibrate.activations import Wanted, collect
+    from lydite.calibrate.store import CalibrationSet
+
+    path = tmp_path_factory.mktemp("statistics") / "whole.sqlite"
+    with CalibrationSet.open(drawn) as found:
+        assert collect(found, pipeline, path, Wanted(group=32)) == 9
+    return path

@@ -201,3 +201,18 @@ def test_a_writer_that_comes_while_verify_looks_at_the_seal_is_no_damage(
 def test_something_that_is_no_set_is_said_to_be_none(tmp_path: Path) -> None:
     found = verify(tmp_path)
     assert not found.sound and "no calibration set" in found.damage[0].why
+
+
+def test_a_page_of_the_index_that_breaks_in_mid_walk_is_damage_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw(tmp_path, 2)
+
+    def torn(self: Index, name: str) -> list[object]:
+        raise CalibrationError("index.sqlite: database disk image is malformed")
+
+    monkeypatch.setattr(Index, "rows_of", torn)
+    found = verify(tmp_path)
+    assert not found.sound and found.items == {"picture": 2, "sample": 6}
+    assert [each.file for each in found.damage] == ["index.sqlite"]
+    assert found.content_hash is None and found.missing is None

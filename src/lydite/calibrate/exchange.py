@@ -43,9 +43,9 @@ def export_npz(folder: Path | str, target: Path) -> int:
     """Write a set in the other layout into a new folder; how many samples there were."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileError(f"{at(target)}: is there and not empty. Give a new folder.")
-    for name in ("samples", "images", "conditioning"):
-        make_folder(target / name)
     with CalibrationSet.open(folder) as opened:
+        for name in ("samples", "images", "conditioning"):
+            make_folder(target / name)
         first = _first_of_prompt(opened.plan)
         for row in opened.rows(None):
             entry = row.entry

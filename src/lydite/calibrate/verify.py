@@ -13,7 +13,7 @@ from lydite.calibrate.recovery import QUARANTINE, SHARDS, shard_names
 from lydite.calibrate.setfile import NAME as SET
 from lydite.calibrate.setfile import Description, read_description
 from lydite.calibrate.shards import Shard
-from lydite.core.errors import LyditeError
+from lydite.core.errors import CalibrationError, LyditeError
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ def verify(folder: Path | str, healthy: Healthy | None = None) -> Verdict:
     description = _description(folder, damage)
     index = _index(folder, writer, damage)
     try:
-        walk = _Walk(folder, description, index, healthy or Healthy())
-        walk.shards()
-        walk.lost()
-        missing, content_hash = walk.totals()
+        try:
+            walk, missing, content_hash = _walked(folder, description, index, healthy)
+        except CalibrationError as error:  # a page of the index that nothing had read before
+            damage.append(Damage(INDEX, str(error)))
+            walk, missing, content_hash = _walked(folder, description, None, healthy)
     finally:
         if index is not None:
             index.close()
@@ -87,6 +88,15 @@ def verify(folder: Path | str, healthy: Healthy | None = None) -> Verdict:
         len(shard_names(aside)) if aside.is_dir() else 0,
         writer,
     )
+
+
+def _walked(
+    folder: Path, description: Description | None, index: Index | None, healthy: Healthy | None
+) -> "tuple[_Walk, int | None, str | None]":
+    walk = _Walk(folder, description, index, healthy or Healthy())
+    walk.shards()
+    walk.lost()
+    return walk, *walk.totals()
 
 
 class _Walk:

@@ -19,6 +19,7 @@ VERBS = {
     "trace": "lydite.cli.trace",
     "diff": "lydite.cli.diff",
     "sampler": "lydite.cli.sampler",
+    "calibrate": "lydite.cli.calibrate",
 }
 
 
@@ -56,6 +57,7 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     lydite trace -- python port.py                  a port's run, written down
     lydite diff    reference/ port/                 its first wrong number
     lydite sampler list                             every sampler, and is yours right?
+    lydite calibrate run --prompts p.txt --out set/ what the network sees, for a quantizer
 
     Every verb explains itself: lydite generate --help. Exit status: 0 fine, 1 something is wrong
     with the model or the numbers, 2 the input could not be used, 130 interrupted.

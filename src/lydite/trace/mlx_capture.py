@@ -8,7 +8,7 @@ from its unfused form in the last bit.
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from lydite.core.blas import preload
 
@@ -19,14 +19,25 @@ import mlx.nn as nn  # noqa: E402
 import numpy as np  # noqa: E402
 
 from lydite.trace.nested import map_inputs, map_outputs  # noqa: E402
-from lydite.trace.recorder import Recorder, full_name  # noqa: E402
+from lydite.trace.recorder import full_name  # noqa: E402
 from lydite.trace.selftest import SPECIAL, Records, record_all  # noqa: E402
+
+
+class Taker(Protocol):
+    """A Recorder, or anything that is told what modules take and give."""
+
+    def record(self, name: str, value: Any, *, port: str) -> Any:
+        """Take note of a value, and hand back the one that goes on in its place."""
+        ...
+
+
+T = TypeVar("T", bound=Taker)
 
 
 @contextmanager
 def watching(
-    recorder: Recorder, model: nn.Module, *, scope: str, methods: Sequence[str] = ()
-) -> Generator[Recorder]:
+    recorder: T, model: nn.Module, *, scope: str, methods: Sequence[str] = ()
+) -> Generator[T]:
     """Record what every module of `model` takes and gives, as `scope/path`, while the block runs.
 
     A module reachable by several paths is recorded under the first, in order of definition.
@@ -92,7 +103,7 @@ def _walk(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, nn.Modul
 
 
 def _recording(
-    kind: type[nn.Module], recorder: Recorder, names: dict[int, str], methods: Sequence[str] = ()
+    kind: type[nn.Module], recorder: Taker, names: dict[int, str], methods: Sequence[str] = ()
 ) -> type[nn.Module]:
     """A subclass that looks like `kind` and records its calls."""
 

@@ -1,0 +1,139 @@
+"""What a calibration run costs beside plain generation, and what a second worker brings.
+
+    .venv/bin/python benchmarks/calibrate_run.py                 some minutes, the embedded model
+    .venv/bin/python benchmarks/calibrate_run.py --only cost --rounds 20
+
+`cost` draws the same images turn and turn about, as `lydite generate` does and as a calibration run
+that keeps every step and commits each image. Ratios are of pairs, of sums and of the fastest, in
+wall and CPU seconds, for a machine that is shared; the commit is timed by itself as well. `workers`
+makes the same set with one worker and with two, turn and turn about, and times the images after
+the models are loaded. Equal content is checked.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from lydite.calibrate.steady import preload_steady
+
+preload_steady()  # before MLX
+
+from lydite import embedded  # noqa: E402
+from lydite.calibrate.conditions import conditions_of  # noqa: E402
+from lydite.calibrate.keys import Image, Settings  # noqa: E402
+from lydite.calibrate.pool import run_workers  # noqa: E402
+from lydite.calibrate.run import Model, Watcher  # noqa: E402
+from lydite.calibrate.setfile import Description, Plan, plan_of  # noqa: E402
+from lydite.calibrate.studio import Studio, open_pipeline  # noqa: E402
+from lydite.calibrate.trajectories import model_hash  # noqa: E402
+from lydite.calibrate.writer import Writer  # noqa: E402
+from lydite.pipelines.request import Request  # noqa: E402
+from lydite.pipelines.sd3 import StableDiffusion3  # noqa: E402
+
+MODEL = Model(embedded.NAME)
+PROMPT = "a large red star above a small blue ring"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--only", choices=("cost", "workers"))
+    parser.add_argument("--rounds", type=int, default=12, help="images of each kind")
+    parser.add_argument("--images", type=int, default=12, help="of a set that workers make")
+    parser.add_argument("--turns", type=int, default=3, help="sets with one worker and with two")
+    parser.add_argument("--steps", type=int, default=embedded.STEPS)
+    options = parser.parse_args()
+    pipeline = open_pipeline(MODEL, "float32")
+    pipeline.networks.prepare()
+    asked = Request(
+        "", steps=options.steps, guidance=embedded.GUIDANCE, text_length=embedded.TEXT_LENGTH
+    )
+    request = pipeline.complete(asked)
+    settings = Settings(model_hash(pipeline), conditions_of(request, "float32"), "F32")
+    with tempfile.TemporaryDirectory() as folder:
+        if options.only in (None, "cost"):
+            cost(Path(folder), pipeline, request, settings, options.rounds)
+        if options.only in (None, "workers"):
+            workers(Path(folder), settings, options.images, options.turns)
+
+
+def planned(images: int, steps: int) -> Plan:
+    return plan_of([(PROMPT, seed) for seed in range(images)], range(steps))
+
+
+def commit(
+    writer: Writer, studio: Studio, spent: list[float], image: Image, wanted: list[int | None]
+) -> None:
+    items = studio.trajectories.items(image, wanted)
+    start = time.perf_counter()
+    writer.commit(items)
+    spent.append(time.perf_counter() - start)
+
+
+def cost(
+    folder: Path, pipeline: StableDiffusion3, request: Request, settings: Settings, rounds: int
+) -> None:
+    """Seconds of an image, plain and stored."""
+    plan = planned(rounds + 1, request.steps)
+    studio = Studio(Description(settings, plan), pipeline)
+    plain: list[tuple[float, float]] = []
+    stored: list[tuple[float, float]] = []
+    commits: list[float] = []
+    with Writer.start(folder / "cost", settings, plan) as writer:
+        for image, wanted in writer.missing().items():
+            asked = replace(request, prompt=image.prompt)
+            plainly = partial(lambda *given: list(pipeline.generate(*given)), asked, [image.seed])
+            storing = partial(lambda *given: commit(writer, studio, commits, *given), image, wanted)
+            turns = [(plainly, plain), (storing, stored)]
+            for draw, times in turns if image.number % 2 else reversed(turns):
+                start = time.perf_counter(), time.process_time()
+                draw()
+                times.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    plain, stored = plain[1:], stored[1:]  # the first of each warms up
+    for number, name in enumerate(("wall", "CPU")):
+        one, other = ([each[number] for each in times] for times in (plain, stored))
+        ratio = statistics.median(b / a for a, b in zip(one, other, strict=True))
+        print(
+            f"cost, {rounds} images of {request.steps} steps, {name} seconds: plain "
+            f"{statistics.median(one):.3f}, stored {statistics.median(other):.3f}; median ratio of "
+            f"pairs {ratio:.3f}, of sums {sum(other) / sum(one):.3f}, of the fastest "
+            f"{min(other) / min(one):.3f}"
+        )
+    share = statistics.median(commits) / statistics.median(each[0] for each in plain)
+    print(f"cost, of which the commit {1000 * statistics.median(commits):.1f} ms, {share:.1%}")
+
+
+def workers(folder: Path, settings: Settings, images: int, turns: int) -> None:
+    """Seconds of a set with one worker and with two, loading left out."""
+    plan = planned(images, int(settings.conditions["steps"]))
+    spent: dict[int, list[float]] = {1: [], 2: []}
+    hashes: set[str] = set()
+    names = count()
+    for _ in range(turns):
+        for workers, times in spent.items():
+            with Writer.start(folder / f"workers-{next(names)}", settings, plan) as writer:
+                finished: list[float] = []
+                watcher = Watcher(
+                    finished=lambda image, to=finished: to.append(time.perf_counter())
+                )
+                run_workers(writer, MODEL, workers, watcher)
+                hashes.add(writer.content_hash)
+            # from the first round of images to the last: what lies between is independent work
+            done = len(finished) - workers
+            times.append((finished[-1] - finished[workers - 1]) / done)
+    assert len(hashes) == 1, "the sets differ"
+    pairs = [one / two for one, two in zip(spent[1], spent[2], strict=True)]
+    one, two = statistics.median(spent[1]), statistics.median(spent[2])
+    print(
+        f"workers, {turns} sets of {images} images: an image takes {one:.3f} s with one, {two:.3f} "
+        f"s with two; ratios {', '.join(f'{ratio:.2f}' for ratio in pairs)}, median "
+        f"{statistics.median(pairs):.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

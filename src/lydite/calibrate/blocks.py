@@ -1,0 +1,211 @@
+"""What the attention and feed-forward modules of each block take and give, for reconstruction.
+
+TaQ-DiT and QDrop learn rounding module by module, from a module's input and its output at full
+precision. The result is a calibration set of its own: one item for each sample, in the same shards,
+so it is resumed, verified, repaired and merged like any other.
+
+A feed-forward works on each token alone: of its tokens some are kept, the same ones of input and
+output. Each output of an attention depends on all tokens, so its inputs are kept whole and its
+outputs at the chosen tokens.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.calibrate import disk
+from lydite.calibrate.capture import Replay, replaying
+from lydite.calibrate.conditions import DTYPES
+from lydite.calibrate.index import Row
+from lydite.calibrate.keys import Dtype, Settings
+from lydite.calibrate.setfile import NAME as SET
+from lydite.calibrate.setfile import Plan, read_description
+from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.studio import require_model
+from lydite.calibrate.writer import Writer
+from lydite.core.dtypes import NUMPY_DTYPES, widen
+from lydite.core.errors import CalibrationError, InputError, at
+from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.trace.arrays import to_numpy
+
+MODULE = re.compile(r"transformer_blocks\.\d+\.(attn2?|ff|ff_context)")
+PORTS = re.compile(r"in\.\d+|out(\.\d+)?")
+EMPTY, LABELS = 1 << 16, 768  # bytes at most: of an empty set, of a tensor in header and index
+KEY = "blocks"  # in the conditions of the set that is made
+Tensors = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much is kept of each sample."""
+
+    tokens: int = 0  # of each stream; 0: all
+    dtype: Dtype = "F16"
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What will be written, known before it is."""
+
+    images: int
+    of: int
+    samples: int
+    bytes: int  # at most: arrays, and what header and index say of each
+
+
+class Tap:
+    """The observer that keeps what modules take and give, at the chosen tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._key = "0"
+        self.tensors: Tensors = {}
+
+    def begin(self, key: str) -> None:
+        """Forget the last sample; the choice of tokens follows from the key of this one."""
+        self._key, self.tensors = key, {}
+
+    def wants(self, path: str, port: str) -> bool:
+        """Attention and feed-forward modules, all that they take and give."""
+        return bool(MODULE.fullmatch(path) and PORTS.fullmatch(port))
+
+    def see(self, path: str, port: str, value: Any) -> None:
+        """Copy the tokens that are kept."""
+        array = widen(to_numpy(value))  # (B, L, D)
+        is_input = port.startswith("in")
+        if not (is_input and ".attn" in path):
+            stream = "text" if "context" in path or port == "out.1" else "image"
+            chosen = self.chosen(stream, array.shape[1])
+            self.tensors[f"tokens.{stream}"] = chosen
+            array = array[:, chosen]
+        self.tensors[f"{path}.{port}"] = np.array(array)
+
+    def chosen(self, stream: str, length: int) -> NDArray[np.int64]:
+        """The tokens of a stream that are kept of this sample, in order."""
+        if not self._tokens or self._tokens >= length:
+            return np.arange(length)
+        seed = [int(self._key[:16], 16), ("image", "text").index(stream)]
+        picked = np.random.default_rng(seed).choice(length, self._tokens, replace=False)
+        return np.sort(picked).astype(np.int64)
+
+
+def store_blocks(
+    opened: CalibrationSet,
+    pipeline: StableDiffusion3,
+    folder: Path,
+    kept: Kept,
+    budget: int,
+    *,
+    on_volume: Callable[[Volume], None] = lambda _: None,
+    on_sample: Callable[[int, int], None] = lambda done, total: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Volume:
+    """Write the blocks of as many whole images as the budget allows, evenly spread over the set."""
+    rows = _whole_images(opened)
+    tap = Tap(kept.tokens)
+    with replaying(pipeline, opened.settings, tap) as replay:
+        first = next(iter(rows.values()))
+        size = _bytes(_tensors(opened, replay, tap, first[0]), kept.dtype)
+        volume = _volume(size, len(rows), len(first), budget)
+        chosen = _spread(list(rows), volume.images)
+        on_volume(volume)
+        settings = _settings(opened.settings, kept)
+        images = tuple(image for image in opened.plan.images if image.number in set(chosen))
+        plan = Plan(images, opened.plan.steps, pictures=False)
+        _check_same(folder, plan)
+        again = _command(opened.folder, folder, kept, budget)
+        with Writer.start(folder, settings, plan, resume=again) as writer:
+            missing = {image.number: steps for image, steps in writer.missing().items()}
+            todo = [row for n in chosen for row in rows[n] if row.step in missing.get(n, [])]
+            disk.require_room(folder, size * len(todo))
+            for done, row in enumerate(todo, volume.samples - len(todo) + 1):
+                tensors = _tensors(opened, replay, tap, row)
+                writer.commit([_item(writer, row, tensors)])
+                on_sample(done, volume.samples)
+                if stopping():
+                    raise KeyboardInterrupt
+    require_model(opened.settings, pipeline)  # nothing that looked on left a trace
+    return volume
+
+
+def _tensors(opened: CalibrationSet, replay: Replay, tap: Tap, row: Row) -> Tensors:
+    tap.begin(row.key)
+    replay.run(row.entry, opened.read(row)["x"])
+    return tap.tensors
+
+
+def _item(writer: Writer, row: Row, tensors: Tensors) -> Any:
+    entry = row.entry
+    assert entry.image is not None and entry.step is not None, "a sample has both"
+    labels = {"sigma": entry.sigma, "timestep": entry.timestep}
+    return writer.make.sample(entry.image, entry.step, tensors, **labels)
+
+
+def _command(source: Path, folder: Path, kept: Kept, budget: int) -> str:
+    """What goes on with it."""
+    tokens = f" --tokens {kept.tokens}" if kept.tokens else ""
+    dtype = next(name for name, stored in DTYPES.items() if stored == kept.dtype)
+    return (
+        f"lydite calibrate blocks {at(source)} --out {at(folder)}{tokens} --budget {budget} "
+        f"--dtype {dtype}"
+    )
+
+
+def _check_same(folder: Path, plan: Plan) -> None:
+    """A budget holds for the whole folder: what is there must be what is asked for."""
+    if (folder / SET).exists() and read_description(folder).plan != plan:
+        raise CalibrationError(
+            f"{at(folder)}: was begun for other images: --budget, or the set, was another. Give "
+            "the same to go on with it, or another folder."
+        )
+
+
+def _settings(source: Settings, kept: Kept) -> Settings:
+    """Those of the set, and how its blocks were kept; what was rounded on the way is in there."""
+    told = {"tokens": kept.tokens, "latents": source.dtype}
+    conditions = {**source.conditions, KEY: told}
+    return Settings(source.model_hash, conditions, kept.dtype, source.model)
+
+
+def _volume(size: int, images: int, steps: int, budget: int) -> Volume:
+    each = size * steps
+    fit = min(images, (budget - EMPTY) // each)
+    if fit < 1:
+        raise InputError(
+            f"--budget is {disk.size_text(budget)}, and one image with its {steps} samples takes "
+            f"{disk.size_text(EMPTY + each)}. Give more, or keep fewer --tokens."
+        )
+    return Volume(fit, images, fit * steps, EMPTY + fit * each)
+
+
+def _spread(numbers: list[int], count: int) -> list[int]:
+    """So many of the numbers, evenly."""
+    return [numbers[index * len(numbers) // count] for index in range(count)]
+
+
+def _bytes(tensors: Tensors, dtype: Dtype) -> int:
+    width = NUMPY_DTYPES[dtype].itemsize
+    return sum(
+        array.size * (width if array.dtype.kind == "f" else array.itemsize) + LABELS
+        for array in tensors.values()
+    )
+
+
+def _whole_images(opened: CalibrationSet) -> dict[int, list[Row]]:
+    """The samples of each image that has all its steps, in order."""
+    found: dict[int, list[Row]] = {}
+    for row in opened.rows("sample"):
+        assert row.image is not None, "a sample has an image"
+        found.setdefault(row.image, []).append(row)
+    whole = {n: rows for n, rows in found.items() if len(rows) == len(opened.plan.steps)}
+    if not whole:
+        raise CalibrationError(
+            f"{at(opened.folder)}: holds no image with all its steps. Run: lydite calibrate status "
+            f"{at(opened.folder)}"
+        )
+    return whole

@@ -1,0 +1,59 @@
+"""A request as the conditions of a set and back: what decides the values beside prompt and seed."""
+
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+from lydite.calibrate.keys import Dtype
+from lydite.core.errors import CalibrationError, InputError, shown
+from lydite.pipelines.request import Request
+
+DTYPES: dict[str, Dtype] = dict(zip(("fp32", "fp16", "bf16"), get_args(Dtype), strict=True))
+COMPUTE = ("float32", "bfloat16", "float16")
+# The prompt is in the key of each item; a picture to start from is no part of a calibration run.
+_ELSEWHERE = ("prompt", "image", "strength")
+
+
+def conditions_of(request: Request, compute: str) -> dict[str, Any]:
+    """Every field of a completed request but the prompt, and the dtype the networks run in."""
+    if request.image is not None:
+        raise InputError("calibration starts from noise, not from a picture.")
+    told = {
+        field.name: getattr(request, field.name)
+        for field in fields(Request)
+        if field.name not in _ELSEWHERE
+    }
+    return {**told, "options": dict(request.options), "compute": compute}
+
+
+def request_of(conditions: dict[str, Any]) -> tuple[Request, str]:
+    """The request, still without a prompt, and the dtype the networks run in."""
+    told = dict(conditions)
+    compute = told.pop("compute", None)
+    names = {field.name for field in fields(Request)} - set(_ELSEWHERE)
+    if compute not in COMPUTE or told.keys() != names:
+        raise CalibrationError(
+            f"the set was made by another tool: its conditions are {shown(conditions)}. "
+            "It can be read, and not be gone on with."
+        )
+    for name in ("guidance_steps", "guidance_interval"):
+        told[name] = tuple(told[name])
+    return replace(Request(""), **told), compute
+
+
+def read_keep(rule: str, steps: int) -> tuple[int, ...]:
+    """`all`, `every:4` or `0,5,10` as numbers of steps, of a run that has `steps` of them."""
+    name, _, number = rule.partition(":")
+    if rule == "all":
+        return tuple(range(steps))
+    try:
+        if name == "every" and int(number) > 0:
+            return tuple(range(0, steps, int(number)))
+        kept = sorted({int(part) for part in rule.split(",")})
+    except ValueError:
+        raise InputError(
+            f"--keep is {rule!r:.60}; expected all, every:N with N from 1, or steps as 0,5,10."
+        ) from None
+    if kept[0] < 0 or kept[-1] >= steps:
+        wrong = kept[0] if kept[0] < 0 else kept[-1]
+        raise InputError(f"--keep has step {wrong}; the run has the steps 0 to {steps - 1}.")
+    return tuple(kept)

@@ -1,0 +1,129 @@
+"""Prompts from a file: one a line in txt, a column of csv, a field of jsonl."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lydite.core.errors import FileError, InputError, at, shown
+from lydite.core.jsonfile import JsonError, parse_object
+
+COLUMN = "prompt"
+MAX_BYTES = 64 * 2**20
+LONGEST = 10_000  # characters of a prompt; the encoders of SD3 read a few hundred tokens
+_Lines = Iterator[tuple[int, str]]  # the number of the line, from 1, and the prompt on it
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a file, each once, in its order."""
+
+    texts: tuple[str, ...]
+    repeated: int = 0  # lines left out, since an earlier one says the same
+
+    def images(self, count: int, seed: int) -> list[tuple[str, int]]:
+        """`count` images: the prompts over and over, and seeds counted from `seed`."""
+        return [(self.texts[n % len(self.texts)], seed + n) for n in range(count)]
+
+
+def read_prompts(path: Path) -> Prompts:
+    """The prompts in `path`; what is wrong is said with the number of its line."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(
+            f"{at(path)}: prompts are read from .txt, .csv and .jsonl files; found "
+            f"{shown(path.suffix)}."
+        )
+    found: dict[str, int] = {}
+    repeated = 0
+    for line, text in reader(path, _text(path)):
+        prompt = text.strip()
+        if not prompt:
+            continue
+        _check(path, line, prompt)
+        repeated += prompt in found
+        found.setdefault(prompt, line)
+    if not found:
+        raise InputError(f"{at(path)}: no prompt in it.")
+    return Prompts(tuple(found), repeated)
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():  # a pipe would wait for a writer
+            raise FileError(f"{at(path)}: not a file.")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{at(path)}: more than {MAX_BYTES} bytes of prompts.")
+    try:
+        return data.decode("utf-8-sig")  # with or without a byte order mark
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{at(path)}: line {line} is not UTF-8. Save the file as UTF-8."
+        ) from error
+
+
+def _check(path: Path, line: int, prompt: str) -> None:
+    if len(prompt) > LONGEST:
+        raise InputError(
+            f"{at(path)}: line {line} has a prompt of {len(prompt)} characters; at most {LONGEST}."
+        )
+    if "\0" in prompt or any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise InputError(f"{at(path)}: line {line} is no text ({shown(prompt)}).")
+
+
+def _plain_lines(path: Path, text: str) -> _Lines:
+    """Lines end at a line feed alone: Unicode's other separators may stand in a prompt."""
+    return enumerate(text.split("\n"), 1)
+
+
+def _csv_column(path: Path, text: str) -> _Lines:
+    """The column that the first row calls `prompt`; without one, the first column of all rows."""
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    column, first = 0, True
+    try:
+        for row in rows:
+            if not any(cell.strip() for cell in row):
+                continue
+            names = [cell.strip().lower() for cell in row]
+            if first and COLUMN in names:
+                column, first = names.index(COLUMN), False
+                continue
+            first = False
+            if column >= len(row):
+                raise InputError(
+                    f"{at(path)}: line {rows.line_num} has {len(row)} columns, and the prompt is "
+                    f"in column {column + 1}."
+                )
+            yield rows.line_num, row[column]
+    except csv.Error as error:
+        raise InputError(f"{at(path)}: line {rows.line_num} is not CSV ({error}).") from error
+
+
+def _json_lines(path: Path, text: str) -> _Lines:
+    """The field `prompt` of an object a line."""
+    for line, part in enumerate(text.split("\n"), 1):
+        if not part.strip():
+            continue
+        try:
+            prompt = parse_object(part.encode()).get(COLUMN)
+        except JsonError as error:
+            raise InputError(f"{at(path)}: line {line}: {error}.") from error
+        if not isinstance(prompt, str):
+            raise InputError(
+                f'{at(path)}: line {line}: expected {{"{COLUMN}": "a text"}}, found '
+                f"{shown(prompt)}."
+            )
+        yield line, prompt
+
+
+_READERS: dict[str, Callable[[Path, str], _Lines]] = {
+    ".txt": _plain_lines,
+    ".csv": _csv_column,
+    ".jsonl": _json_lines,
+}

@@ -1,0 +1,93 @@
+"""A run: draw what a set misses, image by image, and commit each as it is finished.
+
+An image is the unit of work. Whatever ends a run, finished images are in the set, and the one that
+was under way is drawn again by the next run.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lydite.calibrate import disk
+from lydite.calibrate.keys import Settings, picture_key
+from lydite.calibrate.setfile import NAME as SET
+from lydite.calibrate.setfile import Plan, read_description
+from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.writer import Writer
+from lydite.core.dtypes import NUMPY_DTYPES
+from lydite.core.errors import CalibrationError
+
+if TYPE_CHECKING:  # this file is read by processes that have no MLX yet
+    from lydite.calibrate.studio import Studio
+
+HEADER = 600  # bytes a shard and the index take beside the arrays of an item, about
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where the networks are, as a person names them; each worker opens them for itself."""
+
+    name: str
+    components: str | None = None
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """What a run tells, and what it asks: whether it shall stop after the step under way."""
+
+    stepped: Callable[[int, int], None] = lambda image, step: None
+    finished: Callable[[int], None] = lambda image: None
+    noted: Callable[[str], None] = lambda line: None
+    stopping: Callable[[], bool] = lambda: False
+
+
+def run_here(writer: Writer, studio: "Studio", watcher: Watcher) -> None:
+    """Draw all that is missing in this process; KeyboardInterrupt when told to stop."""
+    try:
+        for image, wanted in writer.missing().items():
+
+            def stepped(step: int, number: int = image.number) -> None:
+                watcher.stepped(number, step)
+                if watcher.stopping():
+                    raise KeyboardInterrupt
+
+            writer.commit(studio.trajectories.items(image, wanted, stepped))
+            watcher.finished(image.number)
+            if watcher.stopping():
+                raise KeyboardInterrupt
+    finally:
+        studio.require_unchanged()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many values an item of each kind has."""
+
+    sample: int
+    picture: int
+    conditioning: int
+
+
+def require_room(folder: Path, settings: Settings, plan: Plan, sizes: Sizes) -> None:
+    """Refuse what will not fit, before anything is written.
+
+    A plan that was written stays with the set, and asking for fewer images would not shorten it.
+    """
+    known: set[str] = set()
+    if (folder / SET).exists():
+        plan = read_description(folder).plan.joined(plan, folder)
+        with contextlib.suppress(CalibrationError), CalibrationSet.open(folder) as opened:
+            known = opened.index.keys()
+    width, needed = NUMPY_DTYPES[settings.dtype].itemsize, 0
+    for key, image, step in plan.keys(settings):
+        if key in known:
+            continue
+        if step is not None:
+            needed += sizes.sample * width + HEADER
+        elif key == picture_key(settings, image):
+            needed += sizes.picture + HEADER
+        else:
+            needed += sizes.conditioning * width + HEADER
+    disk.require_room(folder, needed)

@@ -1,0 +1,50 @@
+"""`lydite calibrate`: calibration sets, one verb a command, each imported only when it is used."""
+
+import importlib
+
+import click
+
+VERBS = {
+    "run": "lydite.cli.calibrate_run:run",
+    "status": "lydite.cli.calibrate_look:status",
+    "verify": "lydite.cli.calibrate_look:verify",
+    "repair": "lydite.cli.calibrate_mend:repair",
+    "rebuild": "lydite.cli.calibrate_mend:rebuild",
+    "activations": "lydite.cli.calibrate_activations:activations",
+    "blocks": "lydite.cli.calibrate_blocks:blocks",
+    "merge": "lydite.cli.calibrate_move:merge",
+    "export": "lydite.cli.calibrate_move:export",
+    "import": "lydite.cli.calibrate_move:bring_in",
+}
+
+
+class Verbs(click.Group):
+    """Looks a command up by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, _, name = VERBS[cmd_name].partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+@click.group("calibrate", cls=Verbs)
+def command() -> None:
+    """Make and keep calibration sets: what the network is given, step by step, over many images.
+
+    \b
+    lydite calibrate run --prompts prompts.txt --images 100 --out set/
+    lydite calibrate run --out set/                  go on where it stopped
+    lydite calibrate status set/                     what is there, what is missing, time left
+    lydite calibrate verify set/ --sheet sheet.png   is every byte what was written?
+    lydite calibrate repair set/                     draw again what is damaged, and only that
+    lydite calibrate activations set/ --out a.sqlite what every layer sees, channel by channel
+    lydite calibrate blocks set/ --out blocks/       inputs and outputs of attention and MLP
+    lydite calibrate merge set-a/ set-b/ --out all/  sets made on several machines
+    lydite calibrate export set/ --out npz/          one npz file a step, for other tools
+
+    A set is one folder. It can be killed at any moment and says afterwards whether it is whole.
+    """

@@ -1,0 +1,89 @@
+"""The file of statistics: merged, pooled, asked in SQL, and never trusted when it was changed."""
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import replays
+from lydite.calibrate.activations import Wanted, collect
+from lydite.calibrate.activations_file import read_file, reading, told_by
+from lydite.calibrate.activations_merge import merge
+from lydite.calibrate.store import CalibrationSet
+from lydite.core.errors import CalibrationError
+from lydite.pipelines.sd3 import StableDiffusion3
+
+
+def test_two_halves_merged_are_the_whole(
+    opened: CalibrationSet, pipeline: StableDiffusion3, whole: Path, tmp_path: Path
+) -> None:
+    halves = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
+    for number, path in enumerate(halves, 1):
+        collect(opened, pipeline, path, Wanted(group=32, part=(number, 2)))
+    assert merge(halves, tmp_path / "merged.sqlite") == 9
+    merged, expected = read_file(tmp_path / "merged.sqlite"), read_file(whole)
+    assert merged.table.keys() == expected.table.keys() and merged.keys == expected.keys
+    for key, moments in expected.table.items():
+        other = merged.table[key]
+        for name in ("count", "low", "high", "zeros", "negative", "counts"):
+            np.testing.assert_array_equal(getattr(other, name), getattr(moments, name))
+        scale = float(moments.absmax.max())
+        assert np.abs(other.mean - moments.mean).max() <= 1e-12 * scale
+        assert np.abs(other.variance - moments.variance).max() <= 1e-12 * scale**2
+    with pytest.raises(CalibrationError, match="would count twice"):
+        merge([halves[0], halves[0]], tmp_path / "twice.sqlite")
+    collect(opened, pipeline, tmp_path / "other.sqlite", Wanted(per="all", part=(2, 2)))
+    with pytest.raises(CalibrationError, match="collected alike"):
+        merge([halves[0], tmp_path / "other.sqlite"], tmp_path / "unlike.sqlite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.sqlite", "b.sqlite", "merged.sqlite", "other.sqlite"
+    ]  # fmt: skip
+
+
+def test_bands_pool_the_steps(
+    opened: CalibrationSet, pipeline: StableDiffusion3, whole: Path, tmp_path: Path
+) -> None:
+    collect(opened, pipeline, tmp_path / "all.sqlite", Wanted(per="all"))
+    pooled, apart = read_file(tmp_path / "all.sqlite"), read_file(whole)
+    key = ("transformer_blocks.0.ff.net.2", "in")
+    steps = [apart.table[*key, step] for step in range(replays.STEPS)]
+    assert pooled.table[*key, 0].count == sum(each.count for each in steps)
+    np.testing.assert_array_equal(
+        pooled.table[*key, 0].high, np.max([each.high for each in steps], axis=0)
+    )
+
+
+def test_the_file_answers_in_sql(whole: Path) -> None:
+    found = read_file(whole)
+    moments = found.table["transformer_blocks.0.ff.net.2", "in", 2]
+    with reading(whole) as connection:
+        rows = connection.execute(
+            "SELECT channel, count, absmax, middle, variance, negative FROM channels "
+            "WHERE layer = 'transformer_blocks.0.ff.net.2' AND place = 'in' AND band = 2"
+        ).fetchall()
+        (least,) = connection.execute(
+            "SELECT min(min) FROM layers WHERE layer LIKE '%.net.2' AND place = 'in'"
+        ).fetchone()
+    table = np.array(rows)
+    np.testing.assert_array_equal(table[:, 0], np.arange(len(moments.mean)))
+    assert set(table[:, 1]) == {moments.count}
+    np.testing.assert_array_equal(table[:, 2], moments.absmax)
+    middle = (moments.low.astype(np.float64) + moments.high) / 2
+    np.testing.assert_allclose(table[:, 3], middle, rtol=1e-15)
+    np.testing.assert_allclose(table[:, 4], moments.variance, rtol=1e-15)
+    np.testing.assert_allclose(table[:, 5], moments.negative / moments.count, rtol=1e-15)
+    assert -0.1701 < least < 0  # the dip of GELU
+    told = told_by(whole)
+    assert told["samples"] == 9 and len(told["model_hash"]) == 64
+
+
+def test_a_changed_number_in_the_file_is_found(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "changed.sqlite"
+    path.write_bytes(whole.read_bytes())
+    assert read_file(path).keys == read_file(whole).keys
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE channel SET mean = mean + 1e-9 WHERE place = 3 AND channel = 5")
+    connection.close()
+    with pytest.raises(CalibrationError, match="damaged"):
+        merge([path], tmp_path / "merged.sqlite")

@@ -1,0 +1,193 @@
+"""A collection that is killed anywhere goes on to the file of one that was not, byte for byte."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import calibrating
+import replays
+from lydite.calibrate.activations import Progress, Wanted, collect
+from lydite.calibrate.activations_merge import STATE
+from lydite.calibrate.activations_state import load_state
+from lydite.calibrate.claim import Claim
+from lydite.calibrate.setfile import plan_of
+from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.writer import Writer
+from lydite.cli.calibrate_activations import activations
+from lydite.core.errors import CalibrationError, FileError, LyditeError
+from lydite.pipelines.sd3 import StableDiffusion3
+
+WANTED = Wanted(group=64)
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lydite.core.blas import preload; preload()
+sys.path.insert(0, sys.argv[1])
+import calibrating, replays
+from lydite.calibrate.activations import Wanted, collect
+from lydite.calibrate.store import CalibrationSet
+drawn, model, out, where, number = (*map(Path, sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
+
+def counted(progress):
+    if where == "sample" and progress.done == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with CalibrationSet.open(drawn) as opened:
+    pipeline = replays.loaded(model)
+    with calibrating.faulty(calibrating.FaultyDisk(number if where == "disk" else 0, "kill")):
+        collect(opened, pipeline, out, Wanted(group=64), on_sample=counted, share=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def drawn(pipeline: StableDiffusion3, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return replays.draw_set(tmp_path_factory.mktemp("sets") / "set", pipeline, images=2)
+
+
+@pytest.fixture(scope="module")
+def expected(
+    drawn: Path, pipeline: StableDiffusion3, tmp_path_factory: pytest.TempPathFactory
+) -> bytes:
+    """The file of a collection that nothing disturbed."""
+    path = tmp_path_factory.mktemp("statistics") / "whole.sqlite"
+    with CalibrationSet.open(drawn) as opened:
+        collect(opened, pipeline, path, WANTED)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(("where", "number"), [("sample", 4), ("disk", 25)])
+def test_after_kill_9_the_finished_file_is_the_same(
+    where: str, number: int, drawn: Path, pipeline: StableDiffusion3, expected: bytes, memory: Path
+) -> None:
+    out, tests = memory / "out.sqlite", str(Path(replays.__file__).parent)
+    arguments = [tests, drawn, pipeline.files.path, out, where, str(number)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL and not out.exists()
+    kept = len(load_state(memory / "out.sqlite.work" / STATE).keys)
+    assert 0 < kept < 6
+    with CalibrationSet.open(drawn) as opened:
+        assert collect(opened, pipeline, out, WANTED) == 6 - kept
+    assert out.read_bytes() == expected
+    assert [path.name for path in memory.iterdir()] == ["out.sqlite"]
+
+
+def test_every_failing_call_to_the_disk_is_told_and_nothing_is_torn(
+    drawn: Path, pipeline: StableDiffusion3, expected: bytes, memory: Path
+) -> None:
+    with CalibrationSet.open(drawn) as opened:
+        with calibrating.faulty(calibrating.FaultyDisk()) as healthy:
+            collect(opened, pipeline, memory / "healthy.sqlite", WANTED, share=0)
+        for number in (3, 12, healthy.calls - 6, healthy.calls - 4):
+            out = memory / f"{number}.sqlite"
+            with (
+                calibrating.faulty(calibrating.FaultyDisk(number, "ENOSPC")),
+                pytest.raises(FileError, match=r"free\).*go on with: lydite calibrate activations"),
+            ):
+                collect(opened, pipeline, out, WANTED, share=0)
+            collect(opened, pipeline, out, WANTED)
+            assert out.read_bytes() == expected, number
+
+
+def test_asked_to_stop_it_keeps_what_it_has(
+    drawn: Path, pipeline: StableDiffusion3, expected: bytes, memory: Path
+) -> None:
+    seen: list[Progress] = []
+    out = memory / "out.sqlite"
+    with CalibrationSet.open(drawn) as opened:
+        with pytest.raises(KeyboardInterrupt):
+            collect(
+                opened, pipeline, out, WANTED, on_sample=seen.append, stopping=lambda: len(seen) > 2
+            )
+        state = (memory / "out.sqlite.work" / STATE).read_bytes()
+        assert collect(opened, pipeline, out, WANTED) == 3
+        assert [path.name for path in memory.iterdir()] == ["out.sqlite"]
+        (memory / "out.sqlite.work").mkdir()  # as when it is killed at its very end
+        (memory / "out.sqlite.work" / STATE).write_bytes(state)
+        assert collect(opened, pipeline, out, WANTED) == 0  # it is there
+        assert [path.name for path in memory.iterdir()] == ["out.sqlite"]
+        with pytest.raises(FileError, match="holds statistics of other samples"):
+            collect(opened, pipeline, out, Wanted(per="all"))
+    assert out.read_bytes() == expected
+
+
+def test_a_state_of_other_wishes_and_a_damaged_one_are_refused(
+    drawn: Path, pipeline: StableDiffusion3, memory: Path
+) -> None:
+    out, state = memory / "out.sqlite", memory / "out.sqlite.work" / STATE
+    with CalibrationSet.open(drawn) as opened:
+        with pytest.raises(KeyboardInterrupt):
+            collect(opened, pipeline, out, WANTED, stopping=lambda: True)
+        with pytest.raises(CalibrationError, match="begun with another set, --per or --group"):
+            collect(opened, pipeline, out, Wanted())
+        data = bytearray(state.read_bytes())
+        data[-1000] ^= 1
+        state.write_bytes(data)
+        with pytest.raises(CalibrationError, match="damaged"):
+            collect(opened, pipeline, out, WANTED)
+
+
+def test_one_process_collects_into_one_file(
+    drawn: Path, pipeline: StableDiffusion3, memory: Path
+) -> None:
+    (memory / "out.sqlite.work").mkdir()
+    claim = Claim(memory / "out.sqlite.work")
+    try:
+        with CalibrationSet.open(drawn) as opened, pytest.raises(CalibrationError) as told:
+            collect(opened, pipeline, memory / "out.sqlite", WANTED)
+        assert f"process {os.getpid()}" in str(told.value)
+    finally:
+        claim.release()
+
+
+def run(*arguments: object) -> str:
+    """The command's output; a clear error is raised as it is."""
+    with click.Context(click.Command("calibrate")):
+        result = CliRunner().invoke(activations, list(map(str, arguments)))
+    if isinstance(result.exception, LyditeError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_collects_merges_and_draws(drawn: Path, tmp_path: Path) -> None:
+    for part in (1, 2):
+        run(drawn, "--out", tmp_path / f"{part}.sqlite", "--part", f"{part}/2", "-q")
+    told = run(tmp_path / "1.sqlite", tmp_path / "2.sqlite", "--out", tmp_path / "all.sqlite",
+               "--plot", tmp_path / "all.html")  # fmt: skip
+    assert "6 samples" in told
+    page = (tmp_path / "all.html").read_text()
+    assert "Outlier channels" in page and "After GELU" in page and "ff.net.2 in" in page
+    run(tmp_path / "all.sqlite", "--plot", tmp_path / "all.png")
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_input_is_one_clear_error(drawn: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.sqlite"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.sqlite").write_text("no database at all, but long enough to be read as one")
+    settings = CalibrationSet.open(drawn).settings
+    Writer.start(tmp_path / "bare", settings, plan_of([("a", 0)], [0], pictures=False)).close()
+    for arguments, message in (
+        ((tmp_path / "empty", "--out", out), "no calibration set"),
+        ((tmp_path / "nothing", "--plot", tmp_path / "a.png"), "no such file"),
+        ((tmp_path / "bare", "--out", out), "holds no samples"),
+        ((tmp_path / "text.sqlite", "--plot", tmp_path / "a.png"), "no statistics of activations"),
+        ((drawn / "index.sqlite", "--plot", tmp_path / "a.png"), "another SQLite file"),
+        ((drawn,), "--out is missing"),
+        ((drawn, drawn, "--out", out), "one set at a time"),
+        ((drawn, "--out", out, "--per", "week"), "--per is 'week'"),
+        ((drawn, "--out", out, "--part", "3/2"), "--part is '3/2'"),
+        ((drawn, "--out", out, "--plot", tmp_path / "a.pdf"), "ends in .html or .png"),
+        ((drawn, "--out", tmp_path, "-q"), "is a folder"),
+        ((drawn, "--out", tmp_path / "out.parquet"), "written as SQLite"),
+        ((drawn, "--out", out, "--model", tmp_path / "gone"), "no such file or folder"),
+    ):
+        with pytest.raises(LyditeError, match=message):
+            run(*arguments)
+    assert not out.exists() and not list(tmp_path.glob("*.work"))

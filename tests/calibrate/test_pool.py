@@ -1,0 +1,150 @@
+"""Workers that draw: the same set as one process makes, whoever is killed."""
+
+import multiprocessing
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from calibrating import FaultyDisk, same_blas
+from lydite.calibrate import cluster, disk
+from lydite.calibrate.conditions import conditions_of
+from lydite.calibrate.keys import Settings
+from lydite.calibrate.pool import run_workers
+from lydite.calibrate.run import Model, Watcher, run_here
+from lydite.calibrate.setfile import Description, Plan, plan_of
+from lydite.calibrate.studio import Studio, open_pipeline
+from lydite.calibrate.trajectories import model_hash
+from lydite.calibrate.writer import Writer
+from lydite.core.errors import CalibrationError, FileError, InputError
+from lydite.pipelines.request import Request
+
+REQUEST = Request("", steps=2, guidance=3.0, text_length=4, width=32, height=32)
+PLAN = plan_of([(f"a fox in snow {n}", n) for n in range(4)], (0, 1))
+
+
+@pytest.fixture(scope="module")
+def settings(untrained: Path) -> Settings:
+    pipeline = open_pipeline(Model(str(untrained)), "float32")
+    return Settings(model_hash(pipeline), conditions_of(REQUEST, "float32"), "BF16", str(untrained))
+
+
+@pytest.fixture(scope="module")
+def whole(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The content hash of the set that one process makes."""
+    folder = tmp_path_factory.mktemp("whole")
+    studio = Studio.open(Description(settings, PLAN), Model(settings.model))
+    with Writer.start(folder, settings, PLAN) as writer:
+        run_here(writer, studio, Watcher())
+        return writer.content_hash
+
+
+@pytest.fixture(autouse=True)
+def blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in same_blas().items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_killed_worker_costs_its_image_only(
+    settings: Settings, whole: str, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    finished: list[int] = []
+
+    def stepped(image: int, step: int) -> None:
+        if not notes and image == 1:
+            notes.append("killed")
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        watcher = Watcher(stepped, finished.append, notes.append)
+        run_workers(writer, Model(settings.model), 2, watcher)
+        assert writer.content_hash == whole
+    assert sorted(finished) == [0, 1, 2, 3]
+    assert any("another takes over" in note for note in notes[1:])
+    assert not multiprocessing.active_children()
+
+
+def test_a_run_that_is_stopped_leaves_whole_images_and_no_worker(
+    settings: Settings, whole: str, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    watcher = Watcher(lambda image, step: seen.append(image), stopping=lambda: bool(seen))
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        with pytest.raises(KeyboardInterrupt):
+            run_workers(writer, Model(settings.model), 1, watcher)
+        assert len(writer.missing()) >= 3 and not multiprocessing.active_children()
+        studio = Studio.open(Description(settings, writer.plan), Model(settings.model))
+        run_here(writer, studio, Watcher())
+        assert writer.content_hash == whole
+
+
+def test_what_goes_wrong_in_a_worker_is_one_clear_error(settings: Settings, tmp_path: Path) -> None:
+    wrong = Settings("0" * 64, settings.conditions, settings.dtype, settings.model)
+    with (
+        Writer.start(tmp_path, wrong, PLAN) as writer,
+        pytest.raises(CalibrationError, match="not the one the set was made with"),
+    ):
+        run_workers(writer, Model(settings.model), 1, Watcher())
+    assert not multiprocessing.active_children()
+
+
+def test_a_disk_that_fills_up_is_told_with_the_command_to_go_on(
+    settings: Settings, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FaultyDisk(1, "ENOSPC", once=False)
+    watcher = Watcher(finished=lambda image: monkeypatch.setattr(disk, "system", full))
+    with (
+        Writer.start(tmp_path, settings, PLAN, resume="COMMAND") as writer,
+        pytest.raises(FileError, match=r"No space left.* go on with: COMMAND"),
+    ):
+        run_workers(writer, Model(settings.model), 1, watcher)
+    assert full.hits and not multiprocessing.active_children()
+    monkeypatch.undo()
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        assert 0 < len(writer.missing()) < 4
+        studio = Studio.open(Description(settings, writer.plan), Model(settings.model))
+        run_here(writer, studio, Watcher())
+        assert writer.content_hash == whole
+
+
+def test_a_task_of_ray_returns_the_shard_that_a_worker_would_hand_over(
+    settings: Settings, whole: str, tmp_path: Path
+) -> None:
+    import msgspec
+
+    told = msgspec.json.encode(Description(settings, PLAN))
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        for image, wanted in writer.missing().items():
+            name, data = cluster.draw(told, Model(settings.model), image.number, tuple(wanted))
+            (tmp_path / "incoming" / name).write_bytes(data)
+        writer.collect()
+        assert writer.content_hash == whole
+    strange = msgspec.json.encode(Description(Settings("1", settings.conditions), Plan((), ())))
+    assert cluster.draw(strange, Model(settings.model), 0, ())[1] is None
+    cluster._studio.cache_clear()
+
+
+def test_without_ray_the_error_says_how_to_get_it(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        Writer.start(tmp_path, settings, PLAN) as writer,
+        pytest.raises(InputError, match=r"lydite\[ray\]"),
+    ):
+        cluster.run_ray(writer, Model(settings.model), "auto", Watcher())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "127.0.0.1:x", "127.0.0.1:99999"])
+def test_an_address_where_no_cluster_is_is_refused_at_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    with (
+        Writer.start(tmp_path, settings, PLAN) as writer,
+        pytest.raises(InputError, match="no cluster there"),
+    ):
+        cluster.run_ray(writer, Model(settings.model), address, Watcher())

@@ -1,0 +1,78 @@
+"""Prompts files, good and bad; an error names the line."""
+
+from pathlib import Path
+
+import pytest
+
+from lydite.calibrate.prompts import Prompts, read_prompts
+from lydite.core.errors import LyditeError
+
+
+def write(folder: Path, name: str, data: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.txt", "a star\n\n  a ring \r\na fox", ("a star", "a ring", "a fox")),
+        ("a.txt", b"\xef\xbb\xbfein St\xc3\xa4rn\n", ("ein Stärn",)),
+        ("a.txt", "one\u2028two\n", ("one\u2028two",)),
+        ("a.TXT", "a, b\n", ("a, b",)),
+        ("a.csv", 'id,Prompt\n1,a star\n\n2,"a ring, red"\n', ("a star", "a ring, red")),
+        ("a.csv", "a star,1\na ring,2\n", ("a star", "a ring")),
+        ("a.csv", 'prompt\n"two\nlines"\n,\n', ("two\nlines",)),
+        (
+            "a.jsonl",
+            '{"prompt": "a star", "id": 1}\n\n{"prompt": "a \\u00e4"}\n',
+            ("a star", "a ä"),
+        ),
+    ],
+)
+def test_good_files(
+    tmp_path: Path, name: str, data: str | bytes, expected: tuple[str, ...]
+) -> None:
+    assert read_prompts(write(tmp_path, name, data)) == Prompts(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", "\n \n", "no prompt in it"),
+        ("a.txt", b"a\nb\n\xff\xfe", "line 3 is not UTF-8"),
+        ("a.txt", b"a\n\0\n", "line 2 is no text"),
+        ("a.txt", "a\n" + "x" * 10_001, "line 2 has a prompt of 10001 characters"),
+        ("a.csv", "id,prompt\n1,a\n2\n", "line 3 has 1 columns, and the prompt is in column 2"),
+        ("a.csv", 'prompt\na\n"b\n', "line 3 is not CSV"),
+        ("a.csv", "id,prompt\n", "no prompt in it"),
+        ("a.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2: expected .*found None"),
+        ("a.jsonl", '{"prompt": "a"}\n\n["b"]\n', "line 3: expected a JSON object"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": 5}\n', "line 2: expected .*found 5"),
+        ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1 is no text"),
+        ("a.parquet", "a", "read from .txt, .csv and .jsonl"),
+    ],
+)
+def test_bad_files_name_the_line(
+    tmp_path: Path, name: str, data: str | bytes, message: str
+) -> None:
+    with pytest.raises(LyditeError, match=message) as caught:
+        read_prompts(write(tmp_path, name, data))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_is_none(tmp_path: Path) -> None:
+    (tmp_path / "folder.txt").mkdir()
+    for name, message in (("none.txt", "cannot be read"), ("folder.txt", "not a file")):
+        with pytest.raises(LyditeError, match=message):
+            read_prompts(tmp_path / name)
+
+
+def test_a_repeated_prompt_is_used_once_and_counted(tmp_path: Path) -> None:
+    found = read_prompts(write(tmp_path, "a.txt", "a\nb\n a\na\n"))
+    assert found == Prompts(("a", "b"), repeated=2)
+
+
+def test_images_take_the_prompts_over_and_over_with_seeds_of_their_own() -> None:
+    assert Prompts(("a", "b")).images(3, 7) == [("a", 7), ("b", 8), ("a", 9)]
