@@ -15,11 +15,13 @@ from lydite.sampling.conventions import (
     draws_a_path,
     find_convention,
     last_step_is_first_order,
+    options_of,
     planned,
     schedule_name,
     started_below_one,
     starts_whole,
 )
+from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.schedules import (
     SCHEDULES,
     STABLE_DIFFUSION,
@@ -207,6 +209,17 @@ def test_the_last_step():
         assert not last_step_is_first_order(CONVENTIONS[name], open_long)
     assert last_step_is_first_order(CONVENTIONS["diffusers"], open_short)
     assert not last_step_is_first_order(CONVENTIONS["comfyui"], open_short)
+
+
+def test_a_convention_sets_the_last_step_of_multistep_samplers():
+    ends_open = make_schedule("trailing", 14, STABLE_DIFFUSION, final="sigma_min")
+
+    def said(convention: str, sampler: str) -> dict[str, object]:
+        return options_of(CONVENTIONS[convention], ends_open, SAMPLERS[sampler])
+
+    assert said("diffusers", "uni_pc") == {"lower_order_final": True}
+    assert said("comfyui", "uni_pc") == {"lower_order_final": False}
+    assert said("diffusers", "euler") == said("diffusers", "dpmsolver_2s") == {}
 
 
 def test_a_model_without_a_table_keeps_its_own_timesteps():

@@ -24,7 +24,7 @@ from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_files import SD3Files, open_files
 from lydite.pipelines.sd3_text import Conditioning, encode
 from lydite.pipelines.watch import Watch, require_finite, unwatched
-from lydite.sampling.conventions import find_convention, planned
+from lydite.sampling.conventions import find_convention, options_of, planned
 from lydite.sampling.guidance import Strength, over_steps
 from lydite.sampling.prediction import flow_noised
 from lydite.sampling.samplers import find_sampler
@@ -227,7 +227,8 @@ class StableDiffusion3:
         noise: RunNoise,
     ) -> Iterator[Step[mx.array]]:
         sampler, convention = find_sampler(request.sampler), find_convention(request.convention)
-        options, shape = dict(request.options), self._latent_shape(request)
+        options = {**options_of(convention, schedule, sampler), **request.options}
+        shape = self._latent_shape(request)
         added = sampler_noise(sampler.noise_for(options), convention, seeds, shape, noise)
         return sampler.run(denoise, x, schedule.sigmas.tolist(), noise=added, **options)
 

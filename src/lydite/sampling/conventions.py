@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.samplers.sampler import NoiseKind
+from lydite.sampling.samplers.sampler import NoiseKind, Sampler
 from lydite.sampling.schedules import Schedule, find_schedule, from_step
 from lydite.sampling.schedules.flow import FlowSigmas, shifted
 from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, sealed
@@ -197,6 +197,13 @@ def starts_whole(convention: Convention, schedule: Schedule, model: ModelSigmas)
 def draws_a_path(convention: Convention, kind: NoiseKind) -> bool:
     """Whether a sampler of this kind takes its noise from a Brownian path."""
     return kind == "path" and convention.sde_noise == "path"
+
+
+def options_of(convention: Convention, schedule: Schedule, sampler: Sampler) -> dict[str, Any]:
+    """What a convention sets of a multistep sampler's options; the user's word goes before it."""
+    if sampler.options.get("lower_order_final") is not True:
+        return {}
+    return {"lower_order_final": last_step_is_first_order(convention, schedule)}
 
 
 def last_step_is_first_order(convention: Convention, schedule: Schedule) -> bool:
