@@ -209,3 +209,23 @@ def test_the_wrong_part_of_a_joined_value_is_named(tmp_path: Path) -> None:
     joined = np.concatenate([q, k + 0.1, v], axis=-1)
     port = write(tmp_path / "port", [("qkv", joined, {}), ("end", end + 1, {})])
     assert compare(reference, port).site == "net/to_k"
+
+
+@pytest.mark.parametrize("wrong", [None, 1, 2])
+def test_two_projections_that_are_one_in_the_reference(tmp_path: Path, wrong: int | None) -> None:
+    draw = np.random.default_rng(11)
+    values = draw.standard_normal((3, 2, 6, 16))
+    ends = draw.standard_normal((3, 2, 6, 8))
+    theirs, ours = [], []
+    for i in range(3):
+        off = 0.3 * draw.standard_normal((2, 6, 8)) if wrong is not None and i >= wrong else 0.0
+        up, gate = values[i, ..., :8] + (off if i != wrong else 0.0), values[i, ..., 8:] + off
+        theirs += [(f"net/b.{i}.proj", values[i], {}), (f"net/b.{i}.out", ends[i], {})]
+        ours += [(f"l{i}.up", up, {}), (f"l{i}.gate", gate, {}), (f"l{i}.y", ends[i] + off, {})]
+    found = compare(write(tmp_path / "ref", theirs), write(tmp_path / "port", ours))
+    if wrong is None:
+        assert found.verdict == "agree" and len(found.rows) == 9
+        assert any("part 2 of the reference's 2" in remark for remark in found.remarks)
+    else:
+        assert (found.verdict, found.site) == ("diverge", f"net/b.{wrong}.proj")
+        assert found.port_site == f"l{wrong}.gate"

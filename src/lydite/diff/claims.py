@@ -7,6 +7,7 @@ from math import inf, log10, prod
 
 from lydite.diff.axes import possible_fits
 from lydite.diff.look import (
+    EQUAL,
     MOST_PARTS,
     PORT,
     Look,
@@ -15,6 +16,7 @@ from lydite.diff.look import (
     is_input,
     names_of,
     other_ports,
+    part_of,
     place_of,
 )
 from lydite.diff.names import match_weights, module_renames
@@ -153,14 +155,41 @@ class Claims:
             return False
         return abs(log10(a.max / b.max)) < NEAR
 
+    def share(self) -> None:
+        """Values that are another part of what one is a part of: two projections of one."""
+        room = self._room()
+        for name in self.left():
+            if (mine := self.ours.get(name)) is None:
+                continue
+            for ref in [ref for ref, left in room.items() if left >= prod(mine.shape)]:
+                if self.look.score(self.theirs[ref], mine)[1] < EQUAL:
+                    self.found[name] = (Rename((ref,)), "equal")
+                    room[ref] -= prod(mine.shape)
+                    break
+
+    def _room(self) -> dict[str, int]:
+        """Reference names of which only parts are claimed, and how many values are left."""
+        room: dict[str, int] = {}
+        for name, (rename, _) in self.found.items():
+            mine, (ref, *more) = self.ours.get(name), (*rename.ref, "")
+            if more == [""] and mine and ref in self.theirs:
+                whole = prod(self.theirs[ref].shape)
+                if part_of(mine.shape, self.theirs[ref].shape, -1):
+                    room[ref] = room.get(ref, whole) - prod(mine.shape)
+        return {ref: left for ref, left in room.items() if left > 0}
+
     def _claim(self, wanted: Mapping[str, Refs], how: str) -> None:
         """What is free and may be it."""
-        free = set(self.free())
+        free, room = set(self.free()), self._room()
         for name in self.left():
             refs = wanted.get(name, ())
-            if refs and free.issuperset(refs) and self._may_be(name, refs):
+            if not refs or not self._may_be(name, refs):
+                continue
+            mine = prod(self.ours[name].shape) if name in self.ours else 0
+            if free.issuperset(refs) or (len(refs) == 1 and 0 < mine <= room.get(refs[0], 0)):
                 self.found[name] = (Rename(refs), how)
                 free -= set(refs)
+                room = self._room()
 
     def _may_be(self, name: str, refs: Refs) -> bool:
         """Whether shapes do not deny it; a name without an output is not asked."""

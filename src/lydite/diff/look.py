@@ -17,12 +17,14 @@ from lydite.trace.events import Event, Stats
 from lydite.trace.statistics import measure
 from lydite.trace.store import Trace
 
+Cut = tuple[int, int]  # into how many parts, along which axis
 CLOSE = 0.3  # relative error below which content speaks for a pair
 EQUAL = 1e-2  # relative error below which two values are one, in whatever order they come
 SAME = 1e-4  # the same in float32, where rounding is far smaller
 FINE = (None, "float32", "float64", "f32", "f64")  # precisions of a run; None: it does not say
 MOST_VALUES = 2**22  # larger values are judged by their statistics alone
 MOST_PARTS = 8  # of a batch of which one side runs one
+WHOLE = (1, 0)
 KEPT = 32  # values held while they are compared with others
 PORT = " : "  # between a module and the port of it that is meant, if not its output
 _DIGITS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # numbers of inputs count no blocks
@@ -66,33 +68,33 @@ class Look:
 
     def score(self, theirs: Event, ours: Event) -> tuple[float, float]:
         """How much speaks for two events being one place, 1.2 being enough; and their error."""
-        fits, parts = fits_of(ours.shape, theirs.shape)
+        fits, cut = fits_of(ours.shape, theirs.shape)
         if not fits or theirs.kind != ours.kind:
             return -inf, inf
         score = similarity(theirs.name, ours.name) + _numbers(theirs.name, ours.name)
         a, b = self.port.stats(ours), self.reference.stats(theirs)
-        same = a is not None and b is not None and _alike(a, b, parts)
+        same = a is not None and b is not None and _alike(a, b, cut)
         if not same and score <= 0.5:
             return score, inf
         if self.reference.has(theirs) and self.port.has(ours):
             mine = self.port.read(ours)
-            error = min(best_fit(fits, mine, part)[1] for part in self._parts(theirs, parts))
+            error = min(best_fit(fits, mine, part)[1] for part in self._parts(theirs, cut))
             # A value that is equal outweighs any name; one that is merely close does not.
             near = 3 * (1 - error) + min(3.0, -log10(max(error, 1e-9)) / 2)
             return score + (near if error < CLOSE else 0.0), error
-        return score + (1.0 if same and parts == 1 else 0.0), inf
+        return score + (1.0 if same and cut == WHOLE else 0.0), inf
 
     def likeness(self, theirs: Event, ours: Event) -> float:
         """The correlation of two values in the axis order that suits them best."""
-        fits, parts = fits_of(ours.shape, theirs.shape)
+        fits, cut = fits_of(ours.shape, theirs.shape)
         if not fits or not (self.reference.has(theirs) and self.port.has(ours)):
             return 0.0
         mine = self.port.read(ours)
-        return max(best_likeness(fits, mine, part) for part in self._parts(theirs, parts))
+        return max(best_likeness(fits, mine, part) for part in self._parts(theirs, cut))
 
-    def _parts(self, theirs: Event, count: int) -> list[NDArray[Any]]:
-        value = self.reference.read(theirs)
-        return [value] if count == 1 else np.split(value, count)
+    def _parts(self, theirs: Event, cut: Cut) -> list[NDArray[Any]]:
+        count, axis = cut
+        return np.split(self.reference.read(theirs), count, axis)
 
     def agree(self, theirs: Sequence[Event], ours: Sequence[Event]) -> bool | None:
         """Whether a value equals its counterpart or its parts side by side; None: not known.
@@ -117,22 +119,35 @@ def _joined(parts: Sequence[NDArray[Any]], axis: int) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
-def fits_of(port: Shape, reference: Shape) -> tuple[tuple[Fit, ...], int]:
-    """How a value of the port can be the reference's, or one of the equal parts of its batch."""
+def fits_of(port: Shape, reference: Shape) -> tuple[tuple[Fit, ...], Cut]:
+    """How a value of the port can be the reference's, or one of the equal parts of it.
+
+    A part of its batch, where the port runs the prompt alone; or of its last axis, where the port
+    has two projections for one.
+    """
+    if prod(port) == prod(reference):
+        return possible_fits(port, reference), WHOLE
+    for axis in (0, -1):
+        if (part := part_of(port, reference, axis)) is not None:
+            return possible_fits(port, part), (reference[axis] // part[axis], axis)
+    return (), WHOLE
+
+
+def part_of(port: Shape, reference: Shape, axis: int) -> Shape | None:
+    """The shape of an equal part of the reference along an axis that has the axes of the port."""
     mine, wanted = prod(port), prod(reference)
-    if mine == wanted:
-        return possible_fits(port, reference), 1
     count, rest = divmod(wanted, mine) if mine else (0, 1)
-    if rest or not 1 < count <= MOST_PARTS or not reference or reference[0] % count:
-        return (), 1
-    part = (reference[0] // count, *reference[1:])
+    if rest or not 1 < count <= MOST_PARTS or not reference or reference[axis] % count:
+        return None
+    part = list(reference)
+    part[axis] //= count
     same = sorted(n for n in port if n != 1) == sorted(n for n in part if n != 1)
-    return (possible_fits(port, part), count) if same else ((), 1)
+    return tuple(part) if same and (axis == 0 or len(reference) > 1) else None
 
 
-def _alike(ours: Stats, theirs: Stats, parts: int) -> bool:
+def _alike(ours: Stats, theirs: Stats, cut: Cut) -> bool:
     """Whether statistics do not deny that two values are one, or one a part of the other."""
-    if parts == 1:
+    if cut == WHOLE:
         return close_stats(ours, theirs, 0.05)
     a, b = ours.rms, theirs.rms
     return a is not None and b is not None and b < 2 * a < 4 * b

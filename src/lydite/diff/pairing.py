@@ -63,6 +63,7 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
     equal, close = align(reference, port, names.free(), names.left(), names.refs())
     names.add(equal, "equal")
     names.add(close, "order")
+    names.share()
     names.follow_siblings()
     names.follow_scopes()
     names.join(only_parts)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lydite.diff.arrays import Distance, distance
 from lydite.diff.axes import Fit, best_fit, fit_dims, possible_fits
 from lydite.diff.calls import Pair
+from lydite.diff.look import part_of
 from lydite.trace.events import Event
 from lydite.trace.store import Trace
 
@@ -29,7 +30,7 @@ class Seen:
     port: NDArray[Any] | None
     fit: Fit | None
     note: str
-    part: slice | None = None  # of the reference's batch, when the port has no more
+    part: tuple[Any, ...] | None = None  # of the reference's value, when the port has no more
     order: tuple[int, ...] = ()  # in which the port's calls make up the reference's batch
 
     def like_reference(self, other: NDArray[Any]) -> NDArray[Any] | None:
@@ -93,7 +94,7 @@ def see(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) -> Seen:
     )
     fit = fit or _searched(ours, theirs, layouts, pair.site)
     if fit is None:
-        return _see_rows(ours, theirs)
+        return _see_part(ours, theirs)
     layouts.learn(fit)
     joined = f"{len(pair.reference)} values of the reference side by side"
     notes = [fit.note, joined if len(pair.reference) > 1 else ""]
@@ -149,26 +150,27 @@ def _of_one_shape(
     return other if site.kind == "input" else plain
 
 
-def _see_rows(ours: NDArray[Any], theirs: NDArray[Any]) -> Seen:
-    """A port that runs only part of the reference's batch: the prompt without the empty one."""
-    if not ours.size or not theirs.size or theirs.size % ours.size or not theirs.ndim:
-        return Seen(theirs, ours, None, "")
-    count = theirs.size // ours.size
-    rest = sorted(n for n in (theirs.shape[0] // count, *theirs.shape[1:]) if n != 1)
-    if theirs.shape[0] % count or count > 8 or rest != sorted(n for n in ours.shape if n != 1):
-        return Seen(theirs, ours, None, "")
+def _see_part(ours: NDArray[Any], theirs: NDArray[Any]) -> Seen:
+    """A port that has a part of the reference's value: the prompt alone, half of a projection."""
     best: tuple[float, int, NDArray[Any], Fit] | None = None
-    for at, chunk in enumerate(np.split(theirs, count)):
-        fit, error = best_fit(possible_fits(ours.shape, chunk.shape), ours, chunk)
-        if fit is not None and (best is None or error < best[0]):
-            best = (error, at, chunk, fit)
-    if best is None:
-        return Seen(theirs, ours, None, "")
-    note = f"the port has part {best[1] + 1} of the reference's {count}"
-    notes = "; ".join(text for text in (note, best[3].note) if text)
-    rows = len(theirs) // count
-    part = slice(best[1] * rows, (best[1] + 1) * rows)
-    return Seen(best[2], best[3].apply(ours), best[3], notes, part)
+    for axis in (0, -1):
+        shape = part_of(ours.shape, theirs.shape, axis)
+        if shape is None:
+            continue
+        count = theirs.shape[axis] // shape[axis]
+        for at, chunk in enumerate(np.split(theirs, count, axis)):
+            fit, error = best_fit(possible_fits(ours.shape, chunk.shape), ours, chunk)
+            if fit is not None and (best is None or error < best[0]):
+                best = (error, at, chunk, fit)
+        if best is None:
+            continue
+        where = "" if axis == 0 else " along the last axis"
+        note = f"the port has part {best[1] + 1} of the reference's {count}{where}"
+        notes = "; ".join(text for text in (note, best[3].note) if text)
+        cut = slice(best[1] * shape[axis], (best[1] + 1) * shape[axis])
+        part = (cut,) if axis == 0 else (..., cut)
+        return Seen(best[2], best[3].apply(ours), best[3], notes, part)
+    return Seen(theirs, ours, None, "")
 
 
 def _see_parts(pair: Pair, theirs: NDArray[Any], port: Trace) -> Seen:
