@@ -83,6 +83,8 @@ def kills(root: Path, count: int, rng: random.Random) -> None:
         acknowledged = sets = stopped = 0
         while stopped < count:
             sets += 1
+            if sets > 20 * count:
+                raise SystemExit(f"{sets} runs ended before {count} {name} hit one")
             new, more = stopped_again_and_again(
                 root / f"set{sets}", images, rng, usual, count - stopped, number
             )
@@ -141,6 +143,8 @@ def forked(
     if not child:
         status = 1
         try:
+            # A job in the background may have been started to ignore it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             with faulty(FaultyDisk(k, "kill")):
                 draw(folder, images, lambda image: acknowledge(writing, image, images, close))

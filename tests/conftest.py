@@ -1,6 +1,7 @@
 """Settings that have to be in the environment before torch and MLX start, and a model for all."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny matrices: threads would mostly wait 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+# A job in the background is started to ignore Ctrl-C; programs that tests run and stop are not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
