@@ -8,6 +8,7 @@ import pytest
 
 from lydite.diff.calls import Pairing
 from lydite.diff.compare import compare
+from lydite.diff.inject import isolate
 from lydite.diff.look import first_events, is_input, other_ports
 from lydite.diff.pairing import pair
 from lydite.diff.result import Row
@@ -229,3 +230,33 @@ def test_two_projections_that_are_one_in_the_reference(tmp_path: Path, wrong: in
     else:
         assert (found.verdict, found.site) == ("diverge", f"net/b.{wrong}.proj")
         assert found.port_site == f"l{wrong}.gate"
+
+
+def test_two_bugs_are_two_places_when_the_port_runs_on_the_references_values(
+    tmp_path: Path,
+) -> None:
+    net = Net()
+
+    def run(out: Path, given: Trace | None = None) -> Trace:
+        """The port, wrong in two blocks; with `given` it goes on with those values."""
+        events: list[tuple[Any, ...]] = [("noise", net.x, {"kind": "input"})]
+
+        def tap(name: str, value: Any) -> Any:
+            events.append((name, value, {}))
+            event = given.find(name) if given else None
+            return value if event is None or given is None else given.read(event)
+
+        x = net.x
+        for i in range(BLOCKS):
+            u = tap(PORT["up"].format(i), np.tanh((1.5 if i in (1, 3) else 1) * x @ net.up[i]))
+            x = x + tap(PORT["down"].format(i), u @ net.down[i])
+        tap("head", x @ net.head)
+        return write(out, events)
+
+    def rerun(values: Path, out: Path) -> None:
+        with Trace.open(values) as given:
+            run(out, given)
+
+    reference = write(tmp_path / "ref", net.run(REFERENCE))
+    found = isolate(reference, run(tmp_path / "port"), rerun, tmp_path)
+    assert [row.site for row in found.sources] == [REFERENCE["up"].format(i) for i in (1, 3)]

@@ -150,7 +150,8 @@ def _isolate(
 
 def _print_alone_rows(alone: "Verdict") -> None:
     count = len(alone.sources)
-    wrong = f"{count} place{'s' if count != 1 else ''} wrong by itself" if count else "none wrong"
+    wrong = f"{count} places wrong by themselves" if count > 1 else "1 place wrong by itself"
+    wrong = wrong if count else "none wrong"
     click.echo(f"on the reference's values: {wrong}")
     for row in alone.sources[:10]:
         said = row.note if row.error is None else f"error {row.error:.3g}"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.calls import Pair
+from lydite.diff.calls import NAMED, Pair
 from lydite.diff.compare import compare
 from lydite.diff.pairing import pair
 from lydite.diff.renames import Rename
@@ -57,12 +57,24 @@ def isolate(
             reference,
             again,
             floor=floor,
-            renames=renames,
+            renames={**_guessed(reference, port, renames), **(renames or {})},
             tolerance=tolerance,
             isolated=True,
             without=misplaced,
         )
     return replace(found, remarks=(*free.remarks, *found.remarks))
+
+
+def _guessed(reference: Trace, port: Trace, renames: dict[str, Rename] | None) -> dict[str, Rename]:
+    """Pairs of the free run that no name speaks for: the second run alone would not show them."""
+    found: dict[str, Rename] = {}
+    for each in pair(reference, port, renames).pairs:
+        if each.how in NAMED or each.port_site.port != "out":
+            continue
+        refs = tuple(dict.fromkeys(event.name for event in each.reference))
+        ports = {} if each.site.port == "out" else {"out": each.site.port}
+        found[each.port_site.name] = Rename(refs, ports=ports, axis=each.axis, how=each.how)
+    return found
 
 
 def write_injection(

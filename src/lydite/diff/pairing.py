@@ -52,7 +52,7 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
     names = Claims(reference, port)
     for ours, rename in renames.items():
         if rename.ref:
-            names.found[ours] = (rename, "map")
+            names.found[ours] = (rename, rename.how)
         else:
             names.ignored.add(ours)
     spelled = match_spelling(names.left(), names.free())
@@ -72,11 +72,12 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
     repeated = repeated_names(reference) | repeated_names(port)
     pairs = names.refs()
     theirs = {name: event for name, event in names.theirs.items() if not is_input(name)}
-    names.add(between(theirs, names.ours, pairs, Blocks(pairs), repeated), "place")
+    ours = {name: event for name, event in names.ours.items() if name not in names.ignored}
+    names.add(between(theirs, ours, pairs, Blocks(pairs), repeated), "place")
     names.follow_siblings()
     names.follow_scopes()
     found = pair_events(reference, port, names)
-    if strays := _strays(names, found):
+    if strays := _strays(names, found) - renames.keys():
         names.drop(strays, UNSEEN)
         found = pair_events(reference, port, names)
     return replace(found, remarks=(*found.remarks, *_assumed(found)))

@@ -21,6 +21,7 @@ class Rename:
     ref_dims: str | None = None
     ports: Mapping[str, str] = field(default_factory=dict)
     axis: int = -1
+    how: str = "map"  # who says so: the porter, or an earlier pairing
 
 
 def read_renames(path: Path) -> dict[str, Rename]:
