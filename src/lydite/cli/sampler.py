@@ -93,8 +93,6 @@ def listing(words: tuple[str, ...], law: str | None, as_json: bool) -> None:
 
 def sampler_record(sampler: "Sampler") -> dict[str, Any]:
     """What is known of a sampler, as JSON takes it."""
-    from lydite.conform.methods import options_of
-
     return {
         "name": sampler.name,
         "about": sampler.about,
@@ -103,7 +101,7 @@ def sampler_record(sampler: "Sampler") -> dict[str, Any]:
         "noise": sampler.noise,
         "laws": list(sampler.laws),
         "pair": sampler.pair,
-        "options": {name: _plain(value) for name, value in options_of(sampler.name).items()},
+        "options": {name: _plain(value) for name, value in sampler.options.items()},
         "proofs": list(sampler.proofs),
         "proof": "; ".join(sampler.proofs),
         "source": sampler.source,

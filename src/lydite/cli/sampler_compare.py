@@ -125,7 +125,6 @@ def _samplers(
 
     from lydite.cli.sampler_show import make
     from lydite.conform.convergence import denoiser_for, trajectory
-    from lydite.conform.methods import options_of
     from lydite.conform.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 
@@ -134,14 +133,14 @@ def _samplers(
     levels = find_model(called)
     spacing = schedule or default_schedule(levels)
     sigmas = make(spacing, called, steps, {})[0].sigmas.tolist()
-    _check_used(given, options_of(a), options_of(b))
+    _check_used(given, find_sampler(a).options, find_sampler(b).options)
     runs = [
         trajectory(
             name,
             denoiser_for(denoiser, levels),
             start(sigmas[0]),
             sigmas,
-            _split(given, options_of(name)),
+            _split(given, find_sampler(name).options),
         )
         for name in (a, b)
     ]

@@ -124,7 +124,6 @@ def _sampler(
 
     from lydite.cli.sampler import sampler_record
     from lydite.conform.convergence import denoiser_for, exact, trajectory
-    from lydite.conform.methods import check_options
     from lydite.conform.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 
@@ -133,7 +132,7 @@ def _sampler(
     levels = find_model(called)
     spacing = schedule or default_schedule(levels)
     sigmas = make(spacing, called, steps, {})[0].sigmas.tolist()
-    check_options(name, options)
+    found.check_options(options)
     denoise, x = denoiser_for(denoiser, levels), start(sigmas[0])
     end = exact(denoise, x, sigmas)
     run = [

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from lydite.conform.methods import options_of
 from lydite.conform.pose import DENOISERS
 from lydite.conform.problem import Array
 from lydite.core.errors import InputError
@@ -73,7 +72,7 @@ def quiet_options(sampler: str) -> dict[str, Any]:
     found = find_sampler(sampler)
     if found.noise == "none":
         return {}
-    if "eta" not in options_of(sampler):
+    if "eta" not in found.options:
         raise InputError(
             f"sampler {sampler} always adds noise, so no run of it has an exact end to be held to."
         )

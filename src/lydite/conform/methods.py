@@ -1,6 +1,5 @@
 """A sampler of the registry with its options bound, as a problem asks for it."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from lydite.sampling.steps import Noise, Step
 # (denoise, x, sigmas, noise) -> steps
 Method = Callable[[Any, Any, Sequence[float], Noise[Any]], Iterator[Step[Any]]]
 
-HIDDEN = {"denoise", "x", "sigmas", "noise"}
 # Measured: the weights of diffusers' DEIS are differences of logarithms, divided by steps in them.
 # In float32 that costs 2.2e-7 n over n steps in order 2 and 2.4e-9 n³ in order 3; twice that here.
 # ComfyUI's deis, deis_tab here, integrates by ten thousand rectangles, and is off by 5e-5.
@@ -49,7 +47,7 @@ class Registered:
     @property
     def roughness(self) -> float:
         """How far float32 may take a right one beyond what replays show, where that is much."""
-        order: Any = self.options.get("order", options_of(self.name).get("order"))
+        order: Any = self.options.get("order", find_sampler(self.name).options.get("order"))
         factor, power = ROUGH.get((self.name, order), (0.0, 1))
         return factor * self.problem.steps**power
 
@@ -60,7 +58,7 @@ class Registered:
         little of the difference, as if eta were off by a unit: k-diffusion and diffusers are off by
         3e-4 in the first of two Karras steps of dpm_2_ancestral.
         """
-        known = options_of(self.name)
+        known = find_sampler(self.name).options
         if "eta" not in known:
             return ()
         eta = self.options.get("eta", known["eta"])
@@ -80,26 +78,5 @@ def looked_up(problem: Problem, sampler: str, option: str, options: dict[str, An
         return lambda sigma, after: sigma_of(
             problem, (place_of(problem, sigma) + place_of(problem, after)) / 2
         )
-    share = 1 - options.get("gamma", options_of(sampler)["gamma"])
+    share = 1 - options.get("gamma", find_sampler(sampler).options["gamma"])
     return lambda sigma: sigma_of(problem, math.floor(share * place_of(problem, sigma) + 1e-6))
-
-
-def options_of(sampler: str) -> dict[str, Any]:
-    """A sampler's options and their defaults."""
-    parameters = inspect.signature(find_sampler(sampler).sample).parameters.values()
-    return {
-        each.name: each.default
-        for each in parameters
-        if each.kind is each.KEYWORD_ONLY and each.name not in HIDDEN
-    }
-
-
-def check_options(sampler: str, options: dict[str, Any]) -> None:
-    """An error that names the options there are, when one is none of them."""
-    known = options_of(sampler)
-    for name in options:
-        if name not in known:
-            raise InputError(
-                f"sampler {sampler} has no option {name!r:.60}; it has "
-                f"{', '.join(known) or 'none'}."
-            )

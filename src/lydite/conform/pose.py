@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from lydite.conform.methods import check_options
 from lydite.conform.models import default_prediction, default_schedule, find_model
 from lydite.conform.network import words
 from lydite.conform.problem import MOST_NORMALS, TABLED, Denoiser, Guidance, Problem, check
@@ -125,8 +124,7 @@ def _checked(problem: Problem) -> Problem:
         raise InputError(f"this makes no problem: {error}.") from error
     check(problem)
     if problem.sampler is not None:
-        find_sampler(problem.sampler)
-        check_options(problem.sampler, problem.options)
+        find_sampler(problem.sampler).check_options(problem.options)
     return problem
 
 

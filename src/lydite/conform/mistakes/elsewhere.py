@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from lydite.conform.methods import BY_TIMESTEP, LOOKED_UP, Registered, options_of
+from lydite.conform.methods import BY_TIMESTEP, LOOKED_UP, Registered
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.models import model_of
 from lydite.conform.problem import Problem
 from lydite.conform.replay import Plan
 from lydite.core.errors import InputError
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.samplers import SAMPLERS, find_sampler
 from lydite.sampling.schedules import SCHEDULES, ScheduleKind
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
@@ -48,7 +48,7 @@ def other_options(problem: Problem) -> Iterator[Mistake]:
     """The same sampler with one option at another of its values."""
     if problem.sampler is None:
         return
-    given = {**options_of(problem.sampler), **problem.options}
+    given = {**find_sampler(problem.sampler).options, **problem.options}
     for name, value in given.items():
         for other in _alternatives(problem.sampler, name, value):
             yield Mistake(
@@ -127,7 +127,7 @@ def _shown(value: Any) -> str:
 
 def _alternatives(sampler: str, name: str, value: Any) -> tuple[Any, ...]:
     if name in LOOKED_UP:
-        return (options_of(sampler)[name] if value == BY_TIMESTEP else BY_TIMESTEP,)
+        return (find_sampler(sampler).options[name] if value == BY_TIMESTEP else BY_TIMESTEP,)
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int | float) and math.isfinite(value):
