@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from calibrating import (
-    Fault,
+    KINDS,
     FaultyDisk,
     check_finished,
     check_kept,
@@ -38,14 +38,6 @@ from lydite.calibrate.verify import verify
 from lydite.core.errors import LyditeError
 
 INTERRUPTED = 130
-KINDS: tuple[tuple[Fault, bool], ...] = (
-    ("ENOSPC", True),
-    ("ENOSPC", False),
-    ("EIO", True),
-    ("EIO", False),
-    ("short", True),
-    ("short", False),
-)
 
 
 def main() -> None:

@@ -7,17 +7,22 @@
 that keeps every step and commits each image. Ratios are of pairs, of sums and of the fastest, in
 wall and CPU seconds, for a machine that is shared; the commit is timed by itself as well. `workers`
 makes the same set with one worker and with two, turn and turn about, and times the images after
-the models are loaded. Equal content is checked.
+the models are loaded. Equal content is checked. One process uses more than one core, since MLX
+computes while Python prepares what comes next; so the same is measured of processes that only
+draw, and have nothing in common: what two of them bring is what the machine can give.
 """
 
 import argparse
+import multiprocessing
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from lydite.calibrate.steady import preload_steady
 
@@ -49,20 +54,23 @@ def main() -> None:
     options = parser.parse_args()
     pipeline = open_pipeline(MODEL, "float32")
     pipeline.networks.prepare()
-    asked = Request(
-        "", steps=options.steps, guidance=embedded.GUIDANCE, text_length=embedded.TEXT_LENGTH
-    )
-    request = pipeline.complete(asked)
+    request = asked(pipeline, options.steps)
     settings = Settings(model_hash(pipeline), conditions_of(request, "float32"), "F32")
     with tempfile.TemporaryDirectory() as folder:
         if options.only in (None, "cost"):
-            cost(Path(folder), pipeline, request, settings, options.rounds)
+            steps = range(options.steps)
+            cost(Path(folder, "cost"), pipeline, request, settings, options.rounds, steps)
         if options.only in (None, "workers"):
             workers(Path(folder), settings, options.images, options.turns)
 
 
-def planned(images: int, steps: int) -> Plan:
-    return plan_of([(PROMPT, seed) for seed in range(images)], range(steps))
+def asked(pipeline: StableDiffusion3, steps: int) -> Request:
+    guided = {"guidance": embedded.GUIDANCE, "text_length": embedded.TEXT_LENGTH}
+    return pipeline.complete(Request(PROMPT, steps=steps, **guided))
+
+
+def planned(images: int, steps: Iterable[int]) -> Plan:
+    return plan_of([(PROMPT, seed) for seed in range(images)], steps)
 
 
 def commit(
@@ -75,18 +83,23 @@ def commit(
 
 
 def cost(
-    folder: Path, pipeline: StableDiffusion3, request: Request, settings: Settings, rounds: int
+    folder: Path,
+    pipeline: StableDiffusion3,
+    request: Request,
+    settings: Settings,
+    rounds: int,
+    kept: Iterable[int],
 ) -> None:
     """Seconds of an image, plain and stored."""
-    plan = planned(rounds + 1, request.steps)
+    plan = planned(rounds + 1, kept)
     studio = Studio(Description(settings, plan), pipeline)
     plain: list[tuple[float, float]] = []
     stored: list[tuple[float, float]] = []
     commits: list[float] = []
-    with Writer.start(folder / "cost", settings, plan) as writer:
+    with Writer.start(folder, settings, plan) as writer:
         for image, wanted in writer.missing().items():
-            asked = replace(request, prompt=image.prompt)
-            plainly = partial(lambda *given: list(pipeline.generate(*given)), asked, [image.seed])
+            same = replace(request, prompt=image.prompt)
+            plainly = partial(lambda *given: list(pipeline.generate(*given)), same, [image.seed])
             storing = partial(lambda *given: commit(writer, studio, commits, *given), image, wanted)
             turns = [(plainly, plain), (storing, stored)]
             for draw, times in turns if image.number % 2 else reversed(turns):
@@ -109,8 +122,9 @@ def cost(
 
 def workers(folder: Path, settings: Settings, images: int, turns: int) -> None:
     """Seconds of a set with one worker and with two, loading left out."""
-    plan = planned(images, int(settings.conditions["steps"]))
+    plan = planned(images, range(int(settings.conditions["steps"])))
     spent: dict[int, list[float]] = {1: [], 2: []}
+    plain: dict[int, list[float]] = {1: [], 2: []}
     hashes: set[str] = set()
     names = count()
     for _ in range(turns):
@@ -125,14 +139,51 @@ def workers(folder: Path, settings: Settings, images: int, turns: int) -> None:
             # from the first round of images to the last: what lies between is independent work
             done = len(finished) - workers
             times.append((finished[-1] - finished[workers - 1]) / done)
+            plain[workers].append(strangers(settings, workers, images // 2))
     assert len(hashes) == 1, "the sets differ"
+    reached = told(f"workers, {turns} sets of {images} images", spent)
+    possible = told("processes that only draw", plain)
+    print(f"workers reach {reached / possible:.2f} of what the machine gives")
+
+
+def told(what: str, spent: dict[int, list[float]]) -> float:
+    """Print what two bring, and return it."""
     pairs = [one / two for one, two in zip(spent[1], spent[2], strict=True)]
     one, two = statistics.median(spent[1]), statistics.median(spent[2])
     print(
-        f"workers, {turns} sets of {images} images: an image takes {one:.3f} s with one, {two:.3f} "
-        f"s with two; ratios {', '.join(f'{ratio:.2f}' for ratio in pairs)}, median "
-        f"{statistics.median(pairs):.2f}"
+        f"{what}: an image takes {one:.3f} s with one, {two:.3f} s with two; ratios "
+        f"{', '.join(f'{ratio:.2f}' for ratio in pairs)}, median {statistics.median(pairs):.2f}"
     )
+    return statistics.median(pairs)
+
+
+def strangers(settings: Settings, count: int, images: int) -> float:
+    """Seconds of an image when so many processes draw and do nothing else."""
+    context = multiprocessing.get_context("spawn")
+    begin, times = context.Barrier(count), context.Queue()
+    steps = int(settings.conditions["steps"])
+    processes = [
+        context.Process(target=draw, args=(begin, times, steps, images)) for _ in range(count)
+    ]
+    for process in processes:
+        process.start()
+    spent = [times.get(timeout=600) for _ in processes]
+    for process in processes:
+        process.join()
+    return statistics.mean(spent) / images / count
+
+
+def draw(begin: Any, times: Any, steps: int, images: int) -> None:
+    pipeline = open_pipeline(MODEL, "float32")
+    request = asked(pipeline, steps)
+    for _ in pipeline.generate(request, [0]):
+        pass
+    begin.wait()
+    start = time.perf_counter()
+    for seed in range(images):
+        for _ in pipeline.generate(request, [seed]):
+            pass
+    times.put(time.perf_counter() - start)
 
 
 if __name__ == "__main__":

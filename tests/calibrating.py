@@ -24,6 +24,14 @@ from lydite.core.blas import preload
 
 S = TypeVar("S", bound=disk.System)
 Fault = Literal["ENOSPC", "EIO", "short", "kill", "interrupt"]
+KINDS: tuple[tuple[Fault, bool], ...] = (  # of failure, and whether it comes once
+    ("ENOSPC", True),
+    ("ENOSPC", False),
+    ("EIO", True),
+    ("EIO", False),
+    ("short", True),
+    ("short", False),
+)
 STEPS = (0, 4, 8)
 SETTINGS = Settings(
     "f00d", {"sampler": "euler", "schedule": "shifted", "shift": 3.0, "steps": 12}, "BF16"

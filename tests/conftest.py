@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lydite.core.blas import preload
+
 os.environ["MLX_ENABLE_TF32"] = "0"  # parity in float32 means float32
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # torch bf16 dies on some CPUs without it
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny matrices: threads would mostly wait for each other
@@ -14,6 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 # A job in the background is started to ignore Ctrl-C; programs that tests run and stop are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+preload()  # tests multiply as the program does, whichever of them is first to import MLX
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,10 @@ def test_after_kill_9_the_finished_file_is_the_same(
 ) -> None:
     out, tests = memory / "out.sqlite", str(Path(replays.__file__).parent)
     arguments = [tests, drawn, pipeline.files.path, out, where, str(number)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=120, check=False)
+    environment = {**os.environ, **calibrating.same_blas()}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], timeout=120, check=False, env=environment
+    )
     assert done.returncode == -signal.SIGKILL and not out.exists()
     kept = len(load_state(memory / "out.sqlite.work" / STATE).keys)
     assert 0 < kept < 6

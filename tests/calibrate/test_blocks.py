@@ -141,6 +141,21 @@ def test_the_budget_is_kept_and_told_before_a_byte_is_written(
     assert not (memory / "none").exists()
 
 
+def test_one_block_at_a_time(
+    opened: CalibrationSet, pipeline: StableDiffusion3, memory: Path
+) -> None:
+    kept = Kept(5, "F32", "transformer_blocks.1.*")
+    store_blocks(opened, pipeline, memory / "all", KEPT, PLENTY)
+    store_blocks(opened, pipeline, memory / "one", kept, PLENTY)
+    with CalibrationSet.open(memory / "all") as every, CalibrationSet.open(memory / "one") as one:
+        whole, part = (made.read(next(iter(made.rows()))) for made in (every, one))
+    names = {name for name in whole if name.startswith("transformer_blocks.1")}
+    assert part.keys() == names | {"tokens.image"}  # its text goes nowhere: it is the last block
+    assert all(np.array_equal(part[name], whole[name]) for name in part)
+    with pytest.raises(InputError, match="fits no attention or feed-forward"):
+        store_blocks(opened, pipeline, memory / "none", Kept(modules="*.nothing"), PLENTY)
+
+
 def test_the_command(drawn: Path, tmp_path: Path) -> None:
     def run(*arguments: object) -> str:
         result = CliRunner().invoke(blocks, list(map(str, arguments)))
@@ -154,6 +169,7 @@ def test_the_command(drawn: Path, tmp_path: Path) -> None:
     assert verify(tmp_path / "blocks").complete
     for arguments, message in (
         ((drawn, "--out", drawn), "--out is the set itself"),
+        ((drawn, "--out", drawn / "blocks"), "lies inside the calibration set"),
         ((tmp_path, "--out", tmp_path / "b"), "no calibration set"),
         ((drawn, "--out", tmp_path / "b", "--budget", "much"), "--budget is 'much'"),
         ((tmp_path / "blocks", "--out", tmp_path / "b"), "made by another tool"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lydite.calibrate import activations_merge
 from lydite.calibrate.claim import NAME, Claim, holder
 from lydite.core.errors import CalibrationError
 
@@ -99,3 +101,26 @@ def test_a_forked_child_does_not_keep_the_claim_of_its_dead_parent(tmp_path: Pat
             Claim(tmp_path).release()
         finally:
             os.killpg(process.pid, 9)
+
+
+def test_a_folder_that_went_away_while_it_was_waited_for_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims: list[Claim] = []
+
+    class Late(Claim):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            claims.append(self)
+            if len(claims) == 1:  # the one before was finished, and took it away
+                shutil.rmtree(folder)
+            elif len(claims) == 2:  # and then a third one made it
+                (folder / NAME).unlink()
+                (folder / NAME).touch()
+
+    monkeypatch.setattr(activations_merge, "Claim", Late)
+    with activations_merge.working(tmp_path / "out.sqlite") as work:
+        assert len(claims) == 3 and claims[2].stands
+        with pytest.raises(CalibrationError, match=f"being written by process {os.getpid()}"):
+            Claim(work)
+    assert not work.exists()

@@ -1,9 +1,11 @@
 """Workers that draw: the same set as one process makes, whoever is killed."""
 
 import multiprocessing
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,9 @@ from lydite.calibrate.pool import run_workers
 from lydite.calibrate.run import Model, Watcher, run_here
 from lydite.calibrate.setfile import Description, Plan, plan_of
 from lydite.calibrate.studio import Studio, open_pipeline
-from lydite.calibrate.trajectories import model_hash
+from lydite.calibrate.trajectories import Trajectories, model_hash
 from lydite.calibrate.writer import Writer
-from lydite.core.errors import CalibrationError, FileError, InputError
+from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
 from lydite.pipelines.request import Request
 
 REQUEST = Request("", steps=2, guidance=3.0, text_length=4, width=32, height=32)
@@ -111,9 +113,12 @@ def test_a_disk_that_fills_up_is_told_with_the_command_to_go_on(
 
 
 def test_a_task_of_ray_returns_the_shard_that_a_worker_would_hand_over(
-    settings: Settings, whole: str, tmp_path: Path
+    settings: Settings, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import msgspec
+
+    def not_finite(*_: object) -> None:
+        raise NotFiniteError("image 0: NaN")
 
     told = msgspec.json.encode(Description(settings, PLAN))
     with Writer.start(tmp_path, settings, PLAN) as writer:
@@ -122,6 +127,9 @@ def test_a_task_of_ray_returns_the_shard_that_a_worker_would_hand_over(
             (tmp_path / "incoming" / name).write_bytes(data)
         writer.collect()
         assert writer.content_hash == whole
+    monkeypatch.setattr(Trajectories, "items", not_finite)
+    error, nothing = cluster.draw(told, Model(settings.model), 0, (None,))
+    assert nothing is None and isinstance(error, NotFiniteError) and error.exit_code == 1
     strange = msgspec.json.encode(Description(Settings("1", settings.conditions), Plan((), ())))
     assert cluster.draw(strange, Model(settings.model), 0, ())[1] is None
     cluster._studio.cache_clear()
@@ -136,6 +144,33 @@ def test_without_ray_the_error_says_how_to_get_it(
         pytest.raises(InputError, match=r"lydite\[ray\]"),
     ):
         cluster.run_ray(writer, Model(settings.model), "auto", Watcher())
+
+
+def test_ray_does_not_take_sigterm_while_it_starts(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    fake: Any = ModuleType("ray")
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    fake.init, fake.put, fake.shutdown = init, bytes, lambda: None
+    fake.remote = lambda **_: lambda task: task
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with (
+            Writer.start(tmp_path, settings, PLAN) as writer,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            watcher = Watcher(stopping=lambda: bool(heard))
+            cluster.run_ray(writer, Model(settings.model), "auto", watcher)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM, signal.SIGTERM]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "127.0.0.1:x", "127.0.0.1:99999"])

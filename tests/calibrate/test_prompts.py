@@ -22,7 +22,12 @@ def write(folder: Path, name: str, data: str | bytes) -> Path:
         ("a.txt", "one\u2028two\n", ("one\u2028two",)),
         ("a.TXT", "a, b\n", ("a, b",)),
         ("a.csv", 'id,Prompt\n1,a star\n\n2,"a ring, red"\n', ("a star", "a ring, red")),
-        ("a.csv", "a star,1\na ring,2\n", ("a star", "a ring")),
+        ("a.csv", "id;PROMPT;x\n1;a star;z\n2;a ring, red;z\n", ("a star", "a ring, red")),
+        ("a.csv", 'id\tprompt\n1\t"a star; large"\n', ("a star; large",)),
+        ("a.csv", "id,caption\n1,a star\n", ("a star",)),
+        ("a.csv", "Text;id\na star;1\n", ("a star",)),
+        ("a.csv", "caption,prompt\nno,a star\n", ("a star",)),
+        ("a.csv", "a star\na ring\n", ("a star", "a ring")),
         ("a.csv", 'prompt\n"two\nlines"\n,\n', ("two\nlines",)),
         (
             "a.jsonl",
@@ -47,9 +52,9 @@ def test_good_files(
         ("a.csv", "id,prompt\n1,a\n2\n", "line 3 has 1 columns, and the prompt is in column 2"),
         ("a.csv", 'prompt\na\n"b\n', "line 3 is not CSV"),
         ("a.csv", "id,prompt\n", "no prompt in it"),
-        ("a.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2: expected .*found None"),
+        ("a.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2: expected .*found {'text': 'b'}"),
         ("a.jsonl", '{"prompt": "a"}\n\n["b"]\n', "line 3: expected a JSON object"),
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": 5}\n', "line 2: expected .*found 5"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": 5}\n', "line 2: expected .*found {'prompt': 5}"),
         ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1 is no text"),
         ("a.parquet", "a", "read from .txt, .csv and .jsonl"),
     ],
@@ -60,6 +65,12 @@ def test_bad_files_name_the_line(
     with pytest.raises(LyditeError, match=message) as caught:
         read_prompts(write(tmp_path, name, data))
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", ["a star,1\na ring,2\n", "a star;1\na ring;2\n"])
+def test_a_first_column_that_no_heading_names_is_a_guess(tmp_path: Path, data: str) -> None:
+    found = read_prompts(write(tmp_path, "a.csv", data))
+    assert found.guessed and found.texts[0].startswith("a star")
 
 
 def test_a_file_that_is_not_there_or_is_none(tmp_path: Path) -> None:

@@ -62,8 +62,10 @@ def test_floats_are_stored_in_the_dtype_of_the_set_and_integers_as_they_are(tmp_
 
 
 def test_a_value_that_does_not_fit_is_refused_and_not_made_infinite() -> None:
-    with pytest.raises(CalibrationError, match=r"values up to 7e\+04 do not fit into F16"):
+    with pytest.raises(CalibrationError, match=r"up to 7e\+04 do not fit into F16. .*bf16 or fp32"):
         maker("F16").sample(0, 0, {"x": np.array([1.0, 7e4], np.float32)})
+    with pytest.raises(CalibrationError, match=r"up to 1e\+300 do not fit into F32\.$"):
+        maker("F32").sample(0, 0, {"x": np.array([1.0, 1e300])})
     whole = maker("F16").sample(0, 0, {"x": np.array([1.0, np.inf, np.nan], np.float32)})
     assert np.isnan(whole.arrays["x"][2])  # what was not finite before is for verify to find
 

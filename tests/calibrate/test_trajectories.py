@@ -16,7 +16,7 @@ from lydite.calibrate.run import Sizes
 from lydite.calibrate.setfile import Description, Plan, plan_of
 from lydite.calibrate.studio import Studio, require_model
 from lydite.calibrate.trajectories import Trajectories, count_steps, model_hash, sizes
-from lydite.core.errors import CalibrationError, InputError
+from lydite.core.errors import CalibrationError, InputError, NotFiniteError
 from lydite.pipelines.request import Request
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_denoiser import Denoiser
@@ -95,6 +95,18 @@ def test_only_what_is_wanted_is_made_and_conditioning_once_a_prompt(
     assert sizes(pipeline, REQUEST) == expected
     expected = pipeline.encode(replace(REQUEST, prompt="a")).text
     np.testing.assert_array_equal(text, np.array(expected))
+
+
+def test_a_picture_that_is_not_finite_is_named_with_prompt_and_seed(
+    pipeline: StableDiffusion3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Denoiser, x: mx.array, sigma: float, prompts: int) -> list[mx.array]:
+        return [x * float("nan")] * prompts
+
+    monkeypatch.setattr(Denoiser, "_velocities", broken)
+    plan = plan_of([("a", 0), ("a red fox", 7)], (0,))
+    with pytest.raises(NotFiniteError, match="image 1, seed 7, 'a red fox': latents before the VA"):
+        trajectories(pipeline, REQUEST, plan).items(plan.images[1], (0, None))
 
 
 @pytest.mark.parametrize("sampler", ["dpm_adaptive", "dpm_fast"])

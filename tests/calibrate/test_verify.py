@@ -2,21 +2,23 @@
 
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from calibrating import SETTINGS, check_finished, draw, items, latent, plan
-from lydite.calibrate import seal
+from lydite.calibrate import disk, seal
 from lydite.calibrate.health import Healthy
 from lydite.calibrate.index import Index
-from lydite.calibrate.recovery import QUARANTINE, SHARDS
+from lydite.calibrate.recovery import QUARANTINE
 from lydite.calibrate.repair import rebuild, repair
+from lydite.calibrate.setfile import SHARDS
 from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
+from lydite.calibrate.verify import Suspect, verify
 from lydite.calibrate.writer import Writer
-from lydite.core.errors import CalibrationError
+from lydite.core.errors import CalibrationError, FileError
 from lydite.core.tensorfile import read_header
 
 
@@ -103,7 +105,7 @@ def test_a_lost_or_damaged_file_besides_the_shards_is_made_again(tmp_path: Path,
     with pytest.raises(CalibrationError, match="damaged"):
         draw(tmp_path, 2)
     done = repair(tmp_path)
-    assert done.again == () and (done.set_rewritten or done.index_rebuilt)
+    assert done.again == () and (done.set_from or done.index_rebuilt)
     check_finished(tmp_path, 2, whole)
     (tmp_path / what).unlink()
     rebuild(tmp_path)
@@ -134,7 +136,7 @@ def test_rebuild_needs_the_shards_alone(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     shutil.copytree(tmp_path / "set" / SHARDS, tmp_path / "bare" / SHARDS)
     done = rebuild(tmp_path / "bare")
-    assert done.items == 12 and done.index_rebuilt and done.set_rewritten
+    assert done.items == 12 and done.index_rebuilt and done.set_from
     check_finished(tmp_path / "bare", 3, whole)
     with pytest.raises(CalibrationError, match=r"no calibration set \(there is no shards/"):
         rebuild(tmp_path)
@@ -160,8 +162,8 @@ def test_values_no_network_should_be_given_are_suspect(
         writer.commit([sample, *items(writer.make, 1)[1:]])
     found = verify(tmp_path)
     assert found.sound and found.missing == 0 and not found.complete
-    (suspect,) = found.suspects
-    assert (suspect.item, suspect.why) == ("image 1 step 0", why)
+    shape = "x: shape [4], most of the set have [4, 8, 8]"
+    assert found.suspects == (Suspect("image 1 step 0", why), Suspect("image 1 step 0", shape))
 
 
 def test_the_healthy_range_can_be_chosen(tmp_path: Path) -> None:
@@ -216,3 +218,17 @@ def test_a_page_of_the_index_that_breaks_in_mid_walk_is_damage_and_no_error(
     assert not found.sound and found.items == {"picture": 2, "sample": 6}
     assert [each.file for each in found.damage] == ["index.sqlite"]
     assert found.content_hash is None and found.missing is None
+
+
+def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tmp_path, 1)
+
+    def no_room(path: Path, **_: bool) -> Index:  # for the file by which SQLite reads a journal
+        raise disk.DiskError(path, sqlite3.OperationalError("disk I/O error"))
+
+    monkeypatch.setattr(Index, "open", no_room)
+    (found,) = verify(tmp_path).damage
+    assert found.file == "index.sqlite" and "disk I/O error" in found.why
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 4096)
+    with pytest.raises(FileError, match=r"disk I/O error; 4\.0 KiB free"):
+        verify(tmp_path)

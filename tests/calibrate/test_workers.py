@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from calibrating import SETTINGS, check_finished, draw, items, latent, plan
-from lydite.calibrate.recovery import INCOMING, SHARDS
+from calibrating_cli import calibrate
+from lydite.calibrate.recovery import INCOMING
+from lydite.calibrate.setfile import SHARDS
+from lydite.calibrate.verify import verify
 from lydite.calibrate.workers import Worker
 from lydite.calibrate.writer import Writer
 from lydite.core.errors import CalibrationError
@@ -55,6 +58,26 @@ def test_what_a_worker_handed_over_survives_the_writer(tmp_path: Path) -> None:
     with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
         assert writer.recovered.added == 4 and not writer.missing()
     assert list((tmp_path / INCOMING).iterdir()) == []
+
+
+def test_a_broken_shard_that_was_handed_over_is_told_and_is_no_damage_of_the_set(
+    tmp_path: Path,
+) -> None:
+    draw(tmp_path, 1)
+    worker = Worker(tmp_path)
+    worker.hand_over(items(worker.make, 0))
+    (shard,) = (tmp_path / INCOMING).iterdir()
+    assert not verify(tmp_path).broken
+    data = shard.read_bytes()
+    for torn in (data[:-1] + bytes([data[-1] ^ 1]), data[:100]):
+        shard.write_bytes(torn)
+        found = verify(tmp_path)
+        assert found.complete and len(found.broken) == 1 and shard.name in found.broken[0]
+    told = calibrate("verify", tmp_path).stdout
+    assert f"handed    {INCOMING}/{shard.name}" in told and "sets it aside" in told
+    with Writer.start(tmp_path, SETTINGS, plan(1)):
+        pass
+    assert "aside     damaged shards in quarantine/: 1" in calibrate("verify", tmp_path).stdout
 
 
 def test_a_shard_that_is_half_known_brings_the_other_half(tmp_path: Path) -> None:

@@ -19,12 +19,11 @@ from calibrating import (
     latent,
     plan,
 )
-from lydite.calibrate.recovery import SHARDS
-from lydite.calibrate.setfile import Plan, plan_of
+from lydite.calibrate.setfile import SHARDS, Plan, plan_of
 from lydite.calibrate.shards import write_shard
 from lydite.calibrate.store import CalibrationSet
 from lydite.calibrate.verify import verify
-from lydite.calibrate.writer import Committed, Writer
+from lydite.calibrate.writer import Committed, Writer, command_line
 from lydite.core.errors import CalibrationError, FileError
 
 
@@ -226,3 +225,8 @@ def test_room_is_asked_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(room, lambda _: needed - 1)
         with pytest.raises(FileError, match="still to be written"):
             writer.require_room()
+
+
+def test_commands_in_messages_are_quoted_and_stay_on_one_line() -> None:
+    assert command_line("lydite", Path("a set"), 3) == "lydite 'a set' 3"
+    assert "\n" not in command_line("lydite", "two\nlines")

@@ -38,7 +38,7 @@ def test_a_run_leaves_a_whole_set_that_says_what_it_holds(whole: Path, tmp_path:
     result = calibrate("verify", whole, "--sheet", sheet)
     assert result.exit_code == 0 and "sound and complete" in result.stdout
     with Image.open(sheet) as image:
-        assert image.size == (256, 280)
+        assert image.size == (298, 354)  # two by two
     with CalibrationSet.open(whole) as opened:
         assert [(i.prompt, i.seed) for i in opened.plan.images] == [
             ("a red star", 0), ("a fox in snow", 1), ("a red star", 2)]  # fmt: skip
@@ -52,6 +52,21 @@ def test_more_images_and_steps_are_added_and_the_order_does_not_matter(
     assert json.loads(calibrate("status", tmp_path / "set", "--json").stdout)["planned"] == 2
     assert calibrate(*run, "--images", 3).exit_code == 0
     assert content(tmp_path / "set") == content(whole)
+
+
+def test_a_first_column_that_nobody_named_is_told_with_its_first_prompt(
+    untrained: Path, tmp_path: Path
+) -> None:
+    run = ["run", "-m", untrained, *SMALL, "--keep", "0", "--prompts"]
+    (tmp_path / "a.csv").write_text("a red star,1\na ring,2\n")
+    (tmp_path / "b.csv").write_text("id;caption\n1;a red star\n2;a ring\n")
+    told = [
+        calibrate(*run, tmp_path / name, "--out", tmp_path / name[0]).stderr
+        for name in ("a.csv", "b.csv")
+    ]
+    note = "no column is called prompt, caption or text; its first is taken, which begins with 'a r"
+    assert note in told[0] and "note" not in told[1]
+    assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
 def test_other_settings_are_refused_by_name_before_the_model_is_loaded(

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,7 +114,7 @@ def test_a_killed_run_resumed_by_its_folder_alone_has_the_content_of_an_uninterr
     process.communicate(timeout=60)
     words = [sys.executable, "-m", "lydite", "calibrate", "verify", str(tmp_path / "set")]
     said = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert said.returncode == 1 and "Run: lydite calibrate run --out" in said.stdout
+    assert said.returncode == 1 and "Go on with: lydite calibrate run --out" in said.stdout
     assert calibrate("run", "--out", tmp_path / "set").exit_code == 0
     assert content(tmp_path / "set") == content(whole)
 
@@ -134,3 +136,34 @@ def test_a_full_disk_stops_the_run_with_the_command_to_go_on(
     assert json.loads(calibrate("verify", folder, "--json").stdout)["sound"]
     assert calibrate("run", "--out", folder).exit_code == 0
     assert content(folder) == content(whole)
+
+
+def test_before_there_is_a_set_the_command_to_go_on_with_is_the_one_that_was_typed(
+    command: Command, whole: Path, tmp_path: Path
+) -> None:
+    folder, again = tmp_path / "a set", list[str]()
+    noisy = ["--sampler", "euler_ancestral", "--option", "s_noise=0.9", "--option", "eta=0.5"]
+    for more in ([*noisy, "--conditioning"], ["--images", 3]):
+        words = [str(word) for word in (*command, *more, "--out", folder)]
+        with faulty(FaultyDisk(1, "ENOSPC")):
+            message = str(calibrate(*words).exception)
+        again = shlex.split(message.split("go on with: lydite calibrate ")[1])
+        assert sorted(again) == sorted("--model" if word == "-m" else word for word in words)
+    assert calibrate(*again).exit_code == 0
+    assert content(folder) == content(whole)
+
+
+def test_a_model_that_has_moved_is_named_in_the_command_to_go_on_with(
+    untrained: Path, whole: Path, tmp_path: Path
+) -> None:
+    folder, model = tmp_path / "set", shutil.copytree(untrained, tmp_path / "a model")
+    shutil.copytree(whole, folder)
+    for words in (
+        ["run", "--out", folder],
+        ["activations", whole, "--out", tmp_path / "out.sqlite"],
+        ["blocks", whole, "--out", tmp_path / "blocks"],
+    ):
+        with faulty(FaultyDisk(1, "EIO")):
+            message = str(calibrate(*words, "--model", model, "--components", model).exception)
+        told = shlex.split(message.split("go on with: ")[1])
+        assert told[told.index("--model") + 1] == told[told.index("--components") + 1] == str(model)

@@ -115,10 +115,13 @@ def test_ddim_with_eta_1_is_ddpm_down_to_its_noise(pipeline) -> None:
         ({"guidance_interval": (-1.0, 0.2)}, "guidance interval is -1 to 0.2"),
         ({"guidance_interval": (0.3, 0.4)}, "0.3 to 0.4 holds none of the 4 steps; a step is 0.25"),
         ({"guidance_rescale": 1.1}, "guidance_rescale is 1.1; expected 0 to 1"),
-        ({"options": {"eta": 0.5}}, "sampler euler has no option 'eta'; it has churn"),
+        ({"options": {"eta": 0.5}}, "no option 'eta' that can be set here; it has none"),
         ({"sampler": "ddim", "options": {"eta": -0.5}}, "option eta is -0.5; expected 0 to 10"),
         ({"sampler": "ddim", "options": {"eta": 1.5}}, "eta is 1.5; expected a number from 0 to 1"),
-        ({"sampler": "lms", "options": {"order": 9}}, "option order cannot be set here; eta"),
+        (
+            {"sampler": "lms", "options": {"order": 9}},
+            "sampler lms has no option 'order' that can be set here",
+        ),
     ],
 )
 def test_bad_numbers_are_one_clear_error(pipeline, change: dict, message: str) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lydite.calibrate import disk
-from lydite.calibrate.activations_file import read_file, write_file
-from lydite.calibrate.activations_merge import FINISHED, STATE, clear, working
+from lydite.calibrate.activations_file import KIND, read_file, write_file
+from lydite.calibrate.activations_merge import FINISHED, STATE, working, workplace
 from lydite.calibrate.activations_places import Places
 from lydite.calibrate.activations_state import (
     About,
@@ -22,11 +22,12 @@ from lydite.calibrate.activations_state import (
     load_state,
     save_state,
 )
-from lydite.calibrate.capture import network, replaying
+from lydite.calibrate.capture import latent_of, network, replaying
 from lydite.calibrate.index import Row
+from lydite.calibrate.outputs import check_output
 from lydite.calibrate.store import CalibrationSet
 from lydite.calibrate.studio import require_model
-from lydite.calibrate.writer import resumable
+from lydite.calibrate.writer import command_line, resumable
 from lydite.core.errors import CalibrationError, FileError, at
 from lydite.pipelines.sd3 import StableDiffusion3
 
@@ -60,17 +61,22 @@ def collect(
     on_sample: Callable[[Progress], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
     share: float = SHARE,
+    options: Sequence[str] = (),
 ) -> int:
     """Collect into `out`, going on from what a killed run left; how many samples were new.
 
-    When asked to stop it keeps what it has, and raises KeyboardInterrupt.
+    When asked to stop it keeps what it has, and raises KeyboardInterrupt. `options` say where the
+    model is, for the command that errors name.
     """
+    check_output(out, KIND)
     rows = _rows(opened, wanted)
     about = About(opened.settings, bands_of(opened.plan.steps, wanted.per), wanted.group)
-    if _is_there(out, about, rows):
-        clear(out)
+    if _is_there(out, about, rows) and not workplace(out).exists():
         return 0
-    with resumable(_command(opened.folder, out, wanted)), working(out) as work:
+    with resumable(_command(opened.folder, out, wanted, options)), working(out) as work:
+        if _is_there(out, about, rows):  # by one who was killed, or whom we waited for
+            disk.remove(work / STATE)
+            return 0
         collected = _resumed(work, about, rows)
         before = len(collected.keys)
         saver = _Saver(work / STATE, share)
@@ -78,7 +84,7 @@ def collect(
         with replaying(pipeline, opened.settings, places) as replay:
             for done, row in enumerate(rows[before:], before + 1):
                 entry = row.entry
-                replay.run(entry, opened.read(row)["x"])
+                replay.run(entry, latent_of(opened, row))
                 collected.add(row.key, about.bands[_step(row)], places.taken())
                 on_sample(Progress(done, len(rows), entry.label))
                 if done < len(rows):
@@ -89,13 +95,11 @@ def collect(
     return len(rows) - before
 
 
-def _command(folder: Path, out: Path, wanted: Wanted) -> str:
+def _command(folder: Path, out: Path, wanted: Wanted, options: Sequence[str]) -> str:
     """What goes on with it."""
-    number, parts = wanted.part
-    return (
-        f"lydite calibrate activations {at(folder)} --out {at(out)} --per {wanted.per} "
-        f"--group {wanted.group} --part {number}/{parts}"
-    )
+    part = "/".join(map(str, wanted.part))
+    asked = ("--per", wanted.per, "--group", wanted.group, "--part", part, *options)
+    return command_line("lydite", "calibrate", "activations", folder, "--out", out, *asked)
 
 
 class _Saver:
@@ -136,7 +140,7 @@ def _rows(opened: CalibrationSet, wanted: Wanted) -> list[Row]:
 
 def _is_there(out: Path, about: About, rows: Sequence[Row]) -> bool:
     """Whether the file holds just these statistics; any other is left as it is."""
-    if not out.is_file():
+    if not out.exists():
         return False
     found = read_file(out)
     if found.about.identity == about.identity and found.keys == [row.key for row in rows]:

@@ -18,6 +18,7 @@ from lydite.calibrate import disk
 from lydite.calibrate.activations_moments import Moments
 from lydite.calibrate.activations_state import About, Collected, content_hash
 from lydite.calibrate.keys import canonical
+from lydite.calibrate.outputs import Kind
 from lydite.calibrate.sketch import BINS
 from lydite.core.errors import CalibrationError, FileError, at
 
@@ -46,8 +47,11 @@ CREATE TABLE sketch (
 ) WITHOUT ROWID;
 CREATE VIEW layers AS
     SELECT layer, place.place AS place, band, channels, count, min, max, absmax, mean, variance,
-        zero, negative, {", ".join(SHARES)}
+        (min + max) / 2 AS middle, zero, negative, {", ".join(SHARES)}
     FROM statistic JOIN place ON place.id = statistic.place;
+CREATE VIEW quantiles AS
+    SELECT layer, place.place AS place, band, part, {", ".join(SHARES)}
+    FROM sketch JOIN place ON place.id = sketch.place;
 CREATE VIEW channels AS
     SELECT layer, place.place AS place, channel.band AS band, channel, count / channels AS count,
         channel.min AS min, channel.max AS max,
@@ -60,16 +64,24 @@ CREATE VIEW channels AS
 """
 
 
+def _made_here(head: bytes) -> bool:
+    """An SQLite file with our mark: `application_id` stands at byte 68."""
+    return head.startswith(b"SQLite format 3\0") and head[68:72] == APPLICATION.to_bytes(4, "big")
+
+
+KIND = Kind("statistics", _made_here)
+
+
 def write_file(collected: Collected, path: Path, temporary: Path, told: dict[str, Any]) -> None:
     """Write the statistics to `path`, by way of `temporary` on the same disk."""
-    temporary.unlink(missing_ok=True)
+    disk.remove(temporary)
     try:
         with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = OFF")  # nobody reads it before it is whole
             connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("BEGIN")
+            disk.system.execute(connection, "BEGIN")
             _fill(connection, collected, told)
-            connection.execute("COMMIT")
+            disk.system.execute(connection, "COMMIT")
         handle = disk.system.open(temporary, os.O_RDONLY)
         try:
             disk.system.sync(handle)

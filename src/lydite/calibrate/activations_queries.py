@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,9 +64,9 @@ class Curve:
 
 
 def read_curves(path: Path) -> tuple[list[Curve], dict[str, Any]]:
-    """Every place of a file, and what the file says of itself."""
+    """Every place of a file, and what the file says of itself and of the set's conditions."""
     with reading(path) as connection:
-        told = told_in(connection)
+        told = {**told_in(connection), "conditions": _conditions(connection)}
         bands = "SELECT band, min(step) FROM band GROUP BY band"
         firsts: dict[int, int] = dict(connection.execute(bands).fetchall())
         channels = _channels(connection)
@@ -94,6 +95,11 @@ def distinct(curves: list[Curve]) -> list[Curve]:
         known = found.get(seen)
         found[seen] = replace(known, alike=known.alike + 1) if known else curve
     return list(found.values())
+
+
+def _conditions(connection: sqlite3.Connection) -> dict[str, Any]:
+    about = connection.execute("SELECT value FROM about WHERE name = 'collected'").fetchone()
+    return msgspec.json.decode(about[0])["settings"]["conditions"]
 
 
 def _columns() -> str:

@@ -10,8 +10,10 @@ outputs at the chosen tokens.
 """
 
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +21,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.calibrate import disk
-from lydite.calibrate.capture import Replay, replaying
+from lydite.calibrate.capture import Replay, latent_of, replaying
 from lydite.calibrate.conditions import DTYPES
 from lydite.calibrate.index import Row
-from lydite.calibrate.keys import Dtype, Settings
+from lydite.calibrate.keys import BLOCKS, Dtype, Settings
 from lydite.calibrate.setfile import NAME as SET
 from lydite.calibrate.setfile import Plan, read_description
 from lydite.calibrate.store import CalibrationSet
 from lydite.calibrate.studio import require_model
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.writer import Writer, command_line
 from lydite.core.dtypes import NUMPY_DTYPES, widen
-from lydite.core.errors import CalibrationError, InputError, at
+from lydite.core.errors import CalibrationError, InputError, NotFiniteError, at, shown
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.trace.arrays import to_numpy
+from lydite.weights.load import to_mlx
 
 MODULE = re.compile(r"transformer_blocks\.\d+\.(attn2?|ff|ff_context)")
 PORTS = re.compile(r"in\.\d+|out(\.\d+)?")
 EMPTY, LABELS = 1 << 16, 768  # bytes at most: of an empty set, of a tensor in header and index
-KEY = "blocks"  # in the conditions of the set that is made
 Tensors = dict[str, NDArray[Any]]
 
 
@@ -46,6 +48,7 @@ class Kept:
 
     tokens: int = 0  # of each stream; 0: all
     dtype: Dtype = "F16"
+    modules: str = "*"  # a pattern for their names
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Volume:
 class Tap:
     """The observer that keeps what modules take and give, at the chosen tokens."""
 
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: int, modules: str = "*") -> None:
+        self._tokens, self._modules = tokens, modules
         self._key = "0"
         self.tensors: Tensors = {}
 
@@ -72,18 +75,18 @@ class Tap:
 
     def wants(self, path: str, port: str) -> bool:
         """Attention and feed-forward modules, all that they take and give."""
-        return bool(MODULE.fullmatch(path) and PORTS.fullmatch(port))
+        known = MODULE.fullmatch(path) and PORTS.fullmatch(port)
+        return bool(known and fnmatchcase(path, self._modules))
 
     def see(self, path: str, port: str, value: Any) -> None:
-        """Copy the tokens that are kept."""
-        array = widen(to_numpy(value))  # (B, L, D)
+        """Copy the tokens that are kept of (B, L, D)."""
         is_input = port.startswith("in")
         if not (is_input and ".attn" in path):
             stream = "text" if "context" in path or port == "out.1" else "image"
-            chosen = self.chosen(stream, array.shape[1])
+            chosen = self.chosen(stream, value.shape[1])
             self.tensors[f"tokens.{stream}"] = chosen
-            array = array[:, chosen]
-        self.tensors[f"{path}.{port}"] = np.array(array)
+            value = value[:, to_mlx(chosen)]
+        self.tensors[f"{path}.{port}"] = np.array(widen(to_numpy(value)))
 
     def chosen(self, stream: str, length: int) -> NDArray[np.int64]:
         """The tokens of a stream that are kept of this sample, in order."""
@@ -104,13 +107,22 @@ def store_blocks(
     on_volume: Callable[[Volume], None] = lambda _: None,
     on_sample: Callable[[int, int], None] = lambda done, total: None,
     stopping: Callable[[], bool] = lambda: False,
+    options: Sequence[str] = (),
 ) -> Volume:
-    """Write the blocks of as many whole images as the budget allows, evenly spread over the set."""
+    """Write the blocks of as many whole images as the budget allows, evenly spread over the set.
+
+    `options` say where the model is, for the command that errors name.
+    """
     rows = _whole_images(opened)
-    tap = Tap(kept.tokens)
+    tap = Tap(kept.tokens, kept.modules)
     with replaying(pipeline, opened.settings, tap) as replay:
         first = next(iter(rows.values()))
         size = _bytes(_tensors(opened, replay, tap, first[0]), kept.dtype)
+        if not size:
+            raise InputError(
+                f"--modules is {shown(kept.modules)}, which fits no attention or feed-forward. "
+                "Give a pattern such as transformer_blocks.0.* or *.ff."
+            )
         volume = _volume(size, len(rows), len(first), budget)
         chosen = _spread(list(rows), volume.images)
         on_volume(volume)
@@ -118,14 +130,14 @@ def store_blocks(
         images = tuple(image for image in opened.plan.images if image.number in set(chosen))
         plan = Plan(images, opened.plan.steps, pictures=False)
         _check_same(folder, plan)
-        again = _command(opened.folder, folder, kept, budget)
+        again = _command(opened.folder, folder, kept, budget, options)
         with Writer.start(folder, settings, plan, resume=again) as writer:
             missing = {image.number: steps for image, steps in writer.missing().items()}
             todo = [row for n in chosen for row in rows[n] if row.step in missing.get(n, [])]
             disk.require_room(folder, size * len(todo))
             for done, row in enumerate(todo, volume.samples - len(todo) + 1):
                 tensors = _tensors(opened, replay, tap, row)
-                writer.commit([_item(writer, row, tensors)])
+                writer.commit([_item(writer, row, tensors)], drawn=time.time())
                 on_sample(done, volume.samples)
                 if stopping():
                     raise KeyboardInterrupt
@@ -135,7 +147,13 @@ def store_blocks(
 
 def _tensors(opened: CalibrationSet, replay: Replay, tap: Tap, row: Row) -> Tensors:
     tap.begin(row.key)
-    replay.run(row.entry, opened.read(row)["x"])
+    replay.run(row.entry, latent_of(opened, row))
+    for name, array in tap.tensors.items():
+        if not np.isfinite(array).all():
+            raise NotFiniteError(
+                f"{row.entry.label}: transformer/{name}: NaN or Inf among its values. Nothing can "
+                "be learned from it; run the model in float32, or verify the set."
+            )
     return tap.tensors
 
 
@@ -146,14 +164,13 @@ def _item(writer: Writer, row: Row, tensors: Tensors) -> Any:
     return writer.make.sample(entry.image, entry.step, tensors, **labels)
 
 
-def _command(source: Path, folder: Path, kept: Kept, budget: int) -> str:
+def _command(source: Path, folder: Path, kept: Kept, budget: int, options: Sequence[str]) -> str:
     """What goes on with it."""
-    tokens = f" --tokens {kept.tokens}" if kept.tokens else ""
+    tokens = ("--tokens", kept.tokens) if kept.tokens else ()
+    modules = ("--modules", kept.modules) if kept.modules != "*" else ()
     dtype = next(name for name, stored in DTYPES.items() if stored == kept.dtype)
-    return (
-        f"lydite calibrate blocks {at(source)} --out {at(folder)}{tokens} --budget {budget} "
-        f"--dtype {dtype}"
-    )
+    asked = (*tokens, *modules, "--budget", budget, "--dtype", dtype, *options)
+    return command_line("lydite", "calibrate", "blocks", source, "--out", folder, *asked)
 
 
 def _check_same(folder: Path, plan: Plan) -> None:
@@ -167,8 +184,8 @@ def _check_same(folder: Path, plan: Plan) -> None:
 
 def _settings(source: Settings, kept: Kept) -> Settings:
     """Those of the set, and how its blocks were kept; what was rounded on the way is in there."""
-    told = {"tokens": kept.tokens, "latents": source.dtype}
-    conditions = {**source.conditions, KEY: told}
+    told = {"tokens": kept.tokens, "latents": source.dtype, "modules": kept.modules}
+    conditions = {**source.conditions, BLOCKS: told}
     return Settings(source.model_hash, conditions, kept.dtype, source.model)
 
 
@@ -178,7 +195,7 @@ def _volume(size: int, images: int, steps: int, budget: int) -> Volume:
     if fit < 1:
         raise InputError(
             f"--budget is {disk.size_text(budget)}, and one image with its {steps} samples takes "
-            f"{disk.size_text(EMPTY + each)}. Give more, or keep fewer --tokens."
+            f"{disk.size_text(EMPTY + each)}. Give more, or keep fewer --tokens or --modules."
         )
     return Volume(fit, images, fit * steps, EMPTY + fit * each)
 

@@ -13,12 +13,15 @@ from typing import Any, Protocol, cast
 from numpy.typing import NDArray
 
 from lydite.calibrate.conditions import request_of
+from lydite.calibrate.index import Row
 from lydite.calibrate.keys import Settings
 from lydite.calibrate.shards import Entry
+from lydite.calibrate.store import CalibrationSet
 from lydite.calibrate.studio import require_model
-from lydite.core.dtypes import widen
-from lydite.core.errors import CalibrationError
+from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
+from lydite.core.errors import CalibrationError, at
 from lydite.models.mmdit import MMDiT
+from lydite.pipelines.request import Request
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_text import Conditioning
@@ -54,6 +57,7 @@ class Replay:
         self._sampler = find_sampler(self._request.sampler)
         self._observer = observer
         self._schedule = pipeline.schedule(self._request)
+        self._shape = _latent_shape(pipeline, self._request)
         sigmas = self._schedule.sigmas[:-1].tolist()
         self._steps = {sigma: index for index, sigma in enumerate(sigmas)}
         self._strength = pipeline.strength(self._request)
@@ -68,10 +72,13 @@ class Replay:
 
         What is computed for all steps at once is shown at each sample, for its step.
         """
-        if entry.sigma is None or x.ndim != 3:
+        height, width, channels = self._shape
+        is_float = NAMES.get(x.dtype) in FLOAT_NAMES
+        if entry.sigma is None or x.shape != self._shape or not is_float:
             raise CalibrationError(
-                f"{entry.label}: expected a sigma and x of height × width × channels, found sigma "
-                f"{entry.sigma} and x of shape {list(x.shape)}."
+                f"{entry.label}: expected a sigma and x of {height}×{width}×{channels} floats "
+                f"(height, width, channels), found sigma {entry.sigma} and x of shape "
+                f"{list(x.shape)} in {x.dtype}."
             )
         denoise = self._denoiser_of(entry.prompt)
         guided = self._sampler.pair or float(self._strength(entry.sigma)) > 1
@@ -120,6 +127,24 @@ class Replay:
                 part = value[step : step + 1]  # (1, C, D), or (1, D) of the timestep alone
                 part = part[:, -prompts:] if prompts and part.ndim == 3 else part
                 self._observer.see(path, port, part)
+
+
+def _latent_shape(pipeline: StableDiffusion3, request: Request) -> tuple[int, int, int]:
+    """Height, width and channels of what the network takes for a completed request."""
+    vae: Any = pipeline.files.components["vae"].config
+    assert request.width and request.height, "complete() fills the size in"
+    return request.height // vae.factor, request.width // vae.factor, vae.latent_channels
+
+
+def latent_of(opened: CalibrationSet, row: Row) -> NDArray[Any]:
+    """The latent of a sample, held against its hash."""
+    arrays = opened.read(row)
+    if "x" not in arrays:
+        raise CalibrationError(
+            f"{at(opened.folder)}: {row.entry.label}: expected a latent x, found "
+            f"{', '.join(sorted(arrays)):.80}. The network takes the samples of a run."
+        )
+    return arrays["x"]
 
 
 @contextmanager

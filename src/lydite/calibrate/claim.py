@@ -46,6 +46,14 @@ class Claim:
             raise
         _CLAIMS.add(self)
 
+    @property
+    def stands(self) -> bool:
+        """Whether the file that is locked is the one others see: its folder may be gone by now."""
+        assert self._handle is not None
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(self._handle), os.stat(self.path))
+        return False
+
     def release(self) -> None:
         """Give the right back; the empty file stays, since removing a lock is a race."""
         if self._handle is not None:

@@ -6,9 +6,13 @@ a task again when its worker or its machine is lost, which costs that image only
 
 import importlib
 import os
+import signal
 import socket
 import tempfile
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +21,12 @@ import msgspec
 
 from lydite.calibrate.disk import write_sealed
 from lydite.calibrate.recovery import INCOMING
-from lydite.calibrate.run import Model, Watcher
+from lydite.calibrate.run import Model, Watcher, portable
 from lydite.calibrate.setfile import Description
 from lydite.calibrate.shards import write_shard
 from lydite.calibrate.steady import preload_steady
 from lydite.calibrate.writer import Writer, resumable
-from lydite.core.errors import CalibrationError, InputError, LyditeError, at
+from lydite.core.errors import CalibrationError, InputError, LyditeError
 
 if TYPE_CHECKING:
     from lydite.calibrate.studio import Studio
@@ -39,13 +43,37 @@ def run_ray(writer: Writer, model: Model, address: str, watcher: Watcher) -> Non
     if address != "auto":
         _require_listener(address)
     try:
-        ray.init(**_where(address), log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"--ray {address}: no cluster there ({_line(error)}).") from error
-    try:
+        _join(ray, address)
         _draw_all(ray, writer, model, watcher)
     finally:
         ray.shutdown()
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        with _own_sigterm():
+            ray.init(**_where(address), log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(f"--ray {address}: no cluster there ({_line(error)}).") from error
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray does not get SIGTERM, which stays the caller's.
+
+    It would end the process with it: leave its agents behind when it only starts, and break off
+    what is under way later.
+    """
+    take = signal.signal
+
+    def take_others(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number == signal.SIGTERM else take(number, handler)
+
+    signal.signal = take_others
+    try:
+        yield
+    finally:
+        signal.signal = take
 
 
 def _draw_all(ray: Any, writer: Writer, model: Model, watcher: Watcher) -> None:
@@ -64,14 +92,14 @@ def _draw_all(ray: Any, writer: Writer, model: Model, watcher: Watcher) -> None:
         for reference in ray.wait(list(running), timeout=PATIENCE)[0]:
             number = running.pop(reference)
             name, data = _result(ray, reference, number)
-            with resumable(f"lydite calibrate run --out {at(writer.folder)}"):
+            with resumable(writer.resume):
                 write_sealed(writer.folder / INCOMING / name, [data])
-            writer.collect()
+            writer.collect(drawn=time.time())
             watcher.finished(number)
 
 
 def draw(told: bytes, model: Model, number: int, wanted: tuple[int | None, ...]) -> Any:
-    """One image as a shard, its name and its bytes; a LyditeError comes back as text."""
+    """One image as a shard, its name and its bytes; or what went wrong, and None."""
     try:
         studio = _studio(told, model)
         image = studio.make.image(number)
@@ -81,7 +109,7 @@ def draw(told: bytes, model: Model, number: int, wanted: tuple[int | None, ...])
             name, _ = write_shard(Path(folder), studio.make.settings, items)
             return name, Path(folder, name).read_bytes()
     except LyditeError as error:
-        return str(error), None
+        return portable(error), None
 
 
 @lru_cache(maxsize=1)
@@ -101,12 +129,13 @@ def _result(ray: Any, reference: Any, number: int) -> tuple[str, bytes]:
             f"image {number}: its task was lost {RETRIES + 1} times ({_line(error)})."
         ) from error
     if data is None:
-        raise CalibrationError(f"image {number}: {name}")
+        raise name
     return name, data
 
 
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"  # in C++, which ends the process too
     try:
         return importlib.import_module("ray")
     except ImportError:

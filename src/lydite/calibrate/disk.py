@@ -189,9 +189,9 @@ def require_room(folder: Path, needed: int) -> None:
     free = free_bytes(folder)
     if free is not None and free < needed + RESERVE:
         raise FileError(
-            f"{at(folder)}: about {size_text(needed)} are still to be written, and "
-            f"{size_text(free)} are free. Free some space, ask for fewer images or steps, "
-            "or store with --dtype bf16."
+            f"{at(folder)}: about {size_text(needed)} are still to be written and "
+            f"{size_text(RESERVE)} left alone, and {size_text(free)} are free. Free some space, or "
+            "write to another disk."
         )
 
 

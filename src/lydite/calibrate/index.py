@@ -1,10 +1,12 @@
-"""The index: SQLite rows that say which shard holds which item; it follows from the shards."""
+"""The index: SQLite rows that say which shard holds which item; it follows from the shards.
+
+Beside them it keeps a copy of `set.json`, whose plan follows from nothing else.
+"""
 
 import contextlib
 import hashlib
-import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,24 +14,19 @@ from typing import Any, Self
 import msgspec
 
 from lydite.calibrate import disk
+from lydite.calibrate.database import connect, connect_reader, make_durable, rebuilding, reported
 from lydite.calibrate.shards import Entry, parse_entry
-from lydite.core.errors import CalibrationError, at
+from lydite.core.errors import CalibrationError, at, shown
 
 NAME = "index.sqlite"
 APPLICATION = 0x4C594443  # "LYDC"
-VERSION = 1
+VERSION = 2
 
-_OF_THE_DISK = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-}
 _SCHEMA = """
-CREATE TABLE shard (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL);
+CREATE TABLE description (text TEXT NOT NULL);
+CREATE TABLE shard (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL, drawn REAL
+);
 CREATE TABLE item (
     key TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL, image INTEGER, step INTEGER,
     digest TEXT NOT NULL, entry TEXT NOT NULL, shard INTEGER NOT NULL REFERENCES shard (id)
@@ -67,7 +64,7 @@ class Row:
 
 
 class Index:
-    """An open index. Only `add` and `drop` change it, each in one transaction."""
+    """An open index. `add`, `drop` and `describe` change it, each in one transaction."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._db = path, connection
@@ -75,10 +72,10 @@ class Index:
     @classmethod
     def create(cls, path: Path) -> Self:
         """A new, empty index."""
-        with _reported(path):
-            connection = _connect(path, "rwc")
+        with reported(path):
+            connection = connect(path, "rwc")
             try:
-                _make_durable(connection)
+                make_durable(connection)
                 disk.system.execute(connection, "BEGIN IMMEDIATE")
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     connection.execute(statement)
@@ -95,38 +92,52 @@ class Index:
     def open(cls, path: Path, *, write: bool = False) -> Self:
         """An index that is there. A reader leaves no trace and waits for nobody."""
         if not path.is_file():
-            raise CalibrationError(f"{at(path)}: no such file. {_mend(path)}")
-        with _reported(path):
-            writable = os.access(path.parent, os.W_OK)
-            connection = _connect(path, "rw" if writable else "ro&immutable=1")
+            raise CalibrationError(f"{at(path)}: no such file. {rebuilding(path)}")
+        with reported(path):
+            connection = connect(path, "rw") if write else connect_reader(path)
             try:
                 _check_kind(path, connection)
                 if write:
-                    _make_durable(connection)
-                else:
-                    connection.execute("PRAGMA query_only = 1")
+                    make_durable(connection)
             except BaseException:
                 connection.close()
                 raise
         return cls(path, connection)
 
-    def add(self, shard: str, size: int, entries: Iterable[Entry]) -> int:
-        """Enter a shard and those of its items that are not known; how many they were."""
-        with self._transaction():
-            return self._insert(shard, size, entries)
+    def add(
+        self, shard: str, size: int, entries: Sequence[Entry], drawn: float | None = None
+    ) -> int:
+        """Enter a shard and those of its items that are not known; how many they were.
 
-    def replace(self, old: str, new: str | None, size: int, entries: Iterable[Entry]) -> None:
-        """Take a shard and its items out, and enter what was saved of it, in one transaction."""
+        `drawn` is the time at which a run finished it; None for what was brought from elsewhere.
+        """
         with self._transaction():
-            number = self._shard_id(old)
+            self._check_numbers(shard, entries)
+            return self._insert(shard, size, entries, drawn)
+
+    def drop(self, shard: str) -> None:
+        """Take a shard and its items out."""
+        with self._transaction():
+            number = self._shard_id(shard)
             self._db.execute("DELETE FROM item WHERE shard = ?", (number,))
             self._db.execute("DELETE FROM shard WHERE id = ?", (number,))
-            if new is not None:
-                self._insert(new, size, entries)
+
+    def describe(self, text: str) -> None:
+        """Keep a copy of `set.json`."""
+        if self.description() != text:
+            with self._transaction():
+                self._db.execute("DELETE FROM description")
+                self._db.execute("INSERT INTO description VALUES (?)", (text,))
+
+    def description(self) -> str | None:
+        """The copy of `set.json`."""
+        with reported(self.path):
+            found = self._db.execute("SELECT text FROM description").fetchone()
+        return None if found is None else str(found[0])
 
     def digest(self, key: str) -> str | None:
         """The content digest of an item, or None when it is not there."""
-        with _reported(self.path):
+        with reported(self.path):
             row = self._db.execute("SELECT digest FROM item WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]
 
@@ -145,17 +156,23 @@ class Index:
 
     def keys(self) -> set[str]:
         """The keys of all items."""
-        with _reported(self.path):
+        with reported(self.path):
             return {key for (key,) in self._db.execute("SELECT key FROM item")}
 
     def shards(self) -> dict[str, int]:
         """Names and sizes of the shards."""
-        with _reported(self.path):
+        with reported(self.path):
             return dict(self._db.execute("SELECT name, bytes FROM shard").fetchall())
+
+    def drawn(self) -> list[float]:
+        """When runs finished their shards, in order."""
+        with reported(self.path):
+            query = "SELECT drawn FROM shard WHERE drawn IS NOT NULL ORDER BY drawn"
+            return [float(time) for (time,) in self._db.execute(query)]
 
     def counts(self) -> dict[str, int]:
         """How many items there are of each kind."""
-        with _reported(self.path):
+        with reported(self.path):
             return dict(
                 self._db.execute("SELECT kind, count(*) FROM item GROUP BY kind").fetchall()
             )
@@ -163,7 +180,7 @@ class Index:
     def content_hash(self) -> str:
         """Over all items, whatever the order and number of commits and runs that made them."""
         total = hashlib.sha256(b"lydite-calibration 1\n")
-        with _reported(self.path):
+        with reported(self.path):
             for key, content in self._db.execute("SELECT key, digest FROM item ORDER BY key"):
                 total.update(f"{key} {content}\n".encode())
         return total.hexdigest()
@@ -178,7 +195,7 @@ class Index:
 
     def settle(self) -> bool:
         """Move the journal into the file; False when a reader or a broken-off query is open."""
-        with _reported(self.path):
+        with reported(self.path):
             self._db.execute("PRAGMA busy_timeout = 500")
             try:
                 busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -190,12 +207,29 @@ class Index:
 
     def close(self) -> None:
         """Close the file."""
-        with _reported(self.path):
+        with reported(self.path):
             self._db.close()
 
-    def _insert(self, shard: str, size: int, entries: Iterable[Entry]) -> int:
+    def _check_numbers(self, shard: str, entries: Iterable[Entry]) -> None:
+        """An image's number means one prompt and one seed."""
+        for entry in {entry.image: entry for entry in entries if entry.image is not None}.values():
+            found = self._db.execute(
+                "SELECT entry FROM item WHERE kind IN ('sample', 'picture') AND image = ? LIMIT 1",
+                (entry.image,),
+            ).fetchone()
+            known = entry if found is None else parse_entry(found[0])
+            if (known.prompt, known.seed) != (entry.prompt, entry.seed):
+                raise CalibrationError(
+                    f"{at(self.path.parent)}: image {entry.image} is {shown(known.prompt)} with "
+                    f"seed {known.seed}, and in shard {shard} {shown(entry.prompt)} with seed "
+                    f"{entry.seed}. Shards of two sets are in one folder: take those of one out; "
+                    "lydite calibrate merge joins sets."
+                )
+
+    def _insert(self, shard: str, size: int, entries: Iterable[Entry], drawn: float | None) -> int:
         self._db.execute(
-            "INSERT INTO shard (name, bytes) VALUES (?, ?) ON CONFLICT DO NOTHING", (shard, size)
+            "INSERT INTO shard (name, bytes, drawn) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (shard, size, drawn),
         )
         number = self._shard_id(shard)
         rows = [Row.of(entry, shard) for entry in entries]
@@ -209,7 +243,7 @@ class Index:
     def _rows(self, rest: str, values: tuple[Any, ...]) -> Iterator[Row]:
         columns = "key, kind, image, step, digest, entry, name"
         query = f"SELECT {columns} FROM item JOIN shard ON shard.id = shard {rest}"
-        with _reported(self.path):
+        with reported(self.path):
             for values_of_row in self._db.execute(query, values):
                 yield Row(*values_of_row)
 
@@ -219,7 +253,7 @@ class Index:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _reported(self.path):
+        with reported(self.path):
             disk.system.execute(self._db, "BEGIN IMMEDIATE")
             try:
                 yield
@@ -235,20 +269,9 @@ def is_blank(path: Path) -> bool:
     """Whether there is no index, or one that a crash left before its first commit."""
     if not path.exists():
         return True
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_connect(path, "rw")) as database:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path, "rw")) as database:
         return not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     return False
-
-
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    return sqlite3.connect(f"file:{quoted}?mode={mode}", uri=True, isolation_level=None, timeout=10)
-
-
-def _make_durable(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")  # in WAL mode: an fsync at each commit
-    connection.execute("PRAGMA fullfsync = 1")  # on macOS down to the drive; elsewhere no effect
 
 
 def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
@@ -256,22 +279,6 @@ def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if (kind, version) != (APPLICATION, VERSION):
         raise CalibrationError(
-            f"{at(path)}: no index of version {VERSION} (found {kind:#x}, {version}). {_mend(path)}"
+            f"{at(path)}: no index of version {VERSION} (found {kind:#x}, {version}). "
+            f"{rebuilding(path)}"
         )
-
-
-def _mend(path: Path) -> str:
-    return f"Run: lydite calibrate rebuild {at(path.parent)}"
-
-
-@contextlib.contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours: a disk that fails, or an index that must be rebuilt."""
-    try:
-        yield
-    except OSError as error:
-        raise disk.DiskError(path, error) from error
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
-            raise disk.DiskError(path, error) from error
-        raise CalibrationError(f"{at(path)}: damaged ({error}). {_mend(path)}") from error

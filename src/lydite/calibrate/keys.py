@@ -10,6 +10,7 @@ from lydite.core.errors import CalibrationError, shown
 
 Dtype = Literal["F32", "F16", "BF16"]
 Kind = Literal["sample", "picture", "conditioning"]
+BLOCKS = "blocks"  # in the conditions of a set of what modules take and give
 EXACT = 2**53  # whole numbers up to here are the same as int and as float
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from lydite.calibrate.keys import Image, Settings, differences
-from lydite.calibrate.recovery import SHARDS, conflict
+from lydite.calibrate.recovery import conflict
 from lydite.calibrate.setfile import NAME as SET
-from lydite.calibrate.setfile import Plan
+from lydite.calibrate.setfile import SHARDS, Plan
 from lydite.calibrate.shards import Item, Shard
 from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.writer import Writer, command_line
 from lydite.core.errors import CalibrationError, at
 
 _Identity = tuple[str, int]  # prompt and seed: what an image is, whatever its number
@@ -45,8 +45,7 @@ def merge(sources: Sequence[Path | str], target: Path | str) -> Merged:
         _check_conflicts(sets)
         plan = _joined([opened.plan for opened in sets])
         numbers = {(image.prompt, image.seed): image.number for image in plan.images}
-        names = " ".join(at(Path(source)) for source in sources)
-        resume = f"lydite calibrate merge {names} --out {at(target)}"
+        resume = command_line("lydite", "calibrate", "merge", *sources, "--out", target)
         with Writer.start(target, settings, plan, resume=resume) as writer:
             items = size = known = 0
             for opened in sets:

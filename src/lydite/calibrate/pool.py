@@ -7,13 +7,16 @@ costs the image it drew: that one goes to another worker.
 import contextlib
 import multiprocessing
 import signal
+import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from lydite.calibrate.run import Model, Watcher
+from lydite.calibrate.run import Model, Watcher, portable
 from lydite.calibrate.setfile import Description
 from lydite.calibrate.steady import preload_steady
 from lydite.calibrate.workers import Worker
@@ -85,9 +88,11 @@ class _Pool:
         context = multiprocessing.get_context("spawn")  # a fork would share MLX's threads
         ours, theirs = context.Pipe()
         description = Description(self._writer.settings, self._writer.plan)
-        arguments = (theirs, str(self._writer.folder), description, self._model)
+        folder, resume = str(self._writer.folder), self._writer.resume
+        arguments = (theirs, folder, description, self._model, resume)
         process = context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
+        with _deaf():
+            process.start()
         theirs.close()  # so that the end of the worker is the end of the pipe
         self._hands.append(_Hand(process, ours))
 
@@ -100,7 +105,7 @@ class _Pool:
         if what == "step" and hand.task is not None:
             self._watcher.stepped(hand.task[0], value)
         elif what == "image":
-            self._writer.collect()
+            self._writer.collect(drawn=time.time())
             self._watcher.finished(value)
             self._give(hand)
         elif what == "ready":
@@ -108,7 +113,7 @@ class _Pool:
         elif what == "end":
             hand.done = True
         elif what == "error":
-            raise CalibrationError(value)
+            raise value
 
     def _give(self, hand: _Hand) -> None:
         hand.task = self._waiting.popleft() if self._waiting else None
@@ -140,20 +145,36 @@ def _tell(hand: _Hand, task: _Task | None) -> None:
         hand.pipe.send(task)
 
 
-def _work(pipe: Connection, folder: str, description: Description, model: Model) -> None:
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that is started here has Ctrl-C blocked from its first instruction on."""
+    resource_tracker.ensure_running()  # its own start would undo the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # now we hear what came meanwhile
+
+
+def _work(
+    pipe: Connection, folder: str, description: Description, model: Model, resume: str
+) -> None:
     """The life of a worker: open the model, draw what comes, check the model again."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the pool decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     with contextlib.suppress(EOFError, OSError):  # the pool has gone: nobody needs us
         try:
-            _serve(pipe, Worker(Path(folder)), description, model)
+            _serve(pipe, Worker(Path(folder)), description, model, resume)
             pipe.send(("end", None))
         except KeyboardInterrupt:
             pipe.send(("end", None))
         except LyditeError as error:
-            pipe.send(("error", str(error)))
+            pipe.send(("error", portable(error)))
 
 
-def _serve(pipe: Connection, worker: Worker, description: Description, model: Model) -> None:
+def _serve(
+    pipe: Connection, worker: Worker, description: Description, model: Model, resume: str
+) -> None:
     preload_steady()  # before MLX
     from lydite.calibrate.studio import Studio
 
@@ -169,7 +190,7 @@ def _serve(pipe: Connection, worker: Worker, description: Description, model: Mo
         while (task := pipe.recv()) is not None:
             number, wanted = task
             items = studio.trajectories.items(images[number], wanted, stepped)
-            with resumable(f"lydite calibrate run --out {at(worker.folder)}"):
+            with resumable(resume):
                 worker.hand_over(items)
             pipe.send(("image", number))
     finally:

@@ -1,15 +1,19 @@
 """Prompts from a file: one a line in txt, a column of csv, a field of jsonl."""
 
+import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lydite.core.errors import FileError, InputError, at, shown
 from lydite.core.jsonfile import JsonError, parse_object
 
 COLUMN = "prompt"
+HEADINGS = (COLUMN, "caption", "text")  # of the column of a csv file, the first that is there
+DELIMITERS = (",", ";", "\t")  # spreadsheets of half the world write the second
 MAX_BYTES = 64 * 2**20
 LONGEST = 10_000  # characters of a prompt; the encoders of SD3 read a few hundred tokens
 _Lines = Iterator[tuple[int, str]]  # the number of the line, from 1, and the prompt on it
@@ -21,6 +25,7 @@ class Prompts:
 
     texts: tuple[str, ...]
     repeated: int = 0  # lines left out, since an earlier one says the same
+    guessed: bool = False  # they are the first of several columns, none of which has a known name
 
     def images(self, count: int, seed: int) -> list[tuple[str, int]]:
         """`count` images: the prompts over and over, and seeds counted from `seed`."""
@@ -37,8 +42,9 @@ def read_prompts(path: Path) -> Prompts:
         )
     found: dict[str, int] = {}
     repeated = 0
-    for line, text in reader(path, _text(path)):
-        prompt = text.strip()
+    text = _text(path)
+    for line, part in reader(path, text):
+        prompt = part.strip()
         if not prompt:
             continue
         _check(path, line, prompt)
@@ -46,7 +52,8 @@ def read_prompts(path: Path) -> Prompts:
         found.setdefault(prompt, line)
     if not found:
         raise InputError(f"{at(path)}: no prompt in it.")
-    return Prompts(tuple(found), repeated)
+    guessed = reader is _csv_column and _layout(text).guessed
+    return Prompts(tuple(found), repeated, guessed)
 
 
 def _text(path: Path) -> str:
@@ -82,25 +89,55 @@ def _plain_lines(path: Path, text: str) -> _Lines:
     return enumerate(text.split("\n"), 1)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where the prompts of a csv file are."""
+
+    delimiter: str = ","
+    column: int = 0
+    headed: bool = False  # the first row is names
+    guessed: bool = False
+
+
+def _layout(text: str) -> _Layout:
+    """By the first row: the delimiter and the column that give a known heading."""
+    rows = {delimiter: _first_row(text, delimiter) for delimiter in DELIMITERS}
+    for heading in HEADINGS:
+        for delimiter, names in rows.items():
+            if heading in names:
+                return _Layout(delimiter, names.index(heading), headed=True)
+    return _Layout(guessed=any(len(names) > 1 for names in rows.values()))
+
+
+def _first_row(text: str, delimiter: str) -> list[str]:
+    with contextlib.suppress(csv.Error):  # told with its line when the file is read
+        for row in _rows(text, delimiter):
+            if any(cell.strip() for cell in row):
+                return [cell.strip().lower() for cell in row]
+    return []
+
+
+def _rows(text: str, delimiter: str) -> Any:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+
+
 def _csv_column(path: Path, text: str) -> _Lines:
-    """The column that the first row calls `prompt`; without one, the first column of all rows."""
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    column, first = 0, True
+    """The column with a known heading; without one, the first column of all rows."""
+    layout = _layout(text)
+    rows, first = _rows(text, layout.delimiter), layout.headed
     try:
         for row in rows:
             if not any(cell.strip() for cell in row):
                 continue
-            names = [cell.strip().lower() for cell in row]
-            if first and COLUMN in names:
-                column, first = names.index(COLUMN), False
+            if first:
+                first = False
                 continue
-            first = False
-            if column >= len(row):
+            if layout.column >= len(row):
                 raise InputError(
                     f"{at(path)}: line {rows.line_num} has {len(row)} columns, and the prompt is "
-                    f"in column {column + 1}."
+                    f"in column {layout.column + 1}."
                 )
-            yield rows.line_num, row[column]
+            yield rows.line_num, row[layout.column]
     except csv.Error as error:
         raise InputError(f"{at(path)}: line {rows.line_num} is not CSV ({error}).") from error
 
@@ -111,13 +148,13 @@ def _json_lines(path: Path, text: str) -> _Lines:
         if not part.strip():
             continue
         try:
-            prompt = parse_object(part.encode()).get(COLUMN)
+            found = parse_object(part.encode())
         except JsonError as error:
             raise InputError(f"{at(path)}: line {line}: {error}.") from error
+        prompt = found.get(COLUMN)
         if not isinstance(prompt, str):
             raise InputError(
-                f'{at(path)}: line {line}: expected {{"{COLUMN}": "a text"}}, found '
-                f"{shown(prompt)}."
+                f'{at(path)}: line {line}: expected {{"{COLUMN}": "a text"}}, found {shown(found)}.'
             )
         yield line, prompt
 

@@ -1,11 +1,14 @@
 """Shards that the index does not know, or that rot has touched: taken in, saved or set aside."""
 
+import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from lydite.calibrate import disk
 from lydite.calibrate.index import Index
 from lydite.calibrate.keys import Settings, differences
+from lydite.calibrate.setfile import SHARDS
 from lydite.calibrate.shards import (
     SHARD,
     Item,
@@ -16,7 +19,7 @@ from lydite.calibrate.shards import (
 )
 from lydite.core.errors import CalibrationError, at
 
-SHARDS, INCOMING, QUARANTINE = "shards", "incoming", "quarantine"
+INCOMING, QUARANTINE = "incoming", "quarantine"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,17 @@ def adopt(folder: Path, settings: Settings, index: Index) -> TakenIn:
     return result
 
 
-def take_in(folder: Path, settings: Settings, index: Index, path: Path) -> TakenIn:
+def lost_shards(folder: Path, index: Index) -> list[str]:
+    """Shards whose files are gone or have another size than the index says; none is read."""
+    sizes: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as files:
+        sizes = {file.name: file.stat().st_size for file in files}
+    return sorted(name for name, size in index.shards().items() if sizes.get(name) != size)
+
+
+def take_in(
+    folder: Path, settings: Settings, index: Index, path: Path, drawn: float | None = None
+) -> TakenIn:
     """Enter one shard; of a damaged one what is whole, and the file goes to quarantine."""
     try:
         shard = Shard.open(path)
@@ -65,8 +78,8 @@ def take_in(folder: Path, settings: Settings, index: Index, path: Path) -> Taken
         sorted_out = _sort(index, shard)
         if len(sorted_out.new) == len(shard.entries):
             _settle(folder, path)
-            return TakenIn(index.add(path.name, shard.size, shard.entries))
-        enter(folder, settings, index, [shard.item(n) for n in sorted_out.new])
+            return TakenIn(index.add(path.name, shard.size, shard.entries, drawn))
+        enter(folder, settings, index, [shard.item(n) for n in sorted_out.new], drawn)
         added = len(sorted_out.new)
     if not sorted_out.damaged and not sorted_out.conflicting:
         disk.remove(path)  # the set holds the rest of it already
@@ -75,12 +88,14 @@ def take_in(folder: Path, settings: Settings, index: Index, path: Path) -> Taken
     return TakenIn(added, dropped=dropped) + set_aside(folder, path)
 
 
-def enter(folder: Path, settings: Settings, index: Index, items: list[Item]) -> int:
+def enter(
+    folder: Path, settings: Settings, index: Index, items: list[Item], drawn: float | None
+) -> int:
     """Write items as one shard, then enter it, in this order; the bytes written."""
     if not items:
         return 0
     name, size = write_shard(folder / SHARDS, settings, items)
-    index.add(name, size, [item.entry for item in items])
+    index.add(name, size, [item.entry for item in items], drawn)
     return size
 
 
@@ -107,10 +122,10 @@ def other_settings(shard: Shard, settings: Settings) -> CalibrationError:
     )
 
 
-def set_aside(folder: Path, path: Path) -> TakenIn:
+def set_aside(folder: Path, path: Path, name: str | None = None) -> TakenIn:
     """Move a file where nothing reads it; nothing is ever deleted for being damaged."""
     disk.make_folder(folder / QUARANTINE)
-    disk.move(path, folder / QUARANTINE / path.name)
+    disk.move(path, folder / QUARANTINE / (name or path.name))
     return TakenIn(set_aside=(path.name,))
 
 

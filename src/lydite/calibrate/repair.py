@@ -1,9 +1,11 @@
 """Repair a set, or build its index anew: what is whole stays, the rest is to be computed again."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lydite.calibrate import disk, seal
 from lydite.calibrate.claim import Claim
@@ -11,7 +13,6 @@ from lydite.calibrate.index import NAME as INDEX
 from lydite.calibrate.index import Index
 from lydite.calibrate.keys import Image, Settings
 from lydite.calibrate.recovery import (
-    SHARDS,
     TakenIn,
     adopt,
     mend_header,
@@ -19,11 +20,22 @@ from lydite.calibrate.recovery import (
     shard_names,
     take_in,
 )
-from lydite.calibrate.setfile import Description, Plan, read_description, write_description
+from lydite.calibrate.setfile import NAME as SET
+from lydite.calibrate.setfile import (
+    SHARDS,
+    Description,
+    Plan,
+    encoded,
+    parse_description,
+    read_description,
+    write_description,
+)
 from lydite.calibrate.shards import Shard
 from lydite.calibrate.verify import disagreements
-from lydite.calibrate.writer import open_index, resumable
+from lydite.calibrate.writer import command_line, open_index, resumable
 from lydite.core.errors import CalibrationError, LyditeError, at
+
+Source = Literal["itself", "the index", "the shards"]
 
 
 @dataclass(frozen=True)
@@ -34,39 +46,47 @@ class Repaired:
     mended: int = 0  # shards whose header was written anew
     quarantined: tuple[str, ...] = ()
     index_rebuilt: bool = False
-    set_rewritten: bool = False
+    set_from: Source | None = None  # what set.json was written anew from
     items: int = 0  # in the index afterwards
 
 
-def repair(folder: Path | str) -> Repaired:
-    """Drop what is damaged and keep the rest, sample by sample; damaged files are set aside."""
-    with _held(Path(folder), "repair") as folder:
-        description, rewritten = _description(folder)
+def repair(folder: Path | str, *options: object) -> Repaired:
+    """Drop what is damaged and keep the rest, sample by sample; damaged files are set aside.
+
+    `options` are for the command that errors name.
+    """
+    with _held(Path(folder), "repair", *options) as folder:
+        description, source = _description(folder)
         settings = description.settings
         mended = _mend_headers(folder, settings)
         index = _agreeing_index(folder)
         if index is None:
-            return _rebuilt(folder, settings, TakenIn(mended=mended), rewritten)
+            return _rebuilt(folder, description, TakenIn(mended=mended), source)
         with contextlib.closing(index):
+            index.describe(encoded(description).decode())
             result = TakenIn(mended=mended) + adopt(folder, settings, index)
             for name in index.shards():
                 result += _checked(folder, settings, index, name)
-            return _finished(index, result, False, rewritten)
+            return _finished(index, result, False, source)
 
 
 def rebuild(folder: Path | str) -> Repaired:
     """Make the index, and if need be `set.json`, from the shards alone."""
     with _held(Path(folder), "rebuild") as folder:
-        description, rewritten = _description(folder)
+        description, source = _description(folder)
         mended = _mend_headers(folder, description.settings)
-        return _rebuilt(folder, description.settings, TakenIn(mended=mended), rewritten)
+        return _rebuilt(folder, description, TakenIn(mended=mended), source)
 
 
-def _rebuilt(folder: Path, settings: Settings, so_far: TakenIn, rewritten: bool) -> Repaired:
+def _rebuilt(
+    folder: Path, description: Description, so_far: TakenIn, source: Source | None
+) -> Repaired:
     path = folder / INDEX
     seal.remove_index(path)
     with contextlib.closing(Index.create(path)) as index:
-        return _finished(index, so_far + adopt(folder, settings, index), True, rewritten)
+        index.describe(encoded(description).decode())
+        result = so_far + adopt(folder, description.settings, index)
+        return _finished(index, result, True, source)
 
 
 def _checked(folder: Path, settings: Settings, index: Index, name: str) -> TakenIn:
@@ -74,15 +94,15 @@ def _checked(folder: Path, settings: Settings, index: Index, name: str) -> Taken
     path = folder / SHARDS / name
     labels = tuple(row.entry.label for row in index.rows_of(name))
     if not path.exists():
-        index.replace(name, None, 0, ())
+        index.drop(name)
         return TakenIn(dropped=labels)
     if not _opens(path):
-        index.replace(name, None, 0, ())
+        index.drop(name)
         return TakenIn(dropped=labels) + set_aside(folder, path)
     with Shard.open(path) as shard:
         if not shard.damaged():
             return TakenIn()
-    index.replace(name, None, 0, ())
+    index.drop(name)
     return take_in(folder, settings, index, path)
 
 
@@ -125,24 +145,42 @@ def _opens(path: Path) -> bool:
     return True
 
 
-def _finished(index: Index, result: TakenIn, rebuilt: bool, rewritten: bool) -> Repaired:
+def _finished(index: Index, result: TakenIn, rebuilt: bool, source: Source | None) -> Repaired:
     items = sum(index.counts().values())
     settled = index.settle()
     index.close()
     if settled:
         seal.write_seal(index.path)
     again = tuple(sorted(set(result.dropped)))
-    return Repaired(again, result.mended, result.set_aside, rebuilt, rewritten, items)
+    return Repaired(again, result.mended, result.set_aside, rebuilt, source, items)
 
 
-def _description(folder: Path) -> tuple[Description, bool]:
-    """Settings and plan; from the shards when `set.json` is damaged. Whether it was."""
+def _description(folder: Path) -> tuple[Description, Source | None]:
+    """Settings and plan, and where they were found when `set.json` is damaged."""
     try:
-        return read_description(folder), False
+        return read_description(folder), None
     except LyditeError:
-        description = _described_by_shards(folder)
-        write_description(folder, description)
-        return description, True
+        description, source = _described_anew(folder)
+    path = folder / SET
+    with contextlib.suppress(OSError):
+        name = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}-{SET}"
+        set_aside(folder, path, name)
+    write_description(folder, description)
+    return description, source
+
+
+def _described_anew(folder: Path) -> tuple[Description, Source]:
+    """From a text whose spaces alone were changed, from its copy, or from the shards."""
+    with contextlib.suppress(OSError):
+        if found := parse_description((folder / SET).read_bytes()):
+            return found, "itself"
+    with (
+        contextlib.suppress(CalibrationError),
+        contextlib.closing(Index.open(folder / INDEX)) as index,
+    ):
+        if found := parse_description((index.description() or "").encode()):
+            return found, "the index"
+    return _described_by_shards(folder), "the shards"
 
 
 def _described_by_shards(folder: Path) -> Description:
@@ -157,7 +195,8 @@ def _described_by_shards(folder: Path) -> Description:
             for entry in shard.entries:
                 kinds.add(entry.kind)
                 if entry.image is not None and entry.seed is not None:
-                    images[entry.image] = Image(entry.image, entry.prompt, entry.seed)
+                    image = Image(entry.image, entry.prompt, entry.seed)
+                    images.setdefault(entry.image, image)  # another with its number is refused
                 if entry.step is not None:
                     steps.add(entry.step)
     if settings is None:
@@ -168,13 +207,14 @@ def _described_by_shards(folder: Path) -> Description:
 
 
 @contextlib.contextmanager
-def _held(folder: Path, verb: str) -> Iterator[Path]:
+def _held(folder: Path, verb: str, *options: object) -> Iterator[Path]:
     """The set, claimed; a disk that fails is reported with the command to try again."""
-    if not (folder / SHARDS).is_dir():
+    if not (folder / SHARDS).is_dir() and not (folder / SET).is_file():
         raise CalibrationError(f"{at(folder)}: no calibration set (there is no {SHARDS}/).")
-    with resumable(f"lydite calibrate {verb} {at(folder)}"):
+    with resumable(command_line("lydite", "calibrate", verb, folder, *options)):
         claim = Claim(folder)
         try:
+            disk.make_folder(folder / SHARDS)
             disk.sweep(folder)
             disk.sweep(folder / SHARDS)
             yield folder

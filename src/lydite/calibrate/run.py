@@ -5,6 +5,7 @@ was under way is drawn again by the next run.
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,9 @@ from lydite.calibrate.keys import Settings, picture_key
 from lydite.calibrate.setfile import NAME as SET
 from lydite.calibrate.setfile import Plan, read_description
 from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.writer import Writer, command_line
 from lydite.core.dtypes import NUMPY_DTYPES
-from lydite.core.errors import CalibrationError
+from lydite.core.errors import CalibrationError, LyditeError, NotFiniteError
 
 if TYPE_CHECKING:  # this file is read by processes that have no MLX yet
     from lydite.calibrate.studio import Studio
@@ -31,6 +32,22 @@ class Model:
 
     name: str
     components: str | None = None
+
+
+def resume_command(folder: Path, model: Model, *hands: object) -> str:
+    """The command that goes on with a set, and what of it the set does not know."""
+    words: list[object] = ["lydite", "calibrate", "run", "--out", folder]
+    if (folder / SET).exists() and read_description(folder).settings.model != model.name:
+        words += ["--model", model.name]
+    if model.components:
+        words += ["--components", model.components]
+    return command_line(*words, *hands)
+
+
+def portable(error: LyditeError) -> LyditeError:
+    """The same for people, fit to be sent to another process."""
+    kind = NotFiniteError if isinstance(error, NotFiniteError) else CalibrationError
+    return kind(str(error))
 
 
 @dataclass(frozen=True)
@@ -53,7 +70,8 @@ def run_here(writer: Writer, studio: "Studio", watcher: Watcher) -> None:
                 if watcher.stopping():
                     raise KeyboardInterrupt
 
-            writer.commit(studio.trajectories.items(image, wanted, stepped))
+            items = studio.trajectories.items(image, wanted, stepped)
+            writer.commit(items, drawn=time.time())
             watcher.finished(image.number)
             if watcher.stopping():
                 raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lydite.calibrate.disk import write_sealed
+from lydite.calibrate.disk import size_text, write_sealed
 from lydite.calibrate.keys import (
     Image,
     Settings,
@@ -17,11 +17,12 @@ from lydite.calibrate.keys import (
     picture_key,
     sample_key,
 )
-from lydite.calibrate.shards import FORMAT, VERSION
-from lydite.core.errors import CalibrationError, FileError, at, shown
-from lydite.core.jsonfile import MAX_BYTES, read_json
+from lydite.calibrate.shards import FORMAT, SHARD, VERSION
+from lydite.core.errors import CalibrationError, InputError, at, shown
+from lydite.core.jsonfile import JsonError, parse_object, read_json
 
-NAME = "set.json"
+NAME, SHARDS = "set.json", "shards"
+MAX_BYTES = 64 * 2**20
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,17 +75,29 @@ def read_description(folder: Path) -> Description:
     """Settings and plan of a set; any changed bit of the file is an error."""
     path = folder / NAME
     if not path.exists():
+        if has_shards(folder):
+            raise CalibrationError(f"{at(path)}: missing, its shards are there. {_mend(path)}")
         raise CalibrationError(f"{at(folder)}: no calibration set ({NAME} is missing).")
-    raw = read_json(path)
-    try:
-        description = msgspec.convert(
-            {"settings": raw.get("settings"), "plan": raw.get("plan")}, Description
-        )
-        if path.read_bytes() != _encoded(description):
-            raise CalibrationError(f"{at(path)}: damaged (its check sum is another). {_mend(path)}")
-    except (msgspec.ValidationError, OSError) as error:
-        raise CalibrationError(f"{at(path)}: damaged ({error}). {_mend(path)}") from error
+    description = _parsed(path, read_json(path, MAX_BYTES))
+    if path.read_bytes() != encoded(description):
+        raise CalibrationError(f"{at(path)}: damaged (its check sum is another). {_mend(path)}")
     return description
+
+
+def has_shards(folder: Path) -> bool:
+    """Whether there is data that belongs to some set."""
+    place = folder / SHARDS
+    return place.is_dir() and any(SHARD.fullmatch(path.name) for path in place.iterdir())
+
+
+def parse_description(text: bytes) -> Description | None:
+    """What a text says, however it is spaced, if its check sum is right."""
+    try:
+        raw = parse_object(text)
+        check = raw.pop("check", None)
+        return _parsed(Path(NAME), raw) if check == digest(raw) else None
+    except (JsonError, CalibrationError):
+        return None
 
 
 def write_description(folder: Path, description: Description) -> None:
@@ -94,10 +107,7 @@ def write_description(folder: Path, description: Description) -> None:
         raise CalibrationError(
             f"{at(folder)}: a plan needs images of different numbers, and numbers and steps from 0."
         )
-    text = _encoded(description)
-    if len(text) > MAX_BYTES:
-        raise FileError(f"{at(folder)}: the plan has more than {MAX_BYTES} bytes. Split the set.")
-    write_sealed(folder / NAME, [text])
+    write_sealed(folder / NAME, [encoded(description)])
 
 
 def agreed(folder: Path, settings: Settings, plan: Plan) -> Description:
@@ -109,7 +119,9 @@ def agreed(folder: Path, settings: Settings, plan: Plan) -> Description:
             f"{at(folder)}: made with other settings ({lines}; the set's first). "
             "Give the same settings to resume it, or another folder."
         )
-    return Description(found.settings, found.plan.joined(plan, folder))
+    model = settings.model or found.settings.model  # where it is now
+    renamed = msgspec.structs.replace(found.settings, model=model)
+    return Description(renamed, found.plan.joined(plan, folder))
 
 
 def plan_of(images: Iterable[tuple[str, int]], steps: Iterable[int], **keeps: bool) -> Plan:
@@ -118,11 +130,8 @@ def plan_of(images: Iterable[tuple[str, int]], steps: Iterable[int], **keeps: bo
     return Plan(numbered, tuple(sorted(set(steps))), **keeps)
 
 
-def _mend(path: Path) -> str:
-    return f"Run: lydite calibrate repair {at(path.parent)}"
-
-
-def _encoded(description: Description) -> bytes:
+def encoded(description: Description) -> bytes:
+    """The only text of a description."""
     raw: dict[str, Any] = {
         "format": FORMAT,
         "version": int(VERSION),
@@ -130,4 +139,24 @@ def _encoded(description: Description) -> bytes:
         **msgspec.to_builtins(description),
     }
     raw["check"] = digest(raw)
-    return (json.dumps(raw, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(raw, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    if len(text.encode()) > MAX_BYTES:
+        raise InputError(
+            f"the plan of {len(description.plan.images):,} images takes "
+            f"{size_text(len(text.encode()))} in {NAME}; at most {size_text(MAX_BYTES)} are read. "
+            "Make several sets, and merge what they give."
+        )
+    return text.encode()
+
+
+def _parsed(path: Path, raw: dict[str, Any]) -> Description:
+    try:
+        return msgspec.convert(
+            {"settings": raw.get("settings"), "plan": raw.get("plan")}, Description
+        )
+    except msgspec.ValidationError as error:
+        raise CalibrationError(f"{at(path)}: damaged ({error}). {_mend(path)}") from error
+
+
+def _mend(path: Path) -> str:
+    return f"Run: lydite calibrate repair {at(path.parent)}"

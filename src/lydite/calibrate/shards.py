@@ -260,9 +260,9 @@ def _stored(name: str, value: NDArray[Any], dtype: str) -> NDArray[Any]:
         narrow = value.astype(NUMPY_DTYPES[dtype])
     if not np.array_equal(np.isfinite(narrow), np.isfinite(value)):
         most = np.abs(value.astype(np.float64)[np.isfinite(value)]).max()
+        advice = " Store with --dtype bf16 or fp32." if dtype == "F16" else ""
         raise CalibrationError(
-            f"tensor {shown(name)}: values up to {most:.3g} do not fit into {dtype}. "
-            "Store with --dtype bf16 or f32."
+            f"tensor {shown(name)}: values up to {most:.3g} do not fit into {dtype}.{advice}"
         )
     return narrow
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 FINE = 5  # bits of the fraction: 2⁵ bins an octave
 LOWEST, HIGHEST = -16, 16  # octaves: values below 2⁻¹⁶ share one bin with 0
 BOUND, FLOOR = 2.0 ** -(FINE + 1), 2.0**LOWEST  # of the error: relative, and absolute beside it
-_SHIFT = 23 - FINE
-_FIRST = ((127 + LOWEST) << FINE) - 1  # comes before the bin of 2⁻¹⁶
-_OVER = ((HIGHEST - LOWEST) << FINE) + 1  # magnitude of the bin of all that is too large
-_HALF = 1 << (31 - _SHIFT)  # patterns of those bits for one sign
-ZERO, BINS = _OVER, 2 * _OVER + 1
+SHIFT = 23 - FINE
+FIRST = ((127 + LOWEST) << FINE) - 1  # comes before the bin of 2⁻¹⁶
+OVER = ((HIGHEST - LOWEST) << FINE) + 1  # magnitude of the bin of all that is too large
+_HALF = 1 << (31 - SHIFT)  # patterns of those bits for one sign
+ZERO, BINS = OVER, 2 * OVER + 1
 AT_ONCE = 64  # groups, so that the patterns of all fit into some megabytes
 
 Counts = NDArray[np.int64]  # (..., BINS), from the most negative bin to the most positive
@@ -43,22 +43,22 @@ def quantile(counts: Counts, share: float, low: float, high: float) -> float:
 
 def _count(values: NDArray[np.float32], group: int) -> Counts:
     """By the first bits of each value, all of them, and then put together where they are one."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) >> _SHIFT
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) >> SHIFT
     groups = -(-values.shape[1] // group)
     if groups > 1:
         bits += (np.arange(values.shape[1]) // group * (2 * _HALF)).astype(np.uint32)
     raw = np.bincount(bits.reshape(-1), minlength=groups * 2 * _HALF).reshape(groups, 2, _HALF)
     counts = np.zeros((groups, BINS), np.int64)
     for sign, side in enumerate((counts[:, ZERO:], counts[:, ZERO::-1])):  # from 0 outwards
-        side[:, 0] += raw[:, sign, : _FIRST + 1].sum(axis=1)
-        side[:, 1:_OVER] = raw[:, sign, _FIRST + 1 : _FIRST + _OVER]
-        side[:, _OVER] = raw[:, sign, _FIRST + _OVER :].sum(axis=1)
+        side[:, 0] += raw[:, sign, : FIRST + 1].sum(axis=1)
+        side[:, 1:OVER] = raw[:, sign, FIRST + 1 : FIRST + OVER]
+        side[:, OVER] = raw[:, sign, FIRST + OVER :].sum(axis=1)
     return counts
 
 
 def _edges() -> NDArray[np.float64]:
-    """The lower ends of the magnitudes 1 … _OVER."""
-    bits = (np.arange(1, _OVER + 1, dtype=np.int32) + _FIRST) << _SHIFT
+    """The lower ends of the magnitudes 1 … OVER."""
+    bits = (np.arange(1, OVER + 1, dtype=np.int32) + FIRST) << SHIFT
     return bits.view(np.float32).astype(np.float64)
 
 

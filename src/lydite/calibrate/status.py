@@ -10,10 +10,17 @@ import msgspec
 
 from lydite.calibrate import seal
 from lydite.calibrate.claim import Holder, holder
-from lydite.calibrate.disk import write_sealed
-from lydite.calibrate.recovery import SHARDS
+from lydite.calibrate.disk import make_folder, write_sealed
+from lydite.calibrate.index import Index
+from lydite.calibrate.keys import BLOCKS, Settings
+from lydite.calibrate.outputs import Kind, check_output
+from lydite.calibrate.recovery import lost_shards
+from lydite.calibrate.setfile import SHARDS
 from lydite.calibrate.shards import FORMAT, VERSION
 from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.writer import command_line
+
+MANIFEST = Kind("manifest", lambda head: head.startswith(f'{{\n "format": "{FORMAT}"'.encode()))
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,13 @@ class Status:
     images: int
     images_complete: int
     shards: int
+    lost: tuple[str, ...]  # shards that are gone, or have another size than they had
     bytes: int
-    content_hash: str
+    content_hash: str | None  # None when shards are lost
     seconds_left: float | None  # by the usual time between commits; None when that is not known
     sealed: bool
     writer: Holder | None
+    again: str  # the command that goes on with it
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -44,7 +53,8 @@ def status(folder: Path | str) -> Status:
     """Look at a set; a run may go on meanwhile."""
     folder = Path(folder)
     with CalibrationSet.open(folder) as opened:
-        missing, shards = opened.missing(), opened.index.shards()
+        shards, lost = opened.index.shards(), lost_shards(folder / SHARDS, opened.index)
+        missing = opened.missing({row.key for name in lost for row in opened.index.rows_of(name)})
         left = sum(len(steps) for steps in missing.values())
         return Status(
             str(folder),
@@ -56,12 +66,29 @@ def status(folder: Path | str) -> Status:
             len(opened.plan.images),
             len(opened.plan.images) - len(missing),
             len(shards),
+            tuple(lost),
             sum(shards.values()),
-            opened.content_hash,
-            _seconds_left(folder, shards, len(missing)),
+            None if lost else opened.content_hash,
+            _seconds_left(opened.index, left),
             seal.is_sealed(opened.index.path),
             holder(folder),
+            again(folder, opened.settings),
         )
+
+
+def again(folder: Path, settings: Settings) -> str:
+    """What goes on with an incomplete set, for people."""
+    if BLOCKS in settings.conditions:
+        return "the lydite calibrate blocks command that began it"
+    if not is_drawable(settings):
+        return "the tool that made it"
+    model = () if settings.model else ("--model", "MODEL")
+    return command_line("lydite", "calibrate", "run", "--out", folder, *model)
+
+
+def is_drawable(settings: Settings) -> bool:
+    """Whether `calibrate run` made the set, and can draw what it misses."""
+    return "compute" in settings.conditions and BLOCKS not in settings.conditions
 
 
 def manifest(folder: Path | str) -> dict[str, Any]:
@@ -84,18 +111,17 @@ def manifest(folder: Path | str) -> dict[str, Any]:
 
 def write_manifest(folder: Path | str, path: Path) -> None:
     """Export `manifest.json`."""
+    check_output(path, MANIFEST)
     text = msgspec.json.format(msgspec.json.encode(manifest(folder)), indent=1)
+    make_folder(path.parent)
     write_sealed(path, [text, b"\n"])
 
 
-def _seconds_left(folder: Path, shards: dict[str, int], images: int) -> float | None:
-    """The median of the gaps: a pause between two runs does not count."""
-    times = sorted(
-        path.stat().st_mtime
-        for path in (folder / SHARDS / name for name in shards)
-        if path.exists()
-    )
+def _seconds_left(index: Index, items: int) -> float | None:
+    """By the median of the gaps between commits: a pause between two runs does not count."""
+    times = index.drawn()
     if len(times) < 3:
         return None
-    gaps = [after - before for before, after in pairwise(times)]
-    return statistics.median(gaps) * images
+    gap = statistics.median(after - before for before, after in pairwise(times))
+    each = sum(index.counts().values()) / len(index.shards())
+    return gap * items / each

@@ -1,6 +1,6 @@
 """A calibration set, open for reading: any number of readers, and none waits for the writer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from lydite.calibrate.index import NAME as INDEX
 from lydite.calibrate.index import Index, Row
 from lydite.calibrate.keys import Image
-from lydite.calibrate.recovery import SHARDS
-from lydite.calibrate.setfile import Description, read_description
+from lydite.calibrate.setfile import SHARDS, Description, read_description
 from lydite.calibrate.shards import Shard
 from lydite.core.errors import CalibrationError, at
 
@@ -48,9 +47,12 @@ class CalibrationSet:
             )
         return arrays
 
-    def missing(self) -> dict[Image, list[int | None]]:
-        """Planned and not there: the steps of each image; None stands for what has no step."""
-        known = self.index.keys()
+    def missing(self, lost: Set[str] = frozenset()) -> dict[Image, list[int | None]]:
+        """Planned and not there: the steps of each image; None stands for what has no step.
+
+        `lost` are keys of items that the index names and the shards do not hold any more.
+        """
+        known = self.index.keys() - lost
         result: dict[Image, list[int | None]] = {}
         for key, image, step in self.plan.keys(self.settings):
             if key not in known:

@@ -17,7 +17,7 @@ from lydite.calibrate.keys import Image, canonical
 from lydite.calibrate.run import Sizes
 from lydite.calibrate.shards import Item
 from lydite.core.dtypes import widen
-from lydite.core.errors import CalibrationError, InputError
+from lydite.core.errors import CalibrationError, InputError, NotFiniteError, shown
 from lydite.pipelines.request import Request
 from lydite.pipelines.sd3 import Progress, StableDiffusion3
 from lydite.pipelines.sd3_denoiser import Denoiser
@@ -37,13 +37,13 @@ class Seen:
 
     kept: frozenset[int]
     step: int = 0  # that is under way
-    inputs: dict[int, tuple[NDArray[np.float32], float]] = field(default_factory=dict)
+    inputs: dict[int, tuple[Any, float]] = field(default_factory=dict)  # x (1, h, w, C), sigma
     conditioning: Conditioning | None = None
 
     def given(self, x: Any, sigma: float) -> None:
-        """The network is asked about (1, h, w, C) at sigma."""
+        """The network is asked about x at sigma; x is read when the picture is done."""
         if self.step in self.kept and self.step not in self.inputs:
-            self.inputs[self.step] = np.array(x)[0], sigma  # (h, w, C)
+            self.inputs[self.step] = x, sigma
 
 
 class Trajectories:
@@ -71,7 +71,12 @@ class Trajectories:
 
         request = replace(self._request, prompt=image.prompt)
         observed = _Observed(self._pipeline, seen)
-        (picture,) = observed.generate(request, [image.seed], on_step=stepped)
+        try:
+            (picture,) = observed.generate(request, [image.seed], on_step=stepped)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"image {image.number}, seed {image.seed}, {shown(image.prompt)}: {error}"
+            ) from error
         items = [self._sample(image, step, seen) for step in sorted(seen.kept)]
         if None in asked and self._make.plan.pictures:
             items.append(self._make.picture(image.number, picture.pixels))
@@ -86,8 +91,8 @@ class Trajectories:
                 f"image {image.number}: the network was not asked at step {step}."
             )
         x, sigma = seen.inputs[step]
-        timestep = self._schedule.timestep_of(sigma)
-        return self._make.sample(image.number, step, {"x": x}, sigma=sigma, timestep=timestep)
+        tensors, timestep = {"x": to_numpy(x)[0]}, self._schedule.timestep_of(sigma)
+        return self._make.sample(image.number, step, tensors, sigma=sigma, timestep=timestep)
 
 
 class _Observed(StableDiffusion3):

@@ -4,16 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lydite.calibrate import seal
+from lydite.calibrate import disk, seal
 from lydite.calibrate.claim import Holder, holder
-from lydite.calibrate.health import Healthy, complaints
+from lydite.calibrate.health import Healthy, Latents, complaints
 from lydite.calibrate.index import NAME as INDEX
 from lydite.calibrate.index import Index, Row
-from lydite.calibrate.recovery import QUARANTINE, SHARDS, shard_names
+from lydite.calibrate.recovery import INCOMING, QUARANTINE, shard_names
 from lydite.calibrate.setfile import NAME as SET
-from lydite.calibrate.setfile import Description, read_description
+from lydite.calibrate.setfile import SHARDS, Description, read_description
 from lydite.calibrate.shards import Shard
 from lydite.core.errors import CalibrationError, LyditeError
+
+ROOM = 2**16  # bytes on the disk that SQLite needs to read the journal of a killed writer
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,14 @@ class Verdict:
     items: dict[str, int]  # of each kind, whole
     shards: int
     bytes: int
-    content_hash: str | None
-    missing: int | None  # planned items that are not there
+    content_hash: str | None  # None when something is damaged
+    missing: int | None  # planned items that are not there, or not whole
     damage: tuple[Damage, ...]
     suspects: tuple[Suspect, ...]
     pending: int = 0  # whole shards that a writer has to enter yet
     quarantined: int = 0
     writer: Holder | None = None
+    broken: tuple[str, ...] = ()  # shards that workers handed over, and that cannot be used
 
     @property
     def sound(self) -> bool:
@@ -80,14 +83,28 @@ def verify(folder: Path | str, healthy: Healthy | None = None) -> Verdict:
         walk.whole,
         walk.count,
         walk.bytes,
-        content_hash,
+        None if damage or walk.damage else content_hash,
         missing,
         tuple(damage + walk.damage),
         tuple(walk.suspects),
         walk.pending,
         len(shard_names(aside)) if aside.is_dir() else 0,
         writer,
+        broken=tuple(_broken(folder)),
     )
+
+
+def _broken(folder: Path) -> Iterator[str]:
+    """What workers handed over, nobody took in, and is damaged: no part of the set, yet told."""
+    incoming = folder / INCOMING
+    for name in shard_names(incoming) if incoming.is_dir() else []:
+        try:
+            with Shard.open(incoming / name) as shard:
+                if shard.damaged():
+                    yield f"{INCOMING}/{name}: tensors do not match their hashes"
+        except LyditeError as error:
+            if (incoming / name).exists():  # or a run has taken it in meanwhile
+                yield f"{INCOMING}/{name}: {error}"
 
 
 def _walked(
@@ -95,6 +112,7 @@ def _walked(
 ) -> "tuple[_Walk, int | None, str | None]":
     walk = _Walk(folder, description, index, healthy or Healthy())
     walk.shards()
+    walk.unlike()
     walk.lost()
     return walk, *walk.totals()
 
@@ -107,9 +125,12 @@ class _Walk:
     ) -> None:
         self.folder, self.index, self.healthy = folder, index, healthy
         self.description = description
+        self._latents = Latents(description.settings.conditions if description else {})
         self.damage: list[Damage] = []
         self.suspects: list[Suspect] = []
         self.whole: dict[str, int] = {}
+        self._keys: set[str] = set()  # of the items that are whole
+        self._images: dict[int, tuple[str, int | None]] = {}  # prompt and seed of each number
         self.count = self.bytes = self.pending = 0
         self.known = index.shards() if index else {}  # before the folder is listed: a run goes on
         self.names = shard_names(folder / SHARDS) if (folder / SHARDS).is_dir() else []
@@ -128,6 +149,10 @@ class _Walk:
                 labels = tuple(_label(row) for row in rows)
                 self.damage.append(Damage(f"{SHARDS}/{name}", str(error), labels))
 
+    def unlike(self) -> None:
+        """Samples of another shape than the rest."""
+        self.suspects.extend(Suspect(*each) for each in self._latents.unlike())
+
     def lost(self) -> None:
         """Shards that the index names and the folder does not have."""
         for name in sorted(self.known.keys() - set(self.names)):
@@ -139,9 +164,8 @@ class _Walk:
         """How many planned items are missing, and the hash over all content."""
         if self.index is None or self.description is None:
             return None, None
-        known, settings = self.index.keys(), self.description.settings
-        planned = {key for key, _, _ in self.description.plan.keys(settings)}
-        return len(planned - known), self.index.content_hash()
+        planned = {key for key, _, _ in self.description.plan.keys(self.description.settings)}
+        return len(planned - self._keys), self.index.content_hash()
 
     def _shard(self, name: str, shard: Shard, rows: list[Row]) -> None:
         file = f"{SHARDS}/{name}"
@@ -153,6 +177,9 @@ class _Walk:
         )
         if lost:
             self.damage.append(Damage(file, "tensors do not match their hashes", lost))
+        if twice := self._renumbered(shard):
+            why = "its images have numbers that others of the set have; shards of two sets are here"
+            self.damage.append(Damage(file, why, twice))
         if self.index is None:
             return
         if name not in self.known:
@@ -161,14 +188,27 @@ class _Walk:
         for why in disagreements(name, shard, rows, self.known[name], self.index):
             self.damage.append(Damage(INDEX, why))
 
+    def _renumbered(self, shard: Shard) -> tuple[str, ...]:
+        """Items whose image is another picture than the one that number stands for elsewhere."""
+        return tuple(
+            entry.label
+            for entry in shard.entries
+            if entry.image is not None
+            and self._images.setdefault(entry.image, (entry.prompt, entry.seed))
+            != (entry.prompt, entry.seed)
+        )
+
     def _entry(self, shard: Shard, number: int) -> bool:
         """Whether an item is what was written; then its values are looked at, too."""
         entry, arrays = shard.entries[number], shard.intact(number)
         if arrays is None:
             return False
+        self._keys.add(entry.key)
         self.whole[entry.kind] = self.whole.get(entry.kind, 0) + 1
-        for why in complaints(arrays, self.healthy):
-            self.suspects.append(Suspect(entry.label, why))
+        found = list(complaints(arrays, self.healthy))
+        if entry.kind == "sample" and (why := self._latents.complaint(entry)):
+            found.append(why)
+        self.suspects.extend(Suspect(entry.label, why) for why in found)
         return True
 
 
@@ -213,6 +253,9 @@ def _index(folder: Path, writer: Holder | None, damage: list[Damage]) -> Index |
             index.close()
             fault = faults[0]
     except LyditeError as error:
+        free = disk.free_bytes(folder)
+        if isinstance(error, disk.DiskError) and free is not None and free < ROOM:
+            raise  # the disk is full, and nothing is known about the index
         fault = str(error)
     damage.append(Damage(INDEX, fault))
     return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +18,21 @@ from lydite.calibrate.keys import Settings
 from lydite.calibrate.recovery import (
     INCOMING,
     QUARANTINE,
-    SHARDS,
     TakenIn,
     adopt,
     conflict,
     enter,
+    lost_shards,
     take_in,
 )
 from lydite.calibrate.setfile import NAME as SET
 from lydite.calibrate.setfile import (
+    SHARDS,
     Description,
     Plan,
     agreed,
+    encoded,
+    has_shards,
     read_description,
     write_description,
 )
@@ -57,16 +61,25 @@ class Writer(CalibrationSet):
         self.make = Maker(description)
         self.recovered = TakenIn()
         self._claim: Claim | None = claim
-        self._resume, self._process = resume, os.getpid()
+        self.resume, self._process = resume, os.getpid()
 
     @classmethod
     def start(
-        cls, folder: Path | str, settings: Settings, plan: Plan, *, resume: str | None = None
+        cls,
+        folder: Path | str,
+        settings: Settings,
+        plan: Plan,
+        *,
+        resume: str | None = None,
+        begin: str | None = None,
     ) -> Self:
-        """Make a set, or go on with one of equal settings; `resume` is the command for errors."""
+        """Make a set, or go on with one of equal settings.
+
+        For errors: `resume` is the command to go on with, `begin` the one when there is no set yet.
+        """
         folder = Path(folder)
-        resume = resume or f"lydite calibrate run --out {at(folder)}"
-        with resumable(resume):
+        resume = resume or command_line("lydite", "calibrate", "run", "--out", folder)
+        with resumable(resume if (folder / SET).exists() else begin or resume):
             disk.make_folder(folder)
             _check_ours(folder)
             with contextlib.ExitStack() as undo:
@@ -75,33 +88,36 @@ class Writer(CalibrationSet):
                 description = _described(folder, settings, plan)
                 index = open_index(folder)
                 undo.callback(_quietly, index.close)
+                index.describe(encoded(description).decode())
                 writer = cls(folder, description, index, claim, resume)
                 writer.recovered = adopt(folder, description.settings, index)
                 writer.recovered += writer.collect()
+                _check_lost(folder, index)
                 undo.pop_all()
         return writer
 
-    def commit(self, items: Iterable[Item]) -> Committed:
+    def commit(self, items: Iterable[Item], drawn: float | None = None) -> Committed:
         """Add items, all or none; on return they are on disk whatever happens next.
 
         An interrupt may come at any moment: the shard is entered after it is whole, and a whole
-        shard that was not entered is found when the set is opened again.
+        shard that was not entered is found when the set is opened again. `drawn` is the time at
+        which a run finished them, from which the time that is left follows.
         """
         self._check_usable()
         made = list(items)  # whatever making them raises is the caller's
         with self._failing():
             new = self._new(made)
-            size = enter(self.folder, self.settings, self.index, new)
+            size = enter(self.folder, self.settings, self.index, new, drawn)
         return Committed(len(new), size)
 
-    def collect(self) -> TakenIn:
+    def collect(self, drawn: float | None = None) -> TakenIn:
         """Commit what workers handed over."""
         self._check_usable()
         result, incoming = TakenIn(), self.folder / INCOMING
         with self._failing():
             for path in sorted(incoming.iterdir()):
                 if SHARD.fullmatch(path.name):
-                    result += take_in(self.folder, self.settings, self.index, path)
+                    result += take_in(self.folder, self.settings, self.index, path, drawn)
         return result
 
     def require_room(self, bytes_per_item: int | None = None) -> None:
@@ -150,7 +166,7 @@ class Writer(CalibrationSet):
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
         try:
-            with resumable(self._resume):
+            with resumable(self.resume):
                 yield
         except FileError:
             self._abandon()  # what a failed fsync left is not known: nothing is built on it
@@ -175,6 +191,12 @@ def resumable(command: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise FileError(f"{error}. When the disk is well, go on with: {command}") from error
+
+
+def command_line(*words: object) -> str:
+    """A command for a message: quoted where a shell needs it, and on one line."""
+    line = shlex.join(str(word) for word in words)
+    return line if line.isprintable() else repr(line)
 
 
 def open_index(folder: Path) -> Index:
@@ -202,7 +224,7 @@ def open_index(folder: Path) -> Index:
 
 
 def _described(folder: Path, settings: Settings, plan: Plan) -> Description:
-    if not (folder / SET).exists():
+    if not (folder / SET).exists() and not has_shards(folder):
         description = Description(settings, plan)
         write_description(folder, description)
         return description
@@ -210,6 +232,16 @@ def _described(folder: Path, settings: Settings, plan: Plan) -> Description:
     if description != read_description(folder):
         write_description(folder, description)
     return description
+
+
+def _check_lost(folder: Path, index: Index) -> None:
+    """Nothing is built on a set whose files somebody took away or cut short."""
+    if lost := lost_shards(folder / SHARDS, index):
+        more = f" So are {len(lost) - 1} others." if len(lost) > 1 else ""
+        raise CalibrationError(
+            f"{at(folder / SHARDS / lost[0])}: gone, or not as long as it was.{more} "
+            f"Run: lydite calibrate repair {at(folder)}"
+        )
 
 
 def _check_ours(folder: Path) -> None:

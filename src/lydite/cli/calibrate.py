@@ -47,4 +47,6 @@ def command() -> None:
     lydite calibrate export set/ --out npz/          one npz file a step, for other tools
 
     A set is one folder. It can be killed at any moment and says afterwards whether it is whole.
+    Exit status: 0 fine, 1 a set that verify finds damaged, incomplete or unhealthy, or values that
+    are not finite, 2 the input or the disk could not be used, 130 interrupted.
     """

@@ -2,12 +2,22 @@
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lydite.cli.calibrate_drawing import Stop
-from lydite.cli.calibrate_replay import SampleBar, kept_on_stop, model_options, open_model
-from lydite.core.errors import FileError, InputError, at
+from lydite.cli.calibrate_replay import (
+    SampleBar,
+    kept_on_stop,
+    model_options,
+    model_words,
+    open_model,
+)
+from lydite.core.errors import InputError, at
+
+if TYPE_CHECKING:
+    from lydite.calibrate.outputs import Kind
 
 MOST_BANDS = 10_000
 
@@ -52,11 +62,17 @@ def activations(
     lydite calibrate activations set/ --out a.sqlite --part 1/2      on one machine
     lydite calibrate activations a.sqlite b.sqlite --out stats.sqlite
     lydite calibrate activations stats.sqlite --plot stats.png
-    sqlite3 stats.sqlite "select layer, channel, absmax from channels order by absmax desc limit 9"
+    sqlite3 stats.sqlite "select layer, place, max(absmax) from layers group by 1,2 order by 3 desc"
     """
     _check_plot(plot)
     if out is not None and out.suffix.lower() == ".parquet":
         raise InputError(f"--out is {out}; statistics are written as SQLite, e.g. stats.sqlite.")
+    for source in sources:
+        if not source.exists():
+            raise InputError(
+                f"{at(source)}: no such file or folder. Expected a calibration set, or statistics "
+                "that this command made of one."
+            )
     first, folders = sources[0], [source for source in sources if source.is_dir()]
     if folders and len(sources) > 1:
         raise InputError("one set at a time; several files of statistics can be merged.")
@@ -68,8 +84,6 @@ def activations(
     elif len(sources) > 1 or out is not None:
         if out is None:
             raise InputError("--out is missing: the file that is merged into.")
-        if out.exists():
-            raise FileError(f"{at(out)}: is there already. Give another name, or remove it first.")
         _merge(sources, out, quiet)
     elif plot is None:
         raise InputError("nothing to do: give a set and --out, files to merge, or --plot.")
@@ -100,6 +114,7 @@ def _collect(
                 Wanted(*wanted),
                 on_sample=lambda progress: bar.done(progress.done, progress.total),
                 stopping=lambda: stop.asked,
+                options=model_words(model, components),
             )
     if not quiet:
         click.echo(f"{out}: complete, {new} samples in this run.")
@@ -114,11 +129,12 @@ def _merge(sources: tuple[Path, ...], out: Path, quiet: bool) -> None:
 
 
 def _draw(path: Path, plot: Path, quiet: bool) -> None:
+    from lydite.calibrate.outputs import mark_png
     from lydite.core.files import write_atomic
     from lydite.report.activations import page, picture
 
     is_page = plot.suffix.lower() == ".html"
-    write_atomic(plot, page(path) if is_page else picture(path))
+    write_atomic(plot, page(path) if is_page else mark_png(picture(path), _plot_kind(plot)))
     if not quiet:
         click.echo(f"{'page' if is_page else 'picture'}: {plot}")
 
@@ -128,11 +144,18 @@ def _check_plot(plot: Path | None) -> None:
         return
     if plot.suffix.lower() not in (".html", ".png"):
         raise InputError(f"--plot is {plot}; expected a name that ends in .html or .png.")
-    if plot.suffix.lower() == ".html" and plot.exists():
-        from lydite.report.page import made_here
+    from lydite.calibrate.outputs import check_output
 
-        if not (plot.is_file() and made_here(plot.read_bytes())):
-            raise FileError(f"{plot}: is there, and no page of ours; it is left as it is.")
+    check_output(plot, _plot_kind(plot))
+
+
+def _plot_kind(plot: Path) -> "Kind":
+    from lydite.calibrate.outputs import Kind, png_kind
+    from lydite.report.page import made_here
+
+    if plot.suffix.lower() == ".html":
+        return Kind("page", made_here)
+    return png_kind("picture of statistics")
 
 
 def _check_per(per: str) -> None:

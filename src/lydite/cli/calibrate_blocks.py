@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from lydite.cli.calibrate_drawing import Stop
-from lydite.cli.calibrate_replay import SampleBar, kept_on_stop, model_options, open_model
+from lydite.cli.calibrate_replay import (
+    SampleBar,
+    kept_on_stop,
+    model_options,
+    model_words,
+    open_model,
+)
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +27,8 @@ DTYPES = ("fp16", "bf16", "fp32")
               help="A new folder, or one to go on with.")  # fmt: skip
 @click.option("--tokens", type=click.IntRange(1), metavar="N",
               help="Keep N tokens of each stream; all by default.")  # fmt: skip
+@click.option("--modules", default="*", metavar="PATTERN",
+              help="Only modules of such names, as transformer_blocks.0.* or *.ff.")  # fmt: skip
 @click.option("--budget", default="2GB", show_default=True, metavar="BYTES",
               help="Of all that is written; as many images as fit are taken.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True,
@@ -30,6 +38,7 @@ def blocks(
     folder: Path,
     out: Path,
     tokens: int | None,
+    modules: str,
     budget: str,
     dtype: str,
     model: str | None,
@@ -40,7 +49,8 @@ def blocks(
 
     The network runs again on the latents of SET, once for each sample. Of a feed-forward, --tokens
     are kept of input and output; of an attention all of the input, since each output depends on
-    it, and --tokens of the output. How much will be written is known and told before it begins.
+    it, and --tokens of the output. Who learns one block at a time names it with --modules. How much
+    will be written is known and told before it begins.
 
     The result is a calibration set: interrupt it and run the same command again to go on, and
     verify, merge or rebuild it like any other.
@@ -48,12 +58,15 @@ def blocks(
     \b
     lydite calibrate blocks set/ --out blocks/
     lydite calibrate blocks set/ --out blocks/ --tokens 64 --budget 500MB
+    lydite calibrate blocks set/ --out block0/ --modules 'transformer_blocks.0.*'
     lydite calibrate verify blocks/
     """
+    from lydite.calibrate.outputs import check_outside
     from lydite.calibrate.store import CalibrationSet
     from lydite.cli.recording import read_bytes
 
     allowed = read_bytes(budget)
+    check_outside(out)
     if out.resolve() == folder.resolve():
         raise InputError("--out is the set itself; give another folder.")
     with CalibrationSet.open(folder) as opened:
@@ -67,11 +80,12 @@ def blocks(
                 opened,
                 pipeline,
                 out,
-                Kept(tokens or 0, STORED[dtype]),
+                Kept(tokens or 0, STORED[dtype], modules),
                 allowed,
                 on_volume=lambda volume: None if quiet else click.echo(_told(volume), err=True),
                 on_sample=bar.done,
                 stopping=lambda: stop.asked,
+                options=model_words(model, components),
             )
     if not quiet:
         click.echo(f"{out}: {volume.samples} samples of {volume.images} images.")

@@ -1,7 +1,6 @@
 """What `lydite calibrate run` and `repair` share: a set is drawn until nothing is missing."""
 
 import contextlib
-import shlex
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
 from lydite import embedded
-from lydite.core.errors import InputError
+from lydite.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from lydite.calibrate.keys import Settings
@@ -33,6 +33,13 @@ class Hands:
     workers: int
     ray: str | None
     quiet: bool
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The options again, for a command in a message."""
+        if self.ray is not None:
+            return "--ray", self.ray
+        return ("--workers", self.workers) if self.workers > 1 else ()
 
 
 def hands_options(command: F) -> F:
@@ -62,18 +69,25 @@ def finish(
     pipeline: "StableDiffusion3",
     model: "Model",
     hands: Hands,
+    begin: str | None = None,
 ) -> None:
-    """Draw all that the set misses; the pipeline is loaded, and its hash is the settings'."""
-    from lydite.calibrate.run import require_room
-    from lydite.calibrate.trajectories import sizes
-    from lydite.calibrate.writer import Writer
+    """Draw all that the set misses; the pipeline is loaded, and its hash is the settings'.
 
-    request = request_in(settings)
-    require_room(folder, settings, plan, sizes(pipeline, request))
-    again = resume_command(folder, model)
-    with Writer.start(folder, settings, plan, resume=again) as writer:
+    `begin` is for errors before there is a set: the command that makes it.
+    """
+    from lydite.calibrate.run import require_room, resume_command
+    from lydite.calibrate.trajectories import sizes
+    from lydite.calibrate.writer import Writer, resumable
+
+    request, again = request_in(settings), resume_command(folder, model, *hands.words)
+    with resumable(again):
+        require_room(folder, settings, plan, sizes(pipeline, request))
+    with Writer.start(folder, settings, plan, resume=again, begin=begin) as writer:
         if writer.recovered.added:
             _tell(hands, f"{writer.recovered.added} items of an interrupted run were taken in.")
+        if writer.plan != plan:
+            known = f"{len(writer.plan.images)} images and {len(writer.plan.steps)} steps of each"
+            _tell(hands, f"note: the set plans {known}, more than was asked for; it never shrinks.")
         missing = len(writer.missing())
         if missing:
             steps = len(pipeline.schedule(request).timesteps)
@@ -91,10 +105,15 @@ def resume(folder: Path, name: str | None, components: str | None, hands: Hands)
 
     description = read_description(folder)
     model = lasting_model(name or description.settings.model or embedded.NAME, components)
-    pipeline = open_pipeline(model, compute_in(description.settings))
+    try:
+        pipeline = open_pipeline(model, compute_in(description.settings))
+    except FileError as error:
+        moved = "" if name else " The set names this model; if it moved, give --model."
+        raise FileError(f"{error}{moved}") from error
     pipeline.networks.prepare()
     require_model(description.settings, pipeline)
-    finish(folder, description.settings, description.plan, pipeline, model, hands)
+    settings = msgspec.structs.replace(description.settings, model=model.name)
+    finish(folder, settings, description.plan, pipeline, model, hands)
 
 
 def lasting_model(name: str, components: str | None) -> "Model":
@@ -107,14 +126,6 @@ def lasting_model(name: str, components: str | None) -> "Model":
         return str(Path(word).absolute())
 
     return Model(lasting(name), lasting(components) if components else None)
-
-
-def resume_command(folder: Path, model: "Model") -> str:
-    """The command that goes on with a set."""
-    words = ["lydite", "calibrate", "run", "--out", str(folder)]
-    if model.components:
-        words += ["--components", model.components]
-    return shlex.join(words)
 
 
 def request_in(settings: "Settings") -> "Request":

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from lydite.cli.calibrate_drawing import Hands, check_hands, hands_options, resume
+from lydite.cli.calibrate_look import listed
+from lydite.cli.calibrate_replay import model_words
 
 if TYPE_CHECKING:
     from lydite.calibrate.repair import Repaired
@@ -35,15 +37,23 @@ def repair(
     lydite calibrate repair set/ --no-run
     """
     from lydite.calibrate.repair import repair as mend
+    from lydite.calibrate.setfile import read_description
+    from lydite.calibrate.status import again, is_drawable, status
 
     hands = Hands(workers, ray, quiet)
     check_hands(hands)
-    _print(folder, mend(folder))
-    if not no_run:
-        from lydite.calibrate.steady import preload_steady
+    again_with = ["--no-run"] if no_run else [*model_words(model, components), *hands.words]
+    _print(folder, mend(folder, *again_with))
+    left, settings = status(folder).missing, read_description(folder).settings
+    if no_run or not left:
+        return
+    if not is_drawable(settings):
+        click.echo(f"missing   {left} items. Go on with: {again(folder, settings)}")
+        return
+    from lydite.calibrate.steady import preload_steady
 
-        preload_steady()  # before MLX
-        resume(folder, model, components, hands)
+    preload_steady()  # before MLX
+    resume(folder, model, components, hands)
 
 
 @click.command("rebuild")
@@ -62,13 +72,15 @@ def rebuild(folder: Path) -> None:
 def _print(folder: Path, done: "Repaired") -> None:
     facts = [f"items that are whole: {done.items}"]
     if done.again:
-        facts.append(f"to be drawn again: {len(done.again)} ({', '.join(done.again[:4])})")
+        facts.append(f"to be drawn again: {len(done.again)} ({listed(done.again)})")
     if done.mended:
         facts.append(f"headers written anew: {done.mended}")
     if done.quarantined:
         facts.append(f"files moved to quarantine: {len(done.quarantined)}")
     if done.index_rebuilt:
         facts.append("the index was made anew")
-    if done.set_rewritten:
-        facts.append("set.json was made anew from the shards: images not yet drawn are not in it")
+    if done.set_from:
+        facts.append(f"set.json was written anew from {done.set_from}")
+    if done.set_from == "the shards":
+        facts.append("images that were not yet drawn are not in it")
     click.echo(f"{folder}: {'; '.join(facts)}.")

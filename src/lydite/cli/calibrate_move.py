@@ -46,15 +46,21 @@ def export(folder: Path, out: Path | None, manifest: Path | None) -> None:
     lydite calibrate export set/ --out npz/
     """
     from lydite.calibrate.exchange import export_npz
-    from lydite.calibrate.status import write_manifest
+    from lydite.calibrate.outputs import check_output
+    from lydite.calibrate.status import MANIFEST, write_manifest
 
     if out is None and manifest is None:
         raise InputError("nothing to write. Give --out FOLDER, --manifest FILE, or both.")
     if manifest is not None:
+        check_output(manifest, MANIFEST)
+    if out is not None:
+        done = export_npz(folder, out)
+        click.echo(f"{out}: {done.samples} samples")
+        if done.missing:
+            click.echo(f"missing   {done.missing} of {done.planned} items; the set is not complete")
+    if manifest is not None:
         write_manifest(folder, manifest)
         click.echo(f"{manifest}")
-    if out is not None:
-        click.echo(f"{out}: {export_npz(folder, out)} samples")
 
 
 @click.command("import")
@@ -66,16 +72,26 @@ def export(folder: Path, out: Path | None, manifest: Path | None) -> None:
 def bring_in(source: Path, out: Path, settings: Path | None) -> None:
     """Make a set of FOLDER, which has manifest.json and samples/IIII_SSS.npz.
 
+    Latents must be alike, and fit the size in the settings. What cannot be used leaves no
+    new folder behind. The same command goes on with an import that was interrupted.
+
     \b
     lydite calibrate import npz/ --out set/
     lydite calibrate import others-npz/ --settings made-with.json --out set/
     """
-    from lydite.calibrate.exchange import import_npz
+    from lydite.calibrate.intake import import_npz
 
     if not source.is_dir():
         raise InputError(f"{at(source)}: no such folder.")
-    count = import_npz(source, out, None if settings is None else _settings(settings))
-    click.echo(f"{out}: {count} items")
+    given = None if settings is None else _settings(settings)
+    words = [] if settings is None else ["--settings", str(settings)]
+    done = import_npz(source, out, given, options=words)
+    click.echo(f"{out}: {done.items} items")
+    if done.missing:
+        click.echo(f"missing   {done.missing} items; the set is not complete")
+    click.echo(f"content   {done.content_hash}")
+    if done.told_hash not in (None, done.content_hash):
+        click.echo(f"differs   from what was exported, {done.told_hash:.64}")
 
 
 def _settings(path: Path) -> "Settings":

@@ -45,6 +45,12 @@ def open_model(
     return open_pipeline(Model(name, components), compute)
 
 
+def model_words(model: str | None, components: str | None) -> list[str]:
+    """The options again, for a command in a message."""
+    given = {"--model": model, "--components": components}
+    return [word for name, value in given.items() if value for word in (name, value)]
+
+
 @contextmanager
 def kept_on_stop() -> Iterator[None]:
     """Says, when the user stops it, that nothing is lost."""

@@ -22,12 +22,13 @@ from lydite.cli.guidance import (
     sampler_numbers,
 )
 from lydite.cli.settings import NOISES, read_size
-from lydite.core.errors import InputError
+from lydite.core.errors import InputError, at, shown
 
 if TYPE_CHECKING:
+    from lydite.calibrate.prompts import Prompts
     from lydite.pipelines.request import Request
 
-MOST_IMAGES = 1_000_000
+MOST_IMAGES = 100_000
 LARGEST_SEED = 2**53
 ANY_TIME = {"out", "model", "components", "workers", "ray", "quiet"}  # options that decide no value
 
@@ -37,7 +38,7 @@ ANY_TIME = {"out", "model", "components", "workers", "ray", "quiet"}  # options 
     "--prompts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='txt with one a line, csv with a column prompt (or its first), or jsonl with "prompt".',
+    help='txt with one a line, csv with a column prompt, caption or text, or jsonl with "prompt".',
 )
 @click.option(
     "--images",
@@ -153,15 +154,15 @@ def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
         _check_resumable(options["out"], typed - ANY_TIME)
         resume(options["out"], options["model"], options["components"], hands)
     else:
-        _start(options, hands)
+        _start(options, hands, _command(ctx, typed))
 
 
-def _start(options: dict[str, Any], hands: Hands) -> None:
+def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
     """Everything that can be refused is, before the model is loaded."""
     from lydite.calibrate.conditions import DTYPES, conditions_of, read_keep
     from lydite.calibrate.keys import Settings
     from lydite.calibrate.prompts import read_prompts
-    from lydite.calibrate.setfile import plan_of
+    from lydite.calibrate.setfile import Description, encoded, plan_of
     from lydite.calibrate.studio import open_pipeline, usual_compute
     from lydite.calibrate.trajectories import count_steps, model_hash
 
@@ -177,12 +178,38 @@ def _start(options: dict[str, Any], hands: Hands) -> None:
         conditioning=options["conditioning"],
     )
     conditions = conditions_of(request, compute)
+    encoded(Description(Settings("0" * 64, conditions), plan))  # refused if it is too large
     _check_agreed(options["out"], conditions, DTYPES[options["dtype"]], plan)
-    if prompts.repeated and not hands.quiet:
-        click.echo(f"note: {prompts.repeated} prompts come twice and are used once.", err=True)
+    if not hands.quiet:
+        _tell_prompts(options["prompts"], prompts)
     pipeline.networks.prepare()
     settings = Settings(model_hash(pipeline), conditions, DTYPES[options["dtype"]], model.name)
-    finish(options["out"], settings, plan, pipeline, model, hands)
+    finish(options["out"], settings, plan, pipeline, model, hands, begin=command)
+
+
+def _tell_prompts(path: Path, prompts: "Prompts") -> None:
+    """What a reader of the file may not have meant."""
+    if prompts.guessed:
+        click.echo(
+            f"note: {at(path)}: no column is called prompt, caption or text; its first is taken, "
+            f"which begins with {shown(prompts.texts[0])}.",
+            err=True,
+        )
+    if prompts.repeated:
+        click.echo(f"note: {prompts.repeated} prompts come twice and are used once.", err=True)
+
+
+def _command(ctx: click.Context, typed: set[str]) -> str:
+    """The command as it was given."""
+    from lydite.calibrate.writer import command_line
+
+    words: list[object] = ["lydite", "calibrate", "run"]
+    for option in ctx.command.params:
+        if option.name in typed:
+            value = ctx.params[option.name]
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [option.opts[-1]] if each is True else [option.opts[-1], each]
+    return command_line(*words)
 
 
 def _request(options: dict[str, Any], model: str) -> "Request":

@@ -16,18 +16,18 @@ class JsonError(ValueError):
     """Why a text is not the JSON object we need; the caller adds the file's name."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     """The JSON object in `path`, or a FileError that names the file and the reason."""
     try:
         if path.exists() and not path.is_file():  # a pipe would wait for a writer
             raise FileError(f"{at(path)}: not a file.")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
     try:
-        if len(data) > MAX_BYTES:
-            raise JsonError(f"more than {MAX_BYTES} bytes of JSON")
+        if len(data) > most:
+            raise JsonError(f"more than {most} bytes of JSON")
         return parse_object(data)
     except JsonError as error:
         raise FileError(f"{at(path)}: {error}.") from error

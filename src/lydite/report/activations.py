@@ -1,7 +1,8 @@
 """Statistics of activations as a page or a picture: what drifts over the steps, what sticks out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,7 +16,11 @@ LINES, ROWS = 8, 15  # in one chart, in one table
 DRIFT = (
     "From the 0.1 % to the 99.9 % quantile of all values of a layer, over the steps. Where this "
     "changes much, one range for all steps is too wide for some and too narrow for others. A +2 "
-    "says that two more layers see the very same values."
+    "says that two more layers see the very same values. The layers of the modulation come below."
+)
+TOGETHER = (
+    "All steps are counted together here, so nothing is told of how ranges change over them. "
+    "Statistics made with --per step have it."
 )
 OUTLIERS = (
     "The largest magnitude of each channel over all steps, largest first. A steep start is a few "
@@ -24,7 +29,7 @@ OUTLIERS = (
 MODULATED = "Layers of the modulation"
 MODULATION = (
     "These layers see the timestep and the pooled text alone, so they follow the steps by nature. "
-    "They are small, are computed once a picture, and mostly stay in full precision."
+    "They take one vector of each prompt at each step, where others take one for every token."
 )
 AFTER_GELU = (
     "What the second linear of a feed-forward takes. GELU gives nothing below -0.17, so its "
@@ -35,31 +40,62 @@ AFTER_GELU = (
 def page(path: Path) -> bytes:
     """The page of a file of statistics."""
     curves, told = read_curves(path)
-    shown = _Shown(curves)
-    chapters = [
-        Chapter("Ranges over the steps", DRIFT, (_figure(shown.ranges), _drift(shown.drifting))),
-        Chapter("Outlier channels", OUTLIERS, (_figure(shown.ranked), _worst(shown.outliers))),
-    ]
+    shown = _Shown(curves, told["per"])
+    blocks = (_figure(shown.ranked), _worst(shown.outliers))
+    chapters = [Chapter("Outlier channels", OUTLIERS, blocks)]
+    if shown.over_steps:
+        blocks = (_figure(shown.ranges), _drift(shown.drifting))
+        chapters.insert(0, Chapter("Ranges over the steps", DRIFT, blocks))
     if shown.gelu:
-        blocks = (*(_figure(chart) for chart in _gelu(shown.gelu)), _gelu_table(shown.gelu))
+        table = _gelu_table(shown.gelu, shown.over_steps)
+        blocks = (*(_figure(chart) for chart in shown.gelu_charts), table)
         chapters.append(Chapter("After GELU", AFTER_GELU, blocks))
-    if shown.modulation:
-        blocks = (_figure(_ranges(MODULATED, shown.modulation)), _drift(shown.modulation))
+    if shown.modulation and shown.over_steps:
+        blocks = (_figure(shown.modulated), _drift(shown.modulation))
         chapters.append(Chapter("Modulation", MODULATION, blocks))
-    folded = Fold(f"All {len(curves)} places", (_all(curves),))
+    folded = Fold(f"All {len(curves)} places", (_all(curves, shown.over_steps),))
     chapters.append(Chapter("Every layer", "Over all steps.", (folded,)))
-    lead = f"Model {told['model'] or 'without a name'}, parameters {told['model_hash'][:12]}."
+    lead = " ".join([*_lead(told), *([] if shown.over_steps else [TOGETHER])])
     footer = f"lydite calibrate activations, {path.name}"
     facts = shown.facts(int(told["samples"]))
     return render(Page("Activations", lead, tuple(chapters), facts, footer)).encode()
 
 
+def _lead(told: dict[str, Any]) -> list[str]:
+    """Which model, which set, how it was drawn, and what part of it was counted."""
+    model = f"Model {told['model'] or 'without a name'}, parameters {told['model_hash'][:12]}."
+    which = f"Set {told['set'][:12]}" if told["set"] else "Several sets"
+    how = ", ".join(_how(told["conditions"]))
+    sentences = [model, f"{which}: {how}." if how else f"{which}."]
+    part, parts = told["part"] or (1, 1)
+    if parts > 1:
+        sentences.append(f"Part {part} of {parts} of its samples.")
+    return sentences
+
+
+def _how(conditions: dict[str, Any]) -> Iterator[str]:
+    """The conditions that people ask for; a set of another tool may not tell them."""
+    if "sampler" in conditions:
+        yield f"{conditions['sampler']}"
+    if "steps" in conditions:
+        yield f"{conditions['steps']} steps"
+    if "guidance" in conditions:
+        yield f"guidance {conditions['guidance']}"
+    if "width" in conditions and "height" in conditions:
+        yield f"{conditions['width']} × {conditions['height']} pixels"
+    if "compute" in conditions:
+        yield f"computed in {conditions['compute']}"
+
+
 def picture(path: Path) -> bytes:
     """The charts of the page, one below the other."""
-    shown = _Shown(read_curves(path)[0])
-    charts = [shown.ranges, shown.ranked, *_gelu(shown.gelu)]
-    if shown.modulation:
-        charts.append(_ranges(MODULATED, shown.modulation))
+    curves, told = read_curves(path)
+    shown = _Shown(curves, told["per"])
+    charts = [shown.ranked, *shown.gelu_charts]
+    if shown.over_steps:
+        charts.insert(0, shown.ranges)
+    if shown.over_steps and shown.modulation:
+        charts.append(shown.modulated)
     images = [draw(chart) for chart in charts]
     height = sum(image.height for image in images)
     sheet = Image.new("RGB", (max(image.width for image in images), height))
@@ -73,30 +109,38 @@ def picture(path: Path) -> bytes:
 class _Shown:
     """The places of a file, sorted into what the page tells of them."""
 
-    def __init__(self, curves: Sequence[Curve]) -> None:
-        self.places, self.steps = len(curves), len({s for each in curves for s in each.steps})
+    def __init__(self, curves: Sequence[Curve], per: str) -> None:
+        self.places, self.bands = len(curves), len({s for each in curves for s in each.steps})
+        self.over_steps = self.bands > 1
+        self.unit = "steps" if per == "step" else "parts of the steps"
+        across = "step" if per == "step" else "first step of a part"
         each = sorted(distinct(list(curves)), key=lambda curve: -curve.drift)
         self.modulation = [curve for curve in each if curve.modulates]
         self.drifting = [curve for curve in each if not curve.modulates]
         self.outliers = sorted(self.drifting, key=lambda curve: -curve.outlier)
         self.gelu = [curve for curve in curves if curve.after_gelu]
-        self.ranges = _ranges("Layers whose range changes most over the steps", self.drifting)
+        most = "Layers whose range changes most over the steps"
+        self.ranges = _ranges(most, across, self.drifting)
+        self.modulated = _ranges(MODULATED, across, self.modulation)
         self.ranked = _ranked(self.outliers)
+        self.gelu_charts = _gelu(self.gelu, across) if self.over_steps else []
 
     def facts(self, samples: int) -> tuple[Fact, ...]:
-        return (
-            Fact(f"{samples:,}", "samples"),
-            Fact(f"{self.places:,}", "places"),
-            Fact(f"{self.steps:,}", "steps, or parts of them"),
-            Fact(f"{self.drifting[0].drift:.1f}×", "most drift over the steps"),
-            Fact(f"{self.outliers[0].outlier:.1f}×", "largest over median channel"),
-        )
+        facts = [Fact(f"{samples:,}", "samples"), Fact(f"{self.places:,}", "places")]
+        if self.over_steps:
+            facts.append(Fact(f"{self.bands:,}", self.unit))
+            drift = f"{self.drifting[0].drift:.1f}×"
+            facts.append(Fact(drift, "most drift over the steps, but for the modulation"))
+        if self.over_steps and self.modulation:
+            facts.append(Fact(f"{self.modulation[0].drift:.1f}×", "most drift of the modulation"))
+        facts.append(Fact(f"{self.outliers[0].outlier:.1f}×", "largest over median channel"))
+        return tuple(facts)
 
 
-def _ranges(title: str, curves: Sequence[Curve]) -> Chart:
+def _ranges(title: str, across: str, curves: Sequence[Curve]) -> Chart:
     return Chart(
         title,
-        "step",
+        across,
         "from the 0.1 % to the 99.9 % quantile, logarithmic",
         [_over_steps(curve, curve.spread) for curve in curves[:LINES]],
         y_scale="log",
@@ -119,7 +163,7 @@ def _ranked(curves: Sequence[Curve]) -> Chart:
     )
 
 
-def _gelu(curves: Sequence[Curve]) -> list[Chart]:
+def _gelu(curves: Sequence[Curve], across: str) -> list[Chart]:
     """The 99.9 % quantile of every feed-forward, image and text apart."""
     charts: list[Chart] = []
     for title, chosen in (
@@ -131,7 +175,7 @@ def _gelu(curves: Sequence[Curve]) -> list[Chart]:
         note = f"every {every}th block" if every > 1 else ""
         up = "99.9 % quantile of what the second linear takes"
         if lines:
-            charts.append(Chart(f"After GELU, {title}", "step", up, lines, note=note))
+            charts.append(Chart(f"After GELU, {title}", across, up, lines, note=note))
     return charts
 
 
@@ -158,7 +202,14 @@ def _drift(curves: Sequence[Curve]) -> Table:
         )
         for curve in curves[:ROWS]
     )
-    head = ("layer", "widest / narrowest", "range, first step", "last", "absmax, first", "last")
+    head = (
+        "layer",
+        "widest / narrowest",
+        "range at first",
+        "at last",
+        "absmax at first",
+        "at last",
+    )
     return _numbers(head, rows)
 
 
@@ -178,7 +229,7 @@ def _worst(curves: Sequence[Curve]) -> Table:
     return _numbers(head, rows)
 
 
-def _gelu_table(curves: Sequence[Curve]) -> Table:
+def _gelu_table(curves: Sequence[Curve], over_steps: bool) -> Table:
     rows = tuple(
         (
             curve.name,
@@ -186,15 +237,15 @@ def _gelu_table(curves: Sequence[Curve]) -> Table:
             f"{curve.values['max'].max():.3g}",
             f"{curve.values['p99'].max():.3g}",
             f"{curve.values['negative'].mean():.0%}",
-            f"{curve.drift:.2f}",
+            *[f"{curve.drift:.2f}"][:over_steps],
         )
         for curve in curves
     )
-    head = ("layer", "min", "max", "99 %", "in the dip", "widest / narrowest")
+    head = ("layer", "min", "max", "99 %", "in the dip", *["widest / narrowest"][:over_steps])
     return _numbers(head, rows)
 
 
-def _all(curves: Sequence[Curve]) -> Table:
+def _all(curves: Sequence[Curve], over_steps: bool) -> Table:
     rows = tuple(
         (
             curve.name,
@@ -202,12 +253,12 @@ def _all(curves: Sequence[Curve]) -> Table:
             f"{curve.values['min'].min():.4g}",
             f"{curve.values['max'].max():.4g}",
             f"{curve.values['zero'].mean():.1%}",
-            f"{curve.drift:.2f}",
             f"{curve.outlier:.1f}",
+            *[f"{curve.drift:.2f}"][:over_steps],
         )
         for curve in curves
     )
-    head = ("layer", "channels", "min", "max", "zeros", "drift", "outlier")
+    head = ("layer", "channels", "min", "max", "zeros", "outlier", *["drift"][:over_steps])
     return _numbers(head, rows)
 
 

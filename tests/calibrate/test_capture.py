@@ -1,0 +1,113 @@
+"""A network is run on samples it can take; of others one error says what was found."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from numpy.typing import NDArray
+
+from lydite.calibrate.activations import Wanted, collect
+from lydite.calibrate.blocks import Kept, store_blocks
+from lydite.calibrate.setfile import Plan
+from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.verify import verify
+from lydite.calibrate.writer import Writer
+from lydite.cli.calibrate_activations import activations
+from lydite.core.errors import CalibrationError, LyditeError, NotFiniteError
+from lydite.pipelines.sd3 import StableDiffusion3
+
+Change = Callable[[NDArray[Any]], dict[str, NDArray[Any]]]
+
+
+def changed(drawn: Path, folder: Path, change: Change) -> Path:
+    """A set of one sample of another, changed: as a foreign tool might have written it."""
+    with CalibrationSet.open(drawn) as source:
+        row = next(iter(source.rows()))
+        image, entry = source.plan.images[0], row.entry
+        plan = Plan((image,), (source.plan.steps[0],), pictures=False)
+        with Writer.start(folder, source.settings, plan) as writer:
+            numbers = {"sigma": entry.sigma, "timestep": entry.timestep}
+            tensors = change(source.read(row)["x"])
+            writer.commit([writer.make.sample(image.number, plan.steps[0], tensors, **numbers)])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: {"latent": x}, "image 0 step 0: expected a latent x, found latent"),
+        (lambda x: {"x": x.transpose(2, 0, 1)}, r"x of 8×8×16 floats .*\[16, 8, 8\] in float32"),
+        (lambda x: {"x": x[::2, ::2]}, r"x of 8×8×16 floats .*\[4, 4, 16\] in float32"),
+        (lambda x: {"x": np.concatenate([x[:4], x[4:]], 1)}, r"8×8×16 .*\[4, 16, 16\]"),
+        (lambda x: {"x": x.astype(np.int64)}, r"\[8, 8, 16\] in int64"),
+    ],
+)
+def test_a_sample_that_the_network_cannot_take_is_one_error(
+    drawn: Path, pipeline: StableDiffusion3, tmp_path: Path, change: Change, message: str
+) -> None:
+    folder = changed(drawn, tmp_path / "set", change)
+    with CalibrationSet.open(folder) as opened:
+        with pytest.raises(CalibrationError, match=message):
+            collect(opened, pipeline, tmp_path / "out.sqlite", Wanted())
+        with pytest.raises(CalibrationError, match=message):
+            store_blocks(opened, pipeline, tmp_path / "blocks", Kept(), 10**9)
+    assert os.listdir(tmp_path) == ["set"]
+
+
+def test_blocks_that_are_not_finite_are_named_and_not_stored(
+    drawn: Path, pipeline: StableDiffusion3, tmp_path: Path
+) -> None:
+    def spoil(x: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        x = x.copy()
+        x[0, 0, 0] = np.nan
+        return {"x": x}
+
+    folder = changed(drawn, tmp_path / "set", spoil)
+    told = r"image 0 step 0: transformer/transformer_blocks\.0\..*: NaN or Inf among its values"
+    with CalibrationSet.open(folder) as opened, pytest.raises(NotFiniteError, match=told):
+        store_blocks(opened, pipeline, tmp_path / "blocks", Kept(), 10**9)
+    assert os.listdir(tmp_path) == ["set"] and verify(folder).suspects
+
+
+def refused(*arguments: object) -> str:
+    result = CliRunner().invoke(activations, list(map(str, arguments)))
+    assert isinstance(result.exception, LyditeError), result.output
+    return str(result.exception)
+
+
+def test_statistics_and_their_plots_replace_nothing_else(
+    drawn: Path, whole: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("mine")
+    (tmp_path / "dangling.sqlite").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    kept = sorted(os.listdir(tmp_path))
+    for name, message in (
+        ("text.txt", "no statistics of ours; it is left as it is"),
+        ("dangling.sqlite", "is a link"),
+        ("pipe", "a device or a pipe"),
+        (drawn / "stats.sqlite", "lies inside the calibration set"),
+    ):
+        assert message in refused(drawn, "--out", tmp_path / name)
+        assert message in refused(whole, whole, "--out", tmp_path / name)
+    assert "is there already" in refused(whole, "--out", whole)
+    for plot in ("page.html", "picture.png"):
+        (tmp_path / plot).write_bytes((tmp_path / "text.txt").read_bytes())
+        assert "is left as it is" in refused(whole, "--plot", tmp_path / plot)
+        assert (tmp_path / plot).read_text() == "mine"
+        (tmp_path / plot).unlink()
+        for _ in range(2):  # made, with its folder, and replaced
+            result = CliRunner().invoke(activations, [str(whole), "--plot", f"{tmp_path}/n/{plot}"])
+            assert result.exit_code == 0, result.exception
+    assert sorted(os.listdir(tmp_path / "n")) == ["page.html", "picture.png"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "n"])
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "dangling.sqlite").is_symlink()
+
+
+def test_a_source_that_is_not_there_is_told_what_it_could_be(tmp_path: Path) -> None:
+    told = refused(tmp_path / "nosuch", "--out", tmp_path / "out.sqlite")
+    assert "nosuch: no such file or folder. Expected a calibration set, or statistics" in told

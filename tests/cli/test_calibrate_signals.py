@@ -1,0 +1,101 @@
+"""Ctrl-C and SIGTERM at moments that are easily forgotten: one word, status 130, no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from calibrating import same_blas
+from calibrating_cli import SMALL, calibrate
+
+LOADING = """
+import os, signal, sys, weakref
+import lydite.__main__ as entry
+
+class Thing:
+    pass
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "click":
+            thing = Thing()
+            self.kept = weakref.ref(thing, interrupt)
+            {then}
+
+sys.meta_path.insert(0, Interrupted())
+entry.main()
+"""
+
+
+def run(untrained: Path, folder: Path, *hands: object) -> subprocess.Popen[str]:
+    """A long run in a session of its own."""
+    prompts = folder.parent / "prompts.txt"
+    prompts.write_text("a red star\na fox in snow\n")
+    words = [sys.executable, "-m", "lydite", "calibrate", "run", "-m", untrained, *SMALL, *hands,
+             "--prompts", prompts, "--images", 500, "--out", folder]  # fmt: skip
+    return subprocess.Popen(
+        [str(word) for word in words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **same_blas()},
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def count_workers(group: int) -> int:
+    listed = subprocess.run(
+        ["ps", "-eww", "-o", "pgid,args"], capture_output=True, text=True, check=True
+    )
+    lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
+    return sum(line[0] == str(group) and "spawn_main" in line[1] for line in lines if line[1:])
+
+
+@pytest.mark.parametrize(
+    "then", ["self.kept = None; interrupt()", "self.kept = None; exec('interrupt()')", "del thing"]
+)
+def test_an_interrupt_while_the_program_loads_is_one_word(tmp_path: Path, then: str) -> None:
+    (tmp_path / "loading.py").write_text(LOADING.format(then=then))
+    words = [sys.executable, "-m", "loading"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_an_interrupt_while_workers_start_is_heard_by_the_pool_alone(
+    untrained: Path, tmp_path: Path
+) -> None:
+    process = run(untrained, tmp_path / "set", "--workers", 2)
+    wait_for(lambda: count_workers(process.pid) > 0)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors and "a worker ended" not in errors
+    assert f"lydite calibrate run --out {tmp_path / 'set'} --workers 2\n" in errors
+
+
+def test_sigterm_ends_a_run_on_ray_as_it_ends_any_other(untrained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    folder = tmp_path / "set"
+    process = run(untrained, folder, "--ray", "auto")
+    wait_for(lambda: bool(list(folder.glob("shards/*.safetensors"))))
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors and "***" not in errors
+    assert f"lydite calibrate run --out {folder} --ray auto\n" in errors
+    found = json.loads(calibrate("verify", folder, "--json").stdout)
+    assert found["verdict"] == "incomplete" and found["items"]["picture"] >= 1
