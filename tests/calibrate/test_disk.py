@@ -47,7 +47,9 @@ def test_what_would_not_fit_is_not_started(tmp_path: Path) -> None:
     free = disk.free_bytes(tmp_path / "not" / "there")
     assert free is not None and free > 0
     disk.require_room(tmp_path, 0)
-    with pytest.raises(FileError, match=r"about .* GiB are still to be written .*, and .* are free"):
+    with pytest.raises(
+        FileError, match=r"about .* GiB are still to be written .*, and .* are free"
+    ):
         disk.require_room(tmp_path, free + 2**40)
 
 
