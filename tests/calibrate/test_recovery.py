@@ -4,13 +4,15 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from calibrating import SETTINGS, draw, items, plan
 from lydite.calibrate.recovery import QUARANTINE
-from lydite.calibrate.repair import rebuild, repair
+from lydite.calibrate.repair import Repaired, rebuild, repair
 from lydite.calibrate.setfile import NAME as SET
 from lydite.calibrate.setfile import SHARDS, plan_of, read_description
 from lydite.calibrate.status import status
@@ -90,18 +92,80 @@ def test_without_both_the_shards_speak(tmp_path: Path) -> None:
     assert read_description(tmp_path).plan.images == plan(2).images
 
 
-def test_shards_of_two_sets_do_not_mix(tmp_path: Path) -> None:
-    draw(tmp_path / "set", 2)
+def other_set(folder: Path) -> Path:
+    """A set of the same settings whose numbers mean other images."""
     others = plan_of([("a dog", 7), ("two dogs", 8)], (0, 4, 8))
-    with Writer.start(tmp_path / "other", SETTINGS, others) as writer:
+    with Writer.start(folder, SETTINGS, others) as writer:
         writer.commit(items(writer.make, 0))
-    shutil.copy(some_shard(tmp_path / "other"), tmp_path / "set" / SHARDS)
-    said = r"image 0 is .*Shards of two sets are in one folder"
-    for what in (rebuild, repair, lambda folder: draw(folder, 2)):
-        with pytest.raises(CalibrationError, match=said):
-            what(tmp_path / "set")
-    found = verify(tmp_path / "set")
-    assert any("shards of two sets" in each.why for each in found.damage)
+    return folder
+
+
+@pytest.mark.parametrize("mend", [repair, rebuild])
+@pytest.mark.parametrize("settings", ["same", "other"])
+def test_shards_of_another_set_are_set_aside(
+    tmp_path: Path, mend: Callable[[Path], Repaired], settings: str
+) -> None:
+    whole, other = draw(tmp_path / "set", 2), other_set(tmp_path / "other")
+    if settings == "other":
+        conditions = replace(SETTINGS, conditions={"sampler": "heun"})
+        with Writer.start(tmp_path / "heun", conditions, plan(1)) as writer:
+            writer.commit(items(writer.make, 0))
+        other = tmp_path / "heun"
+    shutil.copy(some_shard(other), tmp_path / "set" / SHARDS)
+    with pytest.raises(CalibrationError, match=r"of another set|made with other settings"):
+        draw(tmp_path / "set", 2)
+    assert not verify(tmp_path / "set").sound
+    assert mend(tmp_path / "set").quarantined == (some_shard(other).name,)
+    assert verify(tmp_path / "set").complete and draw(tmp_path / "set", 2) == whole
+
+
+def test_a_shard_of_another_set_is_not_taken_in(tmp_path: Path) -> None:
+    whole, other = draw(tmp_path / "set", 2), other_set(tmp_path / "other")
+    shutil.copy(some_shard(other), tmp_path / "set" / "incoming")
+    assert draw(tmp_path / "set", 2) == whole
+    assert verify(tmp_path / "set").quarantined == 1
+
+
+@pytest.mark.parametrize("which", ["of other settings", "of other images", "older"])
+def test_another_description_is_refused_by_all_and_mended(tmp_path: Path, which: str) -> None:
+    started(tmp_path / "set", 2, 2)
+    older = (tmp_path / "set" / SET).read_bytes()
+    whole = draw(tmp_path / "set", 3)
+    if which == "of other images":
+        older = (other_set(tmp_path / "other") / SET).read_bytes()
+    elif which == "of other settings":
+        conditions = replace(SETTINGS, conditions={"sampler": "heun"})
+        Writer.start(tmp_path / "other", conditions, plan(2)).close()
+        older = (tmp_path / "other" / SET).read_bytes()
+    right = (tmp_path / "set" / SET).read_bytes()
+    (tmp_path / "set" / SET).write_bytes(older)
+    for look in (status, CalibrationSet.open, lambda folder: draw(folder, 2)):
+        with pytest.raises(
+            CalibrationError, match=r"set\.json|made with other settings|image 0 is"
+        ):
+            look(tmp_path / "set")
+    assert not verify(tmp_path / "set").sound
+    assert repair(tmp_path / "set").set_from == "the index"
+    assert (tmp_path / "set" / SET).read_bytes() == right
+    assert verify(tmp_path / "set").complete and draw(tmp_path / "set", 3) == whole
+
+
+def test_the_index_of_another_set_is_made_anew(tmp_path: Path) -> None:
+    whole = draw(tmp_path / "set", 2)
+    for path in other_set(tmp_path / "other").glob("index.*"):
+        shutil.copy(path, tmp_path / "set")
+    assert not verify(tmp_path / "set").sound
+    done = repair(tmp_path / "set")
+    assert done.index_rebuilt and done.set_from is None
+    assert draw(tmp_path / "set", 2) == whole
+
+
+def test_a_plan_does_not_grow_while_shards_are_lost(tmp_path: Path) -> None:
+    draw(tmp_path, 2)
+    some_shard(tmp_path).unlink()
+    with pytest.raises(CalibrationError, match="gone, or not as long"):
+        draw(tmp_path, 5)
+    assert read_description(tmp_path).plan == plan(2)
 
 
 def test_who_may_not_write_reads_what_a_killed_writer_left(

@@ -184,7 +184,9 @@ def _check_same(folder: Path, plan: Plan) -> None:
 
 def _settings(source: Settings, kept: Kept) -> Settings:
     """Those of the set, and how its blocks were kept; what was rounded on the way is in there."""
-    told = {"tokens": kept.tokens, "latents": source.dtype, "modules": kept.modules}
+    told: dict[str, Any] = {"tokens": kept.tokens, "latents": source.dtype}
+    if kept.modules != "*":
+        told["modules"] = kept.modules
     conditions = {**source.conditions, BLOCKS: told}
     return Settings(source.model_hash, conditions, kept.dtype, source.model)
 

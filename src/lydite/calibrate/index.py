@@ -111,8 +111,8 @@ class Index:
 
         `drawn` is the time at which a run finished it; None for what was brought from elsewhere.
         """
+        self.check_numbers(entries)
         with self._transaction():
-            self._check_numbers(shard, entries)
             return self._insert(shard, size, entries, drawn)
 
     def drop(self, shard: str) -> None:
@@ -210,20 +210,22 @@ class Index:
         with reported(self.path):
             self._db.close()
 
-    def _check_numbers(self, shard: str, entries: Iterable[Entry]) -> None:
-        """An image's number means one prompt and one seed."""
+    def check_numbers(self, entries: Iterable[Entry]) -> None:
+        """Refuse items whose image is another than the one their number means: prompt and seed."""
         for entry in {entry.image: entry for entry in entries if entry.image is not None}.values():
-            found = self._db.execute(
-                "SELECT entry FROM item WHERE kind IN ('sample', 'picture') AND image = ? LIMIT 1",
-                (entry.image,),
-            ).fetchone()
+            with reported(self.path):
+                found = self._db.execute(
+                    "SELECT entry FROM item "
+                    "WHERE kind IN ('sample', 'picture') AND image = ? LIMIT 1",
+                    (entry.image,),
+                ).fetchone()
             known = entry if found is None else parse_entry(found[0])
             if (known.prompt, known.seed) != (entry.prompt, entry.seed):
                 raise CalibrationError(
                     f"{at(self.path.parent)}: image {entry.image} is {shown(known.prompt)} with "
-                    f"seed {known.seed}, and in shard {shard} {shown(entry.prompt)} with seed "
-                    f"{entry.seed}. Shards of two sets are in one folder: take those of one out; "
-                    "lydite calibrate merge joins sets."
+                    f"seed {known.seed} there, and here {shown(entry.prompt)} with seed "
+                    f"{entry.seed}. This is of another set. lydite calibrate repair sets such "
+                    "shards aside, and merge joins sets."
                 )
 
     def _insert(self, shard: str, size: int, entries: Iterable[Entry], drawn: float | None) -> int:
@@ -277,6 +279,10 @@ def is_blank(path: Path) -> bool:
 def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
     (kind,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if kind == APPLICATION and version < VERSION:
+        raise CalibrationError(
+            f"{at(path)}: written by an older lydite; nothing is lost. {rebuilding(path)}"
+        )
     if (kind, version) != (APPLICATION, VERSION):
         raise CalibrationError(
             f"{at(path)}: no index of version {VERSION} (found {kind:#x}, {version}). "

@@ -75,6 +75,12 @@ def take_in(
             if path.parent.name == SHARDS:
                 raise other_settings(shard, settings)
             return set_aside(folder, path)  # a worker of another run
+        try:
+            index.check_numbers(shard.entries)
+        except CalibrationError:
+            if path.parent.name == SHARDS:
+                raise
+            return set_aside(folder, path)  # of another set
         sorted_out = _sort(index, shard)
         if len(sorted_out.new) == len(shard.entries):
             _settle(folder, path)

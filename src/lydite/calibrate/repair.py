@@ -5,9 +5,10 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from lydite.calibrate import disk, seal
+from lydite.calibrate.agreement import Membership, disagreement, kept_description
 from lydite.calibrate.claim import Claim
 from lydite.calibrate.index import NAME as INDEX
 from lydite.calibrate.index import Index
@@ -27,13 +28,12 @@ from lydite.calibrate.setfile import (
     Plan,
     encoded,
     parse_description,
-    read_description,
     write_description,
 )
 from lydite.calibrate.shards import Shard
 from lydite.calibrate.verify import disagreements
 from lydite.calibrate.writer import command_line, open_index, resumable
-from lydite.core.errors import CalibrationError, LyditeError, at
+from lydite.core.errors import CalibrationError, at
 
 Source = Literal["itself", "the index", "the shards"]
 
@@ -58,13 +58,14 @@ def repair(folder: Path | str, *options: object) -> Repaired:
     with _held(Path(folder), "repair", *options) as folder:
         description, source = _description(folder)
         settings = description.settings
-        mended = _mend_headers(folder, settings)
-        index = _agreeing_index(folder)
+        result = TakenIn(mended=_mend_headers(folder, settings))
+        result += _set_strangers_aside(folder, description)
+        index = _agreeing_index(folder, description)
         if index is None:
-            return _rebuilt(folder, description, TakenIn(mended=mended), source)
+            return _rebuilt(folder, description, result, source)
         with contextlib.closing(index):
             index.describe(encoded(description).decode())
-            result = TakenIn(mended=mended) + adopt(folder, settings, index)
+            result += adopt(folder, settings, index)
             for name in index.shards():
                 result += _checked(folder, settings, index, name)
             return _finished(index, result, False, source)
@@ -74,8 +75,9 @@ def rebuild(folder: Path | str) -> Repaired:
     """Make the index, and if need be `set.json`, from the shards alone."""
     with _held(Path(folder), "rebuild") as folder:
         description, source = _description(folder)
-        mended = _mend_headers(folder, description.settings)
-        return _rebuilt(folder, description, TakenIn(mended=mended), source)
+        result = TakenIn(mended=_mend_headers(folder, description.settings))
+        result += _set_strangers_aside(folder, description)
+        return _rebuilt(folder, description, result, source)
 
 
 def _rebuilt(
@@ -106,11 +108,14 @@ def _checked(folder: Path, settings: Settings, index: Index, name: str) -> Taken
     return take_in(folder, settings, index, path)
 
 
-def _agreeing_index(folder: Path) -> Index | None:
-    """The index, unless it is damaged or says other things than the shards."""
+def _agreeing_index(folder: Path, description: Description) -> Index | None:
+    """The index, unless it is damaged, or says other things than the shards or `set.json`."""
     try:
         index = open_index(folder)
     except CalibrationError:
+        return None
+    if disagreement(description, index):
+        index.close()
         return None
     for name, size in index.shards().items():
         path = folder / SHARDS / name
@@ -156,31 +161,71 @@ def _finished(index: Index, result: TakenIn, rebuilt: bool, source: Source | Non
 
 
 def _description(folder: Path) -> tuple[Description, Source | None]:
-    """Settings and plan, and where they were found when `set.json` is damaged."""
-    try:
-        return read_description(folder), None
-    except LyditeError:
-        description, source = _described_anew(folder)
-    path = folder / SET
-    with contextlib.suppress(OSError):
-        name = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}-{SET}"
-        set_aside(folder, path, name)
-    write_description(folder, description)
+    """Settings and plan, and where they were found when `set.json` is not the right one."""
+    description, source = _right_description(folder)
+    if (folder / SET).is_file() and (folder / SET).read_bytes() == encoded(description):
+        return description, None
+    _replace_description(folder, description)
     return description, source
 
 
-def _described_anew(folder: Path) -> tuple[Description, Source]:
-    """From a text whose spaces alone were changed, from its copy, or from the shards."""
+def _right_description(folder: Path) -> tuple[Description, Source]:
+    """That of `set.json` and its copy which more of the shards fit, with what the other adds."""
+    shards = [path for path in _shard_paths(folder) if _opens(path)]
+    told = {"itself": _own_description(folder), "the index": _kept_description(folder)}
+    fits = {
+        source: (Membership(each).count(shards), each)
+        for source, each in told.items()
+        if each is not None
+    }
+    found = {source: each for source, (count, each) in fits.items() if count or not shards}
+    if not found:
+        return _described_by_shards(folder), "the shards"
+    source = max(found, key=lambda name: fits[name][0])
+    description = found.pop(source)
+    for name, other in found.items():
+        with contextlib.suppress(CalibrationError):  # it plans other images
+            plan = description.plan.joined(other.plan, folder)
+            if other.settings.hash == description.settings.hash and plan != description.plan:
+                source, description = name, Description(description.settings, plan)
+    return description, cast(Source, source)
+
+
+def _shard_paths(folder: Path) -> list[Path]:
+    return [folder / SHARDS / name for name in shard_names(folder / SHARDS)]
+
+
+def _own_description(folder: Path) -> Description | None:
+    """What `set.json` says, however it is spaced."""
     with contextlib.suppress(OSError):
-        if found := parse_description((folder / SET).read_bytes()):
-            return found, "itself"
+        return parse_description((folder / SET).read_bytes())
+    return None
+
+
+def _kept_description(folder: Path) -> Description | None:
     with (
         contextlib.suppress(CalibrationError),
         contextlib.closing(Index.open(folder / INDEX)) as index,
     ):
-        if found := parse_description((index.description() or "").encode()):
-            return found, "the index"
-    return _described_by_shards(folder), "the shards"
+        return kept_description(index)
+    return None
+
+
+def _replace_description(folder: Path, description: Description) -> None:
+    """Write `set.json` anew; the old one is set aside."""
+    path = folder / SET
+    if path.is_file():
+        name = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}-{SET}"
+        set_aside(folder, path, name)
+    write_description(folder, description)
+
+
+def _set_strangers_aside(folder: Path, description: Description) -> TakenIn:
+    """Shards of other sets, which somebody put there."""
+    result = TakenIn()
+    for path in Membership(description).strangers(_shard_paths(folder)):
+        result += set_aside(folder, path)
+    return result
 
 
 def _described_by_shards(folder: Path) -> Description:

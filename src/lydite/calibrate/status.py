@@ -72,7 +72,9 @@ def status(folder: Path | str) -> Status:
             _seconds_left(opened.index, left),
             seal.is_sealed(opened.index.path),
             holder(folder),
-            again(folder, opened.settings),
+            command_line("lydite", "calibrate", "repair", folder)
+            if lost
+            else again(folder, opened.settings),
         )
 
 

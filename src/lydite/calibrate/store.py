@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from lydite.calibrate.agreement import disagreement, require_agreement
 from lydite.calibrate.index import NAME as INDEX
 from lydite.calibrate.index import Index, Row
 from lydite.calibrate.keys import Image
@@ -28,8 +29,15 @@ class CalibrationSet:
     def open(cls, folder: Path | str) -> Self:
         """Open for reading, also while a run writes."""
         folder = Path(folder)
-        description = read_description(folder)
-        return cls(folder, description, Index.open(folder / INDEX))
+        description, index = read_description(folder), Index.open(folder / INDEX)
+        try:
+            if disagreement(description, index):
+                description = read_description(folder)  # a writer may just have replaced it
+            require_agreement(folder, description, index)
+        except BaseException:
+            index.close()
+            raise
+        return cls(folder, description, index)
 
     def rows(self, kind: str | None = "sample") -> Iterator[Row]:
         """What is there, in the order of images and steps."""

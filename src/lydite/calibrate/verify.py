@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lydite.calibrate import disk, seal
+from lydite.calibrate.agreement import disagreement
 from lydite.calibrate.claim import Holder, holder
 from lydite.calibrate.health import Healthy, Latents, complaints
 from lydite.calibrate.index import NAME as INDEX
@@ -69,6 +70,8 @@ def verify(folder: Path | str, healthy: Healthy | None = None) -> Verdict:
     damage: list[Damage] = []
     description = _description(folder, damage)
     index = _index(folder, writer, damage)
+    if description is not None and index is not None:
+        damage += _agreement(folder, description, index)
     try:
         try:
             walk, missing, content_hash = _walked(folder, description, index, healthy)
@@ -259,6 +262,14 @@ def _index(folder: Path, writer: Holder | None, damage: list[Damage]) -> Index |
         fault = str(error)
     damage.append(Damage(INDEX, fault))
     return None
+
+
+def _agreement(folder: Path, description: Description, index: Index) -> Iterator[Damage]:
+    """Damage of a `set.json` that is another one than the index knows."""
+    if disagreement(description, index):
+        description = read_description(folder)  # a writer may just have replaced it
+    if why := disagreement(description, index):
+        yield Damage(SET, why)
 
 
 def _label(row: Row) -> str:

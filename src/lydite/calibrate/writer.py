@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from lydite.calibrate import disk, seal
+from lydite.calibrate.agreement import require_agreement
 from lydite.calibrate.claim import NAME as CLAIM
 from lydite.calibrate.claim import Claim
 from lydite.calibrate.index import NAME as INDEX
@@ -88,11 +89,12 @@ class Writer(CalibrationSet):
                 description = _described(folder, settings, plan)
                 index = open_index(folder)
                 undo.callback(_quietly, index.close)
-                index.describe(encoded(description).decode())
+                require_agreement(folder, read_description(folder), index)
+                _check_lost(folder, index)
+                _describe(folder, description, index)
                 writer = cls(folder, description, index, claim, resume)
                 writer.recovered = adopt(folder, description.settings, index)
                 writer.recovered += writer.collect()
-                _check_lost(folder, index)
                 undo.pop_all()
         return writer
 
@@ -107,6 +109,7 @@ class Writer(CalibrationSet):
         made = list(items)  # whatever making them raises is the caller's
         with self._failing():
             new = self._new(made)
+            self.index.check_numbers([item.entry for item in new])
             size = enter(self.folder, self.settings, self.index, new, drawn)
         return Committed(len(new), size)
 
@@ -224,14 +227,17 @@ def open_index(folder: Path) -> Index:
 
 
 def _described(folder: Path, settings: Settings, plan: Plan) -> Description:
+    """What the set is to be; a new one is described before there is anything of it."""
     if not (folder / SET).exists() and not has_shards(folder):
-        description = Description(settings, plan)
-        write_description(folder, description)
-        return description
-    description = agreed(folder, settings, plan)
+        write_description(folder, Description(settings, plan))
+    return agreed(folder, settings, plan)
+
+
+def _describe(folder: Path, description: Description, index: Index) -> None:
+    """Write it where it is not written yet, and keep a copy in the index."""
     if description != read_description(folder):
         write_description(folder, description)
-    return description
+    index.describe(encoded(description).decode())
 
 
 def _check_lost(folder: Path, index: Index) -> None:

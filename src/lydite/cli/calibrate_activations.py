@@ -103,6 +103,8 @@ def _collect(
 
     with CalibrationSet.open(folder) as opened:
         pipeline = open_model(opened, model, components)
+        if not quiet and (left := len(opened.missing())):
+            click.echo(f"note: the set is not complete, {left} images are not whole.", err=True)
         from lydite.calibrate.activations import Wanted, collect
 
         stop = Stop()

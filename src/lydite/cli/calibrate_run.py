@@ -172,8 +172,14 @@ def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
     pipeline = open_pipeline(model, compute)
     request = pipeline.complete(_request(options, model.name))
     pipeline.strength(request)
+    count = options["images"] or len(prompts.texts)
+    if count > MOST_IMAGES:
+        raise InputError(
+            f"{options['prompts']}: {count:,} prompts, and a set has at most {MOST_IMAGES:,} "
+            "images. Give --images, or make several sets."
+        )
     plan = plan_of(
-        prompts.images(options["images"] or len(prompts.texts), options["seed"]),
+        prompts.images(count, options["seed"]),
         read_keep(options["keep"], count_steps(pipeline, request)),
         conditioning=options["conditioning"],
     )
@@ -241,8 +247,10 @@ def _request(options: dict[str, Any], model: str) -> "Request":
 
 def _check_resumable(folder: Path, typed: set[str]) -> None:
     """Without prompts a set goes on as it was begun."""
-    from lydite.calibrate.setfile import NAME
+    from lydite.calibrate.setfile import NAME, has_shards, read_description
 
+    if has_shards(folder):
+        read_description(folder)
     if not (folder / NAME).exists():
         raise InputError(f"{folder}: no set to go on with. Begin one with --prompts FILE.")
     if typed:
