@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from lydite.calibrate.status import status
 from lydite.calibrate.store import CalibrationSet
 from lydite.calibrate.verify import verify
 from lydite.calibrate.writer import Writer
-from lydite.core.errors import CalibrationError, InputError
+from lydite.core.errors import CalibrationError, FileError, InputError
 
 
 def started(folder: Path, planned: int, drawn: int) -> Path:
@@ -177,13 +178,31 @@ def test_who_may_not_write_reads_what_a_killed_writer_left(
         os.kill(os.getpid(), signal.SIGKILL)
     os.wait()
     assert (tmp_path / "index.sqlite-wal").stat().st_size > 0
-    monkeypatch.setattr("lydite.calibrate.database.os.access", lambda *_: False)
+    monkeypatch.setattr("lydite.calibrate.database.os.access", lambda _, how: how != os.W_OK)
     for memory in (True, False):  # as it was left, and as a copy of the folder may have it
         if not memory:
             (tmp_path / "index.sqlite-shm").unlink()
         with CalibrationSet.open(tmp_path) as opened:
             assert len(list(opened.rows(None))) == 4
         assert verify(tmp_path).sound
+
+
+@pytest.mark.parametrize("what", ["index.sqlite", SET, SHARDS])
+def test_what_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    draw(tmp_path, 2)
+    open_file, access = Path.open, os.access
+
+    def denied(path: Path, *given: Any, **more: Any) -> Any:
+        if what in (path.name, path.parent.name):
+            raise PermissionError(13, "Permission denied")
+        return open_file(path, *given, **more)
+
+    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "access", lambda path, how: path.name != what and access(path, how))
+    with pytest.raises(FileError, match=r"cannot be read .*Permission denied"):
+        verify(tmp_path)
 
 
 def test_the_time_left_is_that_of_runs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lydite.calibrate import disk
-from lydite.core.errors import CalibrationError, at
+from lydite.core.errors import CalibrationError, FileError, at
 
 _OF_THE_DISK = {
     sqlite3.SQLITE_FULL,
@@ -51,6 +51,13 @@ def _connect_copy(path: Path, journal: Path) -> sqlite3.Connection:
         connection = connect(Path(folder, path.name), "rw")
         connection.execute("SELECT count(*) FROM sqlite_master")  # opens the journal too
     return connection  # the files have no name any more, and go with it
+
+
+def require_rights(path: Path) -> None:
+    """Refuse a file that may not be read; SQLite would say that it cannot be opened."""
+    if path.exists() and not os.access(path, os.R_OK):
+        reason = PermissionError("Permission denied")
+        raise FileError(f"{at(path)}: cannot be read ({reason}).") from reason
 
 
 def make_durable(connection: sqlite3.Connection) -> None:

@@ -14,7 +14,14 @@ from typing import Any, Self
 import msgspec
 
 from lydite.calibrate import disk
-from lydite.calibrate.database import connect, connect_reader, make_durable, rebuilding, reported
+from lydite.calibrate.database import (
+    connect,
+    connect_reader,
+    make_durable,
+    rebuilding,
+    reported,
+    require_rights,
+)
 from lydite.calibrate.shards import Entry, parse_entry
 from lydite.core.errors import CalibrationError, at, shown
 
@@ -93,6 +100,7 @@ class Index:
         """An index that is there. A reader leaves no trace and waits for nobody."""
         if not path.is_file():
             raise CalibrationError(f"{at(path)}: no such file. {rebuilding(path)}")
+        require_rights(path)
         with reported(path):
             connection = connect(path, "rw") if write else connect_reader(path)
             try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from lydite.calibrate import disk, seal
 from lydite.calibrate.agreement import disagreement
 from lydite.calibrate.claim import Holder, holder
+from lydite.calibrate.database import require_rights
 from lydite.calibrate.health import Healthy, Latents, complaints
 from lydite.calibrate.index import NAME as INDEX
 from lydite.calibrate.index import Index, Row
@@ -149,6 +150,7 @@ class _Walk:
                 with Shard.open(path) as shard:
                     self._shard(name, shard, rows)
             except LyditeError as error:
+                _raise_if_denied(error)
                 labels = tuple(_label(row) for row in rows)
                 self.damage.append(Damage(f"{SHARDS}/{name}", str(error), labels))
 
@@ -236,6 +238,7 @@ def _description(folder: Path, damage: list[Damage]) -> Description | None:
     try:
         return read_description(folder)
     except LyditeError as error:
+        _raise_if_denied(error)
         damage.append(Damage(SET, str(error)))
         return None
 
@@ -243,6 +246,7 @@ def _description(folder: Path, damage: list[Damage]) -> Description | None:
 def _index(folder: Path, writer: Holder | None, damage: list[Damage]) -> Index | None:
     """The index if it can be read; the seal is looked at only when nobody writes."""
     path = folder / INDEX
+    require_rights(path)
     sealed = writer is None and seal.is_sealed(path)
     try:
         fault = seal.seal_fault(path) if sealed else None
@@ -256,6 +260,7 @@ def _index(folder: Path, writer: Holder | None, damage: list[Damage]) -> Index |
             index.close()
             fault = faults[0]
     except LyditeError as error:
+        _raise_if_denied(error)
         free = disk.free_bytes(folder)
         if isinstance(error, disk.DiskError) and free is not None and free < ROOM:
             raise  # the disk is full, and nothing is known about the index
@@ -270,6 +275,12 @@ def _agreement(folder: Path, description: Description, index: Index) -> Iterator
         description = read_description(folder)  # a writer may just have replaced it
     if why := disagreement(description, index):
         yield Damage(SET, why)
+
+
+def _raise_if_denied(error: LyditeError) -> None:
+    """What may not be read is not damaged; nothing is known about it."""
+    if isinstance(error.__cause__, PermissionError):
+        raise error
 
 
 def _label(row: Row) -> str:
