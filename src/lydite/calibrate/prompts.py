@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lydite.core.errors import FileError, InputError, at, shown
+from lydite.core.errors import InputError, at, shown
+from lydite.core.files import read_bounded
 from lydite.core.jsonfile import JsonError, parse_object
 
 COLUMN = "prompt"
@@ -57,15 +58,7 @@ def read_prompts(path: Path) -> Prompts:
 
 
 def _text(path: Path) -> str:
-    try:
-        if path.exists() and not path.is_file():  # a pipe would wait for a writer
-            raise FileError(f"{at(path)}: not a file.")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{at(path)}: more than {MAX_BYTES} bytes of prompts.")
+    data = read_bounded(path, MAX_BYTES, "bytes of prompts")
     try:
         return data.decode("utf-8-sig")  # with or without a byte order mark
     except UnicodeDecodeError as error:

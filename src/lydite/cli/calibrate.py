@@ -1,8 +1,8 @@
 """`lydite calibrate`: calibration sets, one verb a command, each imported only when it is used."""
 
-import importlib
-
 import click
+
+from lydite.cli.verbs import Verbs
 
 VERBS = {
     "run": "lydite.cli.calibrate_run:run",
@@ -18,20 +18,7 @@ VERBS = {
 }
 
 
-class Verbs(click.Group):
-    """Looks a command up by name."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        module, _, name = VERBS[cmd_name].partition(":")
-        return getattr(importlib.import_module(module), name)
-
-
-@click.group("calibrate", cls=Verbs)
+@click.group("calibrate", cls=Verbs, verbs=VERBS)
 def command() -> None:
     """Make and keep calibration sets: what the network is given, step by step, over many images.
 

@@ -19,9 +19,9 @@ from lydite.cli.guidance import (
     read_interval,
     read_numbers,
     read_scales,
-    sampler_numbers,
+    sampler_options,
 )
-from lydite.cli.settings import NOISES, read_size
+from lydite.cli.settings import read_size
 from lydite.core.errors import InputError, at, shown
 
 if TYPE_CHECKING:
@@ -76,39 +76,10 @@ ANY_TIME = {"out", "model", "components", "workers", "ray", "quiet"}  # options 
     type=click.IntRange(1, 10_000),
     help="Denoising steps: 28, or 16 with the embedded model.",
 )
-@click.option(
-    "--sampler",
-    metavar="NAME",
-    default="euler",
-    show_default=True,
-    help="`lydite sampler list` has them all.",
-)
-@sampler_numbers
-@click.option(
-    "--schedule",
-    metavar="NAME",
-    default="sd3_diffusers",
-    show_default=True,
-    help="`lydite sampler list` has them all.",
-)
-@click.option(
-    "--convention",
-    metavar="NAME",
-    default="lydite",
-    show_default=True,
-    help="Whose choices where programs differ under one name.",
-)
+@sampler_options
 @guidance_options
 @click.option("-n", "--negative", default="", help="What the pictures should not show.")
 @click.option("--size", metavar="WxH", help="Pixels; by default the model's own.")
-@click.option("--text-length", type=int, help="T5 tokens: 256, or 16 with the embedded model.")
-@click.option(
-    "--noise",
-    type=click.Choice(NOISES),
-    default="torch",
-    show_default=True,
-    help="Whose generator a seed means.",
-)
 @click.option(
     "--compute",
     type=click.Choice(("auto", "float32", "bfloat16", "float16")),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lydite import embedded
-from lydite.cli.guidance import guidance_options, idle_options, sampler_numbers
+from lydite.cli.guidance import guidance_options, idle_options, sampler_options
 from lydite.cli.paths import picture_path, save_new
-from lydite.cli.settings import DTYPES, NOISES, Plan, Settings, make_plan, replay
+from lydite.cli.settings import DTYPES, Plan, Settings, make_plan, replay
 from lydite.core.errors import shown
 
 if TYPE_CHECKING:
@@ -61,37 +61,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="auto: float32 on CPU, bfloat16 elsewhere.",
 )
-@click.option(
-    "--sampler",
-    metavar="NAME",
-    default="euler",
-    show_default=True,
-    help="`lydite sampler list` has them all: heun, dpmpp_2m, dpmpp_2m_sde, uni_pc, …",
-)
-@sampler_numbers
-@click.option(
-    "--schedule",
-    metavar="NAME",
-    default="sd3_diffusers",
-    show_default=True,
-    help="sd3_diffusers (as diffusers runs it), flow_shift (as in the paper), karras, …",
-)
-@click.option(
-    "--convention",
-    metavar="NAME",
-    default="lydite",
-    show_default=True,
-    help="Whose choices where programs differ under one name: lydite, k-diffusion, comfyui, "
-    "a1111 or diffusers.",
-)
-@click.option(
-    "--noise",
-    type=click.Choice(NOISES),
-    default="torch",
-    show_default=True,
-    help="torch: the same start as diffusers for a seed.",
-)
-@click.option("--text-length", type=int, help="T5 tokens: 256, or 16 with the embedded model.")
+@sampler_options
 @click.option("-i", "--image", metavar="FILE", help="img2img: start from this picture.")
 @click.option(
     "--strength",

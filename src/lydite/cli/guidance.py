@@ -1,4 +1,4 @@
-"""The options of `lydite generate` that are numbers of guidance and of the sampler."""
+"""Options that decide a picture: guidance, the sampler with its numbers, its schedule and noise."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +10,7 @@ from lydite.core.errors import InputError
 if TYPE_CHECKING:
     from lydite.pipelines.request import Request
 
+NOISES = ("torch", "mlx")  # whose generator a seed means
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -30,14 +31,27 @@ def guidance_options(command: F) -> F:
     return _applied(options, command)
 
 
-def sampler_numbers(command: F) -> F:
-    """The numbers a sampler can be run with."""
+def sampler_options(command: F) -> F:
+    """The sampler with its numbers, its schedule, and where its noise comes from."""
     options = (
+        click.option("--sampler", metavar="NAME", default="euler", show_default=True,
+                     help="`lydite sampler list` has them all: heun, dpmpp_2m, dpmpp_2m_sde, "
+                          "uni_pc, …"),
         click.option("--eta", type=float,
                      help="Share of fresh noise in each step: 0 adds none, 1 all. The sampler's "
                           "own by default; `lydite sampler show NAME` has it."),
         click.option("--option", "options", multiple=True, metavar="NAME=N",
                      help="Another number of the sampler, e.g. s_noise=0.9; repeatable."),
+        click.option("--schedule", metavar="NAME", default="sd3_diffusers", show_default=True,
+                     help="sd3_diffusers (as diffusers runs it), flow_shift (as in the paper), "
+                          "karras, …"),
+        click.option("--convention", metavar="NAME", default="lydite", show_default=True,
+                     help="Whose choices where programs differ under one name: lydite, "
+                          "k-diffusion, comfyui, a1111 or diffusers."),
+        click.option("--noise", type=click.Choice(NOISES), default="torch", show_default=True,
+                     help="torch: the same start as diffusers for a seed."),
+        click.option("--text-length", type=int,
+                     help="T5 tokens: 256, or 16 with the embedded model."),
     )  # fmt: skip
     return _applied(options, command)
 

@@ -1,6 +1,5 @@
 """`lydite`: one command, one verb per file, each imported only when it is used."""
 
-import importlib
 import os
 import sys
 from importlib.metadata import version as package_version
@@ -8,6 +7,7 @@ from importlib.metadata import version as package_version
 import click
 
 from lydite import __version__
+from lydite.cli.verbs import Verbs
 from lydite.core.errors import LyditeError
 
 VERBS = {
@@ -23,20 +23,9 @@ VERBS = {
 }
 
 
-class Verbs(click.Group):
-    """Looks a verb's module up by name, so that `lydite inspect` never pays for the others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        return importlib.import_module(VERBS[cmd_name]).command
-
-
 @click.group(
     cls=Verbs,
+    verbs=VERBS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

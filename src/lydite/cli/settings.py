@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lydite.pipelines.sd3 import Request
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-NOISES = ("torch", "mlx")
 MOST_AT_ONCE = 1024
 DEBUG = ("nan", "timing", "shapes")
 MOST_SEEDS = 10_000

@@ -13,6 +13,20 @@ class NameTaken(FileError):
     """A new file was asked for, and one of that name is there."""
 
 
+def read_bounded(path: Path, most: int, what: str = "bytes") -> bytes:
+    """A stranger's file, which must be a file and not have more than `most` bytes."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would wait for a writer
+            raise FileError(f"{at(path)}: not a file.")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
+    if len(data) > most:
+        raise FileError(f"{at(path)}: more than {most} {what}.")
+    return data
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` under its final name only when every byte is on disk."""
     with atomic_path(path) as temporary:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lydite.core.errors import FileError, at
+from lydite.core.files import read_bounded
 
 MAX_BYTES = 16 * 2**20  # configs and shard indexes are far below; tokenizer.json is read elsewhere
 
@@ -18,16 +19,8 @@ class JsonError(ValueError):
 
 def read_json(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     """The JSON object in `path`, or a FileError that names the file and the reason."""
+    data = read_bounded(path, most, "bytes of JSON")
     try:
-        if path.exists() and not path.is_file():  # a pipe would wait for a writer
-            raise FileError(f"{at(path)}: not a file.")
-        with path.open("rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
-    try:
-        if len(data) > most:
-            raise JsonError(f"more than {most} bytes of JSON")
         return parse_object(data)
     except JsonError as error:
         raise FileError(f"{at(path)}: {error}.") from error
