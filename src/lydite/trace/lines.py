@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from lydite.core.errors import FileError, TraceError, at, shown
+from lydite.core.files import read_bounded
 from lydite.trace.events import (
     FORMAT,
     MAX_VALUES,
@@ -32,7 +33,7 @@ def read_header(folder: Path) -> Header:
     if not path.exists():
         raise FileError(f"{at(folder)}: no trace.json in it, so it is not a trace.")
     try:
-        header = msgspec.json.decode(_bytes(path, MAX_HEADER), type=Header)
+        header = msgspec.json.decode(read_bounded(path, MAX_HEADER), type=Header)
     except _BAD_JSON as error:
         raise TraceError(f"{at(path)}: {error}.") from error
     if (header.format, header.version) != (FORMAT, VERSION):
@@ -81,7 +82,7 @@ def read_weights(path: Path) -> dict[str, WeightInfo] | None:
     if not path.exists():
         return None
     try:
-        infos = msgspec.json.decode(_bytes(path, MAX_WEIGHTS), type=dict[str, WeightInfo])
+        infos = msgspec.json.decode(read_bounded(path, MAX_WEIGHTS), type=dict[str, WeightInfo])
     except _BAD_JSON as error:
         raise TraceError(f"{at(path)}: {error}.") from error
     return {
@@ -119,16 +120,3 @@ def _dtype(text: str, where: str) -> str:
     if dtype not in STORED_AS:
         raise TraceError(f"{where}: dtype {shown(text)}; expected one of {', '.join(STORED_AS)}.")
     return dtype
-
-
-def _bytes(path: Path, limit: int) -> bytes:
-    try:
-        if not path.is_file():
-            raise FileError(f"{at(path)}: not a file.")
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
-    if len(data) > limit:
-        raise FileError(f"{at(path)}: more than {limit} bytes.")
-    return data
