@@ -11,7 +11,6 @@ from lydite.core.config import read_config
 from lydite.core.errors import ConfigError
 from lydite.core.jsonfile import read_json
 from lydite.models.text import t5
-from lydite.models.text.relative_positions import relative_position_buckets
 from measures import relative_l2
 
 torch = pytest.importorskip("torch")
@@ -122,7 +121,7 @@ def test_every_distance_falls_into_the_references_bucket(num_buckets, max_distan
         num_buckets=num_buckets,
         max_distance=max_distance,
     )
-    ours = relative_position_buckets(length, num_buckets=num_buckets, max_distance=max_distance)
+    ours = t5.relative_position_buckets(length, num_buckets=num_buckets, max_distance=max_distance)
     np.testing.assert_array_equal(ours, expected.numpy())
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from lydite.models import mmdit
 from lydite.models.text import clip, t5
-from lydite.models.text.tokenizers import Tokenizer
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import sd3, sd3_denoiser, sd3_trace
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_trace import SD3Recorder
+from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.trace.events import Event, Header
 from lydite.trace.mlx_capture import walk, watching
 from lydite.trace.writer import Capture

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from lydite.core.errors import ConfigError, FileError
 from lydite.core.jsonfile import read_json
-from lydite.models.text.tokenizers import Tokenizer, load_clip_tokenizer, load_t5_tokenizer
 from lydite.pipelines import single_file
 from lydite.pipelines.catalog import find_components
 from lydite.pipelines.components import Component
 from lydite.sampling.schedules import FlowMatchConfig, read_flow_config
+from lydite.tokenizers.tokenizer import Tokenizer, load_clip_tokenizer, load_t5_tokenizer
 
 PIPELINES = frozenset({"StableDiffusion3Pipeline", "StableDiffusion3Img2ImgPipeline"})
 NEEDED = ("transformer", "vae", "text_encoder", "text_encoder_2")

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.models.text.clip import CLIPTextOutput, CLIPTextTransformer
-from lydite.models.text.tokenizers import Tokenizer
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_text import Conditioning
+from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.zoo.bugs_weights import CLIP
 from lydite.zoo.cases import Apply, Bug, fed, out
 from lydite.zoo.patches import attribute, forward

@@ -1,1 +1,1 @@
-"""Text encoders and their tokenizers."""
+"""Text encoders."""

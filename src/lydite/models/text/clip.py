@@ -14,11 +14,11 @@ import mlx.nn as nn
 from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
 from lydite.models.layers import Linear, join_heads, split_heads
-from lydite.models.text import pretrained
-from lydite.models.text.pretrained import ACTIVATIONS, Activation
+from lydite.models.text import transformers_config
+from lydite.models.text.transformers_config import ACTIVATIONS, Activation
 
-IGNORED = pretrained.IGNORED
-FIXED: Mapping[str, Any] = {**pretrained.FIXED, "model_type": "clip_text_model"}
+IGNORED = transformers_config.IGNORED
+FIXED: Mapping[str, Any] = {**transformers_config.FIXED, "model_type": "clip_text_model"}
 
 LEGACY_EOS = 2  # configs before transformers #24773 say 2 although the tokenizer's EOS is 49407
 

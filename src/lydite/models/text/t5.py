@@ -4,21 +4,23 @@ Reference: huggingface/transformers 5.22.2, models/t5/modeling_t5.py. Names foll
 table is `shared`; `encoder.embed_tokens` of a checkpoint is the same array and no parameter here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
 
 from lydite.core.config import Count, Epsilon, Size
 from lydite.models.layers import join_heads, split_heads
-from lydite.models.text import pretrained
-from lydite.models.text.pretrained import ACTIVATIONS, Activation
-from lydite.models.text.relative_positions import relative_position_buckets
+from lydite.models.text import transformers_config
+from lydite.models.text.transformers_config import ACTIVATIONS, Activation
 
-IGNORED = pretrained.IGNORED
-FIXED: Mapping[str, Any] = {**pretrained.FIXED, "model_type": "t5"}
+IGNORED = transformers_config.IGNORED
+FIXED: Mapping[str, Any] = {**transformers_config.FIXED, "model_type": "t5"}
 
 # Feed-forward outputs exceed float16. When transformers loads float16 (not bfloat16) these weights
 # stay float32, and with them the residual stream from the first block on.
@@ -161,6 +163,26 @@ class T5EncoderModel(nn.Module):
             max_distance=self.config.relative_attention_max_distance,
         )
         return self.encoder(self.shared(input_ids), mx.array(buckets))
+
+
+def relative_position_buckets(
+    length: int, *, num_buckets: int, max_distance: int
+) -> NDArray[np.int32]:
+    """Bucket of each key position relative to each query position: (S, S).
+
+    Reference: T5Attention._relative_position_bucket, bidirectional. Half of the buckets are for
+    keys ahead of the query. In either half near distances have a bucket each and far ones share. A
+    distance on a border (16, 32, 64 of 128) goes to the farther bucket; the 1e-9 keeps rounding out
+    of that.
+    """
+    half = num_buckets // 2
+    exact = half // 2
+    relative = np.arange(length)[None, :] - np.arange(length)[:, None]  # key minus query
+    distance = np.abs(relative)
+    share = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)
+    far = exact + (share * (half - exact) + 1e-9).astype(np.int64)
+    bucket = np.where(distance < exact, distance, np.minimum(far, half - 1))
+    return (bucket + half * (relative > 0)).astype(np.int32)
 
 
 def clamp_float16(x: mx.array) -> mx.array:

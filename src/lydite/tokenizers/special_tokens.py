@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import tokenizers
 
+import tokenizers
 from lydite.core.errors import ConfigError
 from lydite.core.jsonfile import read_json
-from lydite.models.text.vocabulary import convert
+from lydite.tokenizers.vocabulary import convert
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -62,7 +62,7 @@ class SpecialTokens:
     max_length: float
 
     def add_to(self, backend: tokenizers.Tokenizer, where: Path) -> dict[str, int]:
-        """Teach `backend` the tokens; the id of each role."""
+        """Add the tokens to `backend`; the id of each role."""
         backend.add_tokens([_library_token(token) for token in self.tokens])
         wrong = {t: i for t, i in self.ids.items() if backend.token_to_id(t) != i}
         if wrong:
@@ -93,9 +93,9 @@ def read_special_tokens(
 
     roles: dict[str, Token | str] = {}
     for role in ROLES:
-        found = next((getattr(s, role) for s in sources if getattr(s, role)), defaults.get(role))
-        if found is not None:
-            roles[role] = found
+        token = next((getattr(s, role) for s in sources if getattr(s, role)), defaults.get(role))
+        if token is not None:
+            roles[role] = token
     if _extra_tokens([config]):
         extra = ()
     tokens: dict[Token | str, None] = dict.fromkeys(table[index] for index in sorted(table))

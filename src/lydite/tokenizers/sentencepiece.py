@@ -49,8 +49,8 @@ def parse_model(data: bytes) -> SentencePieceModel:
             if dict(_fields(value)).get(MODEL_TYPE, UNIGRAM) != UNIGRAM:
                 raise ValueError("not a unigram model")
         elif number == NORMALIZER and isinstance(value, bytes):
-            found = dict(_fields(value)).get(CHARSMAP, b"")
-            charsmap = found if isinstance(found, bytes) else b""
+            stored = dict(_fields(value)).get(CHARSMAP, b"")
+            charsmap = stored if isinstance(stored, bytes) else b""
     return SentencePieceModel(pieces, special, charsmap)
 
 

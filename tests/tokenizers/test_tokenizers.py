@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lydite.core.errors import ConfigError, FileError, InputError, LyditeError
-from lydite.models.text import vocabulary
-from lydite.models.text.sentencepiece import parse_model
-from lydite.models.text.tokenizers import load_clip_tokenizer, load_t5_tokenizer
+from lydite.tokenizers import vocabulary
+from lydite.tokenizers.sentencepiece import parse_model
+from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 
@@ -339,11 +339,13 @@ def test_small_vocabulary(tmp_path, files):
         ({"vocab.json": '["a"]'}, FileError, "JSON object"),
         ({"vocab.json": b"\xff"}, FileError, "UTF-8"),
         ({"vocab.json": {"a": 0}, "merges.txt": ""}, ConfigError, "lacks '<|endoftext|>'"),
+        ({"vocab.json": SMALL | {"\ud800": 7}}, ConfigError, "not valid Unicode"),
+        ({"tokenizer_config.json": {"pad_token": "\ud800"}}, ConfigError, "not valid Unicode"),
         ({"merges.txt": "a q"}, ConfigError, "merges.txt: merge 0 'a q'"),
         ({"merges.txt": "a b</w>\nb a"}, ConfigError, "merges.txt: merge 1 'b a'"),
         ({"merges.txt": "a b c"}, ConfigError, "merges.txt: merge 0"),
         ({"merges.txt": b"a \xff"}, FileError, "merges.txt: not UTF-8"),
-        ({"merges.txt": b"x" * 2000}, FileError, "merges.txt: larger than 1000 bytes"),
+        ({"merges.txt": b"x" * 2000}, FileError, "merges.txt: more than 1000 bytes"),
         ({"tokenizer.json": {}}, ConfigError, "tokenizer.json"),
         ({"tokenizer.json": {"model": {"type": "Unigram"}}}, ConfigError, "Unigram"),
         ({"tokenizer.json": {"model": BPE | {"merges": [["a"]]}}}, ConfigError, "merge 0"),
@@ -469,6 +471,6 @@ def test_missing_t5_folder(tmp_path):
         load_t5_tokenizer(tmp_path / "absent")
 
 
-def test_no_room_for_the_end_mark(t5_folder):
+def test_a_length_too_short_for_the_end_token(t5_folder):
     with pytest.raises(InputError, match="0 tokens"):
         load_t5_tokenizer(t5_folder, 0)

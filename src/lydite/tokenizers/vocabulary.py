@@ -1,4 +1,4 @@
-"""Vocabularies as tokenizer folders hold them, bounded and checked before anyone uses them."""
+"""The vocabulary of a tokenizer folder: read with a size limit, and checked before use."""
 
 import base64
 import math
@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from lydite.core.errors import ConfigError, FileError
+from lydite.core.files import read_bounded
 from lydite.core.jsonfile import MAX_BYTES, read_json
-from lydite.models.text.sentencepiece import check_charsmap, parse_model
+from lydite.tokenizers.sentencepiece import check_charsmap, parse_model
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ def read_unigram(path: Path, extra: Sequence[str]) -> Unigram:
             pieces = convert(raw.get("model"), UnigramModel, path).vocab
             unigram = Unigram(pieces, _json_charsmap(raw.get("normalizer")), ())
         else:
-            model = parse_model(read_bytes(path))
+            model = parse_model(read_bounded(path, MAX_BYTES))
             pieces = [*model.pieces, *((text, 0.0) for text in extra)]
             unigram = Unigram(pieces, model.charsmap, model.special)
         if unigram.charsmap:
@@ -90,28 +91,19 @@ def read_unigram(path: Path, extra: Sequence[str]) -> Unigram:
 
 
 def convert(value: Any, kind: type[T], where: Path) -> T:
-    """`value` from JSON as `kind`, or a ConfigError that says which entry is not."""
+    """`value` from JSON as `kind`, or a ConfigError that names the wrong entry."""
     try:
+        msgspec.json.encode(value)  # raises at half of a surrogate pair
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}.") from error
-
-
-def read_bytes(path: Path) -> bytes:
-    """The whole of a file that must not be large."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    if len(data) > MAX_BYTES:
-        raise FileError(f"{path}: larger than {MAX_BYTES} bytes.")
-    return data
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: text that is not valid Unicode.") from error
 
 
 def _merge_lines(path: Path) -> list[tuple[str, ...] | str]:
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = read_bounded(path, MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileError(f"{path}: not UTF-8 (byte {error.start}).") from error
     lines = [line.removesuffix("\r") for line in text.split("\n")]

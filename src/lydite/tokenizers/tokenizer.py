@@ -2,20 +2,20 @@
 
 Reference: huggingface/transformers 5.22.2, models/clip/tokenization_clip.py and
 models/t5/tokenization_t5.py. As there, a file gives vocabulary, merges, character map and special
-tokens; how text is split is written here, so a stranger's file brings no pattern of its own.
+tokens; how text is split is written here, so that a file cannot bring a pattern of its own.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import Regex, models, normalizers, pre_tokenizers
 
+import tokenizers
 from lydite.core.errors import ConfigError, InputError
-from lydite.models.text.special_tokens import read_special_tokens
-from lydite.models.text.vocabulary import find, read_bpe, read_unigram
+from lydite.tokenizers.special_tokens import read_special_tokens
+from lydite.tokenizers.vocabulary import find, read_bpe, read_unigram
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 CLIP_MAX_LENGTH = 77
 CLIP_TOKENS = {
@@ -33,7 +33,7 @@ T5_EXTRA_TOKENS = [f"<extra_id_{index}>" for index in reversed(range(100))]
 
 
 class Tokenizer:
-    """Text to a fixed number of ids: cut or padded on the right, the end mark always kept."""
+    """Text to a fixed number of ids: cut or padded on the right, the end token is never cut off."""
 
     def __init__(
         self,
@@ -45,23 +45,23 @@ class Tokenizer:
         max_length: int,
     ) -> None:
         if max_length < len(before) + len(after):
-            raise InputError(f"a length of {max_length} tokens leaves no place for the end mark.")
+            raise InputError(f"a length of {max_length} tokens leaves no place for the end token.")
         self.max_length = max_length
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self._backend, self._before, self._after, self._pad = backend, before, after, pad
 
     def __call__(self, text: str) -> NDArray[np.int32]:
         """Ids of `text`: (max_length,)."""
-        ids = [*self._before, *self._encode(text).ids[: self._room], *self._after]
+        ids = [*self._before, *self._encode(text).ids[: self._capacity], *self._after]
         return np.array(ids + [self._pad] * (self.max_length - len(ids)), dtype=np.int32)
 
     def truncated(self, text: str) -> str | None:
         """The end of `text` that does not fit and is cut off; None when everything fits."""
         offsets = self._encode(text).offsets
-        return text[offsets[self._room][0] :] if len(offsets) > self._room else None
+        return text[offsets[self._capacity][0] :] if len(offsets) > self._capacity else None
 
     @property
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         return self.max_length - len(self._before) - len(self._after)
 
     def _encode(self, text: str) -> tokenizers.Encoding:

@@ -1,0 +1,1 @@
+"""Text to token ids, from the files of a checkpoint; without MLX."""
