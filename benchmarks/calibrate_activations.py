@@ -18,27 +18,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lydite.calibrate.steady import preload_steady
+from lydite.calibrate.single_thread import preload_steady
 
 preload_steady()  # before MLX; on one thread, as the command
 
 import numpy as np  # noqa: E402
 
 from lydite import embedded  # noqa: E402
-from lydite.calibrate.activations import Wanted, collect  # noqa: E402
-from lydite.calibrate.activations_file import reading  # noqa: E402
-from lydite.calibrate.activations_places import Places  # noqa: E402
+from lydite.calibrate.activations.collect import Wanted, collect  # noqa: E402
+from lydite.calibrate.activations.file import reading  # noqa: E402
+from lydite.calibrate.activations.places import Places  # noqa: E402
 from lydite.calibrate.blocks import Tap  # noqa: E402
-from lydite.calibrate.capture import Replay, network, replaying  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
-from lydite.calibrate.disk import size_text  # noqa: E402
-from lydite.calibrate.keys import Settings  # noqa: E402
-from lydite.calibrate.setfile import plan_of  # noqa: E402
-from lydite.calibrate.shards import Entry  # noqa: E402
-from lydite.calibrate.store import CalibrationSet  # noqa: E402
-from lydite.calibrate.studio import Model, open_pipeline  # noqa: E402
+from lydite.calibrate.model_session import Model, open_pipeline  # noqa: E402
+from lydite.calibrate.replay import Replay, network, replaying  # noqa: E402
+from lydite.calibrate.settings import Settings  # noqa: E402
+from lydite.calibrate.store.files import size_text  # noqa: E402
+from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
+from lydite.calibrate.store.set_file import plan_of  # noqa: E402
+from lydite.calibrate.store.shards import Entry  # noqa: E402
+from lydite.calibrate.store.writer import Writer  # noqa: E402
 from lydite.calibrate.trajectories import model_hash  # noqa: E402
-from lydite.calibrate.writer import Writer  # noqa: E402
 from lydite.models.mmdit import MMDiT, MMDiTConfig  # noqa: E402
 from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
 from lydite.trace.mlx_capture import walk  # noqa: E402

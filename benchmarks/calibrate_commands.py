@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from calibrating_jobs import (  # first of all: it says how many threads BLAS may have
+from support.calibration_jobs import (  # first of all: it says how many threads BLAS may have
     KINDS,
     Ended,
     Fault,

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from calibrating import check_finished, check_kept, draw
-from lydite.calibrate.verify import verify
+from lydite.calibrate.store.verify import verify
 from lydite.core.errors import LyditeError
+from support.calibration import check_finished, check_kept, draw
 
 CALLS = ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir")
 IMAGES, MANY = 2, 1000

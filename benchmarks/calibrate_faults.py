@@ -23,7 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from calibrating import (
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.repair import repair
+from lydite.calibrate.store.shards import Shard
+from lydite.calibrate.store.verify import verify
+from lydite.core.errors import LyditeError
+from support.calibration import (
     KINDS,
     FaultyDisk,
     check_finished,
@@ -31,11 +36,6 @@ from calibrating import (
     draw,
     faulty,
 )
-from lydite.calibrate.repair import repair
-from lydite.calibrate.shards import Shard
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
-from lydite.core.errors import LyditeError
 
 INTERRUPTED = 130
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from calibrating import SETTINGS, check_finished, check_kept, draw, faulty, items, plan
-from lydite.calibrate import disk
-from lydite.calibrate.workers import Worker
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.store import files as disk
+from lydite.calibrate.store.writer import Writer
+from lydite.calibrate.worker_shards import Worker
+from support.calibration import SETTINGS, check_finished, check_kept, draw, faulty, items, plan
 
 IMAGES = 5
 JOURNALS = ("index.sqlite", "index.sqlite-wal")

@@ -24,19 +24,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lydite.calibrate.steady import preload_steady
+from lydite.calibrate.single_thread import preload_steady
 
 preload_steady()  # before MLX
 
 from lydite import embedded  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
-from lydite.calibrate.keys import Image, Settings  # noqa: E402
-from lydite.calibrate.pool import run_workers  # noqa: E402
+from lydite.calibrate.model_session import Studio, open_pipeline  # noqa: E402
 from lydite.calibrate.run import Model, Watcher  # noqa: E402
-from lydite.calibrate.setfile import Description, Plan, plan_of  # noqa: E402
-from lydite.calibrate.studio import Studio, open_pipeline  # noqa: E402
+from lydite.calibrate.settings import Image, Settings  # noqa: E402
+from lydite.calibrate.store.set_file import Description, Plan, plan_of  # noqa: E402
+from lydite.calibrate.store.writer import Writer  # noqa: E402
 from lydite.calibrate.trajectories import model_hash  # noqa: E402
-from lydite.calibrate.writer import Writer  # noqa: E402
+from lydite.calibrate.workers import run_workers  # noqa: E402
 from lydite.pipelines.request import Request  # noqa: E402
 from lydite.pipelines.sd3 import StableDiffusion3  # noqa: E402
 

@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from lydite.calibrate.steady import preload_steady
+from lydite.calibrate.single_thread import preload_steady
 
 preload_steady()  # before MLX
 
@@ -27,15 +27,15 @@ import calibrate_run  # noqa: E402
 import mlx.core as mx  # noqa: E402
 from calibrate_activations import SD3_MEDIUM  # noqa: E402
 
-from lydite.calibrate.activations_device import DeviceMoments  # noqa: E402
-from lydite.calibrate.activations_places import Places, moments_now  # noqa: E402
-from lydite.calibrate.capture import network, replaying  # noqa: E402
+from lydite.calibrate.activations.device_moments import DeviceMoments  # noqa: E402
+from lydite.calibrate.activations.places import Places, moments_now  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
-from lydite.calibrate.disk import size_text  # noqa: E402
-from lydite.calibrate.keys import Settings  # noqa: E402
+from lydite.calibrate.model_session import open_pipeline, usual_compute  # noqa: E402
+from lydite.calibrate.replay import network, replaying  # noqa: E402
 from lydite.calibrate.run import Model  # noqa: E402
-from lydite.calibrate.store import CalibrationSet  # noqa: E402
-from lydite.calibrate.studio import open_pipeline, usual_compute  # noqa: E402
+from lydite.calibrate.settings import Settings  # noqa: E402
+from lydite.calibrate.store.files import size_text  # noqa: E402
+from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
 from lydite.calibrate.trajectories import model_hash  # noqa: E402
 from lydite.pipelines.request import Request  # noqa: E402
 from lydite.pipelines.untrained import TRANSFORMER, VAE, make_untrained  # noqa: E402

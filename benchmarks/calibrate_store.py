@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate.exchange import export_npz
-from lydite.calibrate.keys import Dtype, Settings
-from lydite.calibrate.setfile import Plan, plan_of
-from lydite.calibrate.status import status
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.npz_export import export_npz
+from lydite.calibrate.settings import Dtype, Settings
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.set_file import Plan, plan_of
+from lydite.calibrate.store.status import status
+from lydite.calibrate.store.verify import verify
+from lydite.calibrate.store.writer import Writer
 
 DTYPES: tuple[Dtype, ...] = ("F32", "F16", "BF16")
 CONDITIONS = {"sampler": "euler", "schedule": "shifted", "shift": 3, "steps": 50}

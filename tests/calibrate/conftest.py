@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from lydite.calibrate.store import CalibrationSet
+    from lydite.calibrate.store.reader import CalibrationSet
     from lydite.pipelines.sd3 import StableDiffusion3
 
 
@@ -25,7 +25,7 @@ def memory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> "StableDiffusion3":
     """A small random model with both kinds of attention."""
-    import replays
+    from support import replays
 
     return replays.loaded(replays.make_small(tmp_path_factory.mktemp("models") / "small"))
 
@@ -33,7 +33,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> "StableDiffusion3":
 @pytest.fixture(scope="session")
 def drawn(pipeline: "StableDiffusion3", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set of three images and nine samples, drawn with it."""
-    import replays
+    from support import replays
 
     return replays.draw_set(tmp_path_factory.mktemp("sets") / "set", pipeline)
 
@@ -41,7 +41,7 @@ def drawn(pipeline: "StableDiffusion3", tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def opened(drawn: Path) -> "Iterator[CalibrationSet]":
     """The same, open."""
-    from lydite.calibrate.store import CalibrationSet
+    from lydite.calibrate.store.reader import CalibrationSet
 
     with CalibrationSet.open(drawn) as found:
         yield found
@@ -52,8 +52,8 @@ def whole(
     drawn: Path, pipeline: "StableDiffusion3", tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Statistics of its activations."""
-    from lydite.calibrate.activations import Wanted, collect
-    from lydite.calibrate.store import CalibrationSet
+    from lydite.calibrate.activations.collect import Wanted, collect
+    from lydite.calibrate.store.reader import CalibrationSet
 
     path = tmp_path_factory.mktemp("statistics") / "whole.sqlite"
     with CalibrationSet.open(drawn) as found:

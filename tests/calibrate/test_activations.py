@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import replays
-from lydite.calibrate.activations import Wanted, collect
-from lydite.calibrate.activations_file import read_file
-from lydite.calibrate.activations_moments import Moments
-from lydite.calibrate.activations_places import PORTS, Places
-from lydite.calibrate.capture import Replay, network, replaying
-from lydite.calibrate.sketch import BOUND, FLOOR
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.file import read_file
+from lydite.calibrate.activations.histogram import BOUND, FLOOR
+from lydite.calibrate.activations.moments import Moments
+from lydite.calibrate.activations.places import PORTS, Places
+from lydite.calibrate.replay import Replay, network, replaying
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import LyditeError, NotFiniteError
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_trace import record
 from lydite.trace.mlx_capture import walk
 from lydite.trace.store import Trace
 from lydite.weights.load import parameter_hash
+from support import replays
 
 Values = dict[tuple[str, str, int], NDArray[np.float32]]  # layer, port, step
 
@@ -189,9 +189,9 @@ def test_values_that_are_counted_in_pieces_are_counted_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = np.random.default_rng(0).standard_normal((1000, 7)).astype(np.float32) + 40
-    monkeypatch.setattr("lydite.calibrate.activations_moments.AT_ONCE", 500)
+    monkeypatch.setattr("lydite.calibrate.activations.moments.AT_ONCE", 500)
     check(Moments.of(values), values)
-    monkeypatch.setattr("lydite.calibrate.activations_moments.AT_ONCE", 3)  # less than a row
+    monkeypatch.setattr("lydite.calibrate.activations.moments.AT_ONCE", 3)  # less than a row
     check(Moments.of(values), values)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lydite.calibrate.activations import Wanted, collect
-from lydite.calibrate.activations_device import DeviceMoments
-from lydite.calibrate.activations_file import read_file
-from lydite.calibrate.activations_moments import Moments
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.device_moments import DeviceMoments
+from lydite.calibrate.activations.file import read_file
+from lydite.calibrate.activations.moments import Moments
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.sd3 import StableDiffusion3
 
 EXACT = ("low", "high", "zeros", "negative", "counts")
@@ -66,7 +66,7 @@ def test_a_collection_is_the_same(
 ) -> None:
     found = {}
     for cpu in (True, False):
-        monkeypatch.setattr("lydite.calibrate.activations_places.on_cpu", lambda cpu=cpu: cpu)
+        monkeypatch.setattr("lydite.calibrate.activations.places.on_cpu", lambda cpu=cpu: cpu)
         collect(opened, pipeline, tmp_path / f"{cpu}.sqlite", Wanted())
         found[cpu] = read_file(tmp_path / f"{cpu}.sqlite")
     assert found[True].keys == found[False].keys

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import replays
-from lydite.calibrate.activations import Wanted, collect
-from lydite.calibrate.activations_file import read_file, reading, told_by
-from lydite.calibrate.activations_merge import merge
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.file import read_file, reading, told_by
+from lydite.calibrate.activations.merge import merge
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError
 from lydite.pipelines.sd3 import StableDiffusion3
+from support import replays
 
 
 def test_two_halves_merged_are_the_whole(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from lydite.calibrate.activations import Wanted, collect
-from lydite.calibrate.activations_file import reading
-from lydite.calibrate.activations_merge import merge
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.file import reading
+from lydite.calibrate.activations.merge import merge
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.report.activations import page, picture
 

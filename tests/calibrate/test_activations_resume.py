@@ -10,18 +10,18 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import calibrating
-import replays
-from lydite.calibrate.activations import Progress, Wanted, collect
-from lydite.calibrate.activations_merge import STATE
-from lydite.calibrate.activations_state import load_state
-from lydite.calibrate.claim import Claim
-from lydite.calibrate.setfile import plan_of
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.writer import Writer
-from lydite.cli.calibrate_activations import activations
+from lydite.calibrate.activations.collect import Progress, Wanted, collect
+from lydite.calibrate.activations.merge import STATE
+from lydite.calibrate.activations.state import load_state
+from lydite.calibrate.store.lock import Claim
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.set_file import plan_of
+from lydite.calibrate.store.writer import Writer
+from lydite.cli.calibrate.activations import activations
 from lydite.core.errors import CalibrationError, FileError, LyditeError
 from lydite.pipelines.sd3 import StableDiffusion3
+from support import calibration as calibrating
+from support import replays
 
 WANTED = Wanted(group=64)
 KILLED = """
@@ -29,9 +29,9 @@ import os, signal, sys
 from pathlib import Path
 from lydite.core.blas import preload; preload()
 sys.path.insert(0, sys.argv[1])
-import calibrating, replays
-from lydite.calibrate.activations import Wanted, collect
-from lydite.calibrate.store import CalibrationSet
+from support import calibration as calibrating, replays
+from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.store.reader import CalibrationSet
 drawn, model, out, where, number = (*map(Path, sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
 
 def counted(progress):
@@ -65,7 +65,7 @@ def expected(
 def test_after_kill_9_the_finished_file_is_the_same(
     where: str, number: int, drawn: Path, pipeline: StableDiffusion3, expected: bytes, memory: Path
 ) -> None:
-    out, tests = memory / "out.sqlite", str(Path(replays.__file__).parent)
+    out, tests = memory / "out.sqlite", str(Path(replays.__file__).parents[1])
     arguments = [tests, drawn, pipeline.files.path, out, where, str(number)]
     environment = {**os.environ, **calibrating.same_blas()}
     done = subprocess.run(

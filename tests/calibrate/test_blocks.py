@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import replays
 from lydite.calibrate.blocks import Kept, Tap, Volume, store_blocks
-from lydite.calibrate.capture import network, replaying
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
-from lydite.cli.calibrate_blocks import blocks
+from lydite.calibrate.replay import network, replaying
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.verify import verify
+from lydite.cli.calibrate.blocks import blocks
 from lydite.core.errors import CalibrationError, InputError, LyditeError
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import to_mlx
+from support import replays
 
 PLENTY = 10**9
 KEPT = Kept(tokens=5, dtype="F32")
@@ -28,9 +28,9 @@ import os, signal, sys
 from pathlib import Path
 from lydite.core.blas import preload; preload()
 sys.path.insert(0, sys.argv[1])
-import replays
+from support import replays
 from lydite.calibrate.blocks import Kept, store_blocks
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.store.reader import CalibrationSet
 
 def counted(done, total):
     if done == 3:
@@ -99,7 +99,7 @@ def test_a_module_gives_the_stored_output_for_the_stored_input(
 def test_a_killed_run_is_finished_to_the_same_content(
     drawn: Path, pipeline: StableDiffusion3, memory: Path
 ) -> None:
-    tests = str(Path(replays.__file__).parent)
+    tests = str(Path(replays.__file__).parents[1])
     arguments = [tests, drawn, pipeline.files.path, memory / "killed"]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL

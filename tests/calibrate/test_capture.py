@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from lydite.calibrate.activations import Wanted, collect
+from lydite.calibrate.activations.collect import Wanted, collect
 from lydite.calibrate.blocks import Kept, store_blocks
-from lydite.calibrate.setfile import Plan
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
-from lydite.calibrate.writer import Writer
-from lydite.cli.calibrate_activations import activations
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.set_file import Plan
+from lydite.calibrate.store.verify import verify
+from lydite.calibrate.store.writer import Writer
+from lydite.cli.calibrate.activations import activations
 from lydite.core.errors import CalibrationError, LyditeError, NotFiniteError
 from lydite.pipelines.sd3 import StableDiffusion3
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from lydite.calibrate import activations_merge
-from lydite.calibrate.claim import NAME, Claim, holder
+from lydite.calibrate.activations import merge as activations_merge
+from lydite.calibrate.store.lock import NAME, Claim, holder
 from lydite.core.errors import CalibrationError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from lydite.calibrate.claim import Claim
+from lydite.calibrate.store.lock import Claim
 
 claim = Claim(Path(sys.argv[1]))
 print("held", flush=True)
@@ -82,7 +82,7 @@ def test_a_torn_note_does_not_hide_the_lock(tmp_path: Path) -> None:
 FORK = """
 import os, sys, time
 from pathlib import Path
-from lydite.calibrate.claim import Claim
+from lydite.calibrate.store.lock import Claim
 
 claim = Claim(Path(sys.argv[1]))
 if os.fork() == 0:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lydite.calibrate.conditions import conditions_of, read_keep, request_of
-from lydite.calibrate.keys import canonical
+from lydite.calibrate.settings import canonical
 from lydite.core.errors import CalibrationError, InputError
 from lydite.pipelines.request import Request
 

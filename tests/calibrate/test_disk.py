@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from calibrating import FaultyDisk, faulty
-from lydite.calibrate import disk
+from lydite.calibrate.store import files as disk
 from lydite.core.errors import FileError
+from support.calibration import FaultyDisk, faulty
 
 
 def test_a_short_write_is_gone_on_with(tmp_path: Path) -> None:

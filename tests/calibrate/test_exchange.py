@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibrating import SETTINGS, check_finished, draw, items, latent, pixels, plan
-from lydite.calibrate.exchange import export_npz
-from lydite.calibrate.intake import import_npz
-from lydite.calibrate.keys import Settings
-from lydite.calibrate.merge import merge
-from lydite.calibrate.setfile import SHARDS, Plan, plan_of, read_description
-from lydite.calibrate.status import manifest, status, write_manifest
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.npz_export import export_npz
+from lydite.calibrate.npz_import import import_npz
+from lydite.calibrate.settings import Settings
+from lydite.calibrate.store.merge import merge
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.set_file import SHARDS, Plan, plan_of, read_description
+from lydite.calibrate.store.status import manifest, status, write_manifest
+from lydite.calibrate.store.verify import verify
+from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import CalibrationError, FileError
+from support.calibration import SETTINGS, check_finished, draw, items, latent, pixels, plan
 
 
 def part(folder: Path, numbers: list[int]) -> None:
@@ -143,7 +143,7 @@ def test_a_broken_folder_is_one_error(tmp_path: Path, monkeypatch: pytest.Monkey
     np.savez_compressed(sample, x=np.zeros(2**20, np.uint8))
     assert sample.stat().st_size < 2**12
     with monkeypatch.context() as patch, pytest.raises(CalibrationError, match="unpacked, limit"):
-        patch.setattr("lydite.calibrate.layout.MAX_BYTES", 2**20)
+        patch.setattr("lydite.calibrate.npz_files.MAX_BYTES", 2**20)
         import_npz(tmp_path, tmp_path / "set", given)
     np.savez(sample, x=np.array([object()]))
     with pytest.raises(CalibrationError, match="Object arrays cannot be loaded"):

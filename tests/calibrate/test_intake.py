@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrating import SETTINGS, draw, items, plan
-from calibrating_cli import calibrate
-from lydite.calibrate.exchange import Exported, export_npz
-from lydite.calibrate.intake import import_npz
-from lydite.calibrate.keys import BLOCKS, Settings
-from lydite.calibrate.setfile import Description, Plan, read_description, write_description
-from lydite.calibrate.verify import Suspect, verify
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.npz_export import Exported, export_npz
+from lydite.calibrate.npz_import import import_npz
+from lydite.calibrate.settings import BLOCKS, Settings
+from lydite.calibrate.store.set_file import Description, Plan, read_description, write_description
+from lydite.calibrate.store.verify import Suspect, verify
+from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import CalibrationError
+from support.calibration import SETTINGS, draw, items, plan
+from support.calibration_cli import calibrate
 
 Arrays = dict[str, NDArray[Any]]
 SIZED = Settings("f00d", {"height": 64, "width": 48}, "F32")

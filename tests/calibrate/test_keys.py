@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lydite.calibrate.keys import (
+from lydite.calibrate.settings import (
     Image,
     Settings,
     canonical,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from calibrating import draw
-from calibrating_cli import calibrate
-from lydite.calibrate.exchange import export_npz
+from lydite.calibrate.npz_export import export_npz
 from lydite.calibrate.outputs import check_output
 from lydite.calibrate.sheet import KIND as SHEET
 from lydite.calibrate.sheet import write_sheet
-from lydite.calibrate.status import write_manifest
+from lydite.calibrate.store.status import write_manifest
 from lydite.core.errors import FileError, LyditeError
+from support.calibration import draw
+from support.calibration_cli import calibrate
 
 WRITERS: dict[str, Callable[[Path, Path], object]] = {
     "sheet": write_sheet,

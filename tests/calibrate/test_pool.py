@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from calibrating import FaultyDisk, same_blas
-from lydite.calibrate import cluster, disk
+from lydite.calibrate import ray_cluster as cluster
 from lydite.calibrate.conditions import conditions_of
-from lydite.calibrate.keys import Settings
-from lydite.calibrate.pool import run_workers
+from lydite.calibrate.model_session import Studio, open_pipeline
 from lydite.calibrate.run import Model, Watcher, run_here
-from lydite.calibrate.setfile import Description, Plan, plan_of
-from lydite.calibrate.studio import Studio, open_pipeline
+from lydite.calibrate.settings import Settings
+from lydite.calibrate.store import files as disk
+from lydite.calibrate.store.set_file import Description, Plan, plan_of
+from lydite.calibrate.store.writer import Writer
 from lydite.calibrate.trajectories import Trajectories, model_hash
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.workers import run_workers
 from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
 from lydite.pipelines.request import Request
+from support.calibration import FaultyDisk, same_blas
 
 REQUEST = Request("", steps=2, guidance=3.0, text_length=4, width=32, height=32)
 PLAN = plan_of([(f"a fox in snow {n}", n) for n in range(4)], (0, 1))

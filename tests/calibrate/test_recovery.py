@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from calibrating import SETTINGS, draw, items, plan
-from lydite.calibrate.recovery import QUARANTINE
-from lydite.calibrate.repair import Repaired, rebuild, repair
-from lydite.calibrate.setfile import NAME as SET
-from lydite.calibrate.setfile import SHARDS, plan_of, read_description
-from lydite.calibrate.status import status
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.recovery import QUARANTINE
+from lydite.calibrate.store.repair import Repaired, rebuild, repair
+from lydite.calibrate.store.set_file import NAME as SET
+from lydite.calibrate.store.set_file import SHARDS, plan_of, read_description
+from lydite.calibrate.store.status import status
+from lydite.calibrate.store.verify import verify
+from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import CalibrationError, FileError, InputError
+from support.calibration import SETTINGS, draw, items, plan
 
 
 def started(folder: Path, planned: int, drawn: int) -> Path:
@@ -178,7 +178,7 @@ def test_who_may_not_write_reads_what_a_killed_writer_left(
         os.kill(os.getpid(), signal.SIGKILL)
     os.wait()
     assert (tmp_path / "index.sqlite-wal").stat().st_size > 0
-    monkeypatch.setattr("lydite.calibrate.database.os.access", lambda _, how: how != os.W_OK)
+    monkeypatch.setattr("lydite.calibrate.store.database.os.access", lambda _, how: how != os.W_OK)
     for memory in (True, False):  # as it was left, and as a copy of the folder may have it
         if not memory:
             (tmp_path / "index.sqlite-shm").unlink()
@@ -218,7 +218,7 @@ def test_the_time_left_is_that_of_runs(tmp_path: Path) -> None:
 def test_a_plan_that_cannot_be_read_back_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lydite.calibrate.setfile.MAX_BYTES", 1000)
+    monkeypatch.setattr("lydite.calibrate.store.set_file.MAX_BYTES", 1000)
     with pytest.raises(InputError, match=r"the plan of 20 images takes .* Make several sets"):
         Writer.start(tmp_path / "set", SETTINGS, plan(20))
     assert not (tmp_path / "set" / SET).exists()

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from calibrating import SETTINGS, items, latent, pixels, plan
-from lydite.calibrate.items import Maker
-from lydite.calibrate.keys import Dtype
-from lydite.calibrate.setfile import Description
-from lydite.calibrate.shards import Shard, shard_header, shard_name, write_shard
+from lydite.calibrate.settings import Dtype
+from lydite.calibrate.store.items import Maker
+from lydite.calibrate.store.set_file import Description
+from lydite.calibrate.store.shards import Shard, shard_header, shard_name, write_shard
 from lydite.core.errors import CalibrationError, FileError
+from support.calibration import SETTINGS, items, latent, pixels, plan
 
 MAKE = Maker(Description(SETTINGS, plan(2)))
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
-from calibrating import SETTINGS, draw, pixels, plan
 from lydite.calibrate.sheet import ACROSS, DOWN, GAP, LINE, LINES, SIDE, TEXT, caption, write_sheet
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import CalibrationError
+from support.calibration import SETTINGS, draw, pixels, plan
 
 
 def test_pictures_stand_side_by_side_in_the_order_of_images(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lydite.calibrate.sketch import BINS, BOUND, EDGES, FLOOR, ZERO, count, quantile
+from lydite.calibrate.activations.histogram import BINS, BOUND, EDGES, FLOOR, ZERO, count, quantile
 
 SHARES = (0.0, 0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999, 1.0)
 RNG = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 DECODE = """
-from lydite.calibrate.steady import preload_steady
+from lydite.calibrate.single_thread import preload_steady
 preload_steady()
 import hashlib
 import mlx.core as mx

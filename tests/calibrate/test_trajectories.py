@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from lydite.calibrate.conditions import conditions_of
-from lydite.calibrate.items import Maker
-from lydite.calibrate.keys import Settings
+from lydite.calibrate.model_session import Studio, require_model
 from lydite.calibrate.run import Sizes
-from lydite.calibrate.setfile import Description, Plan, plan_of
-from lydite.calibrate.studio import Studio, require_model
+from lydite.calibrate.settings import Settings
+from lydite.calibrate.store.items import Maker
+from lydite.calibrate.store.set_file import Description, Plan, plan_of
 from lydite.calibrate.trajectories import Trajectories, count_steps, model_hash, sizes
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError
 from lydite.pipelines.request import Request

@@ -8,18 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrating import SETTINGS, check_finished, draw, items, latent, plan
-from lydite.calibrate import disk, seal
-from lydite.calibrate.health import Healthy
-from lydite.calibrate.index import Index
-from lydite.calibrate.recovery import QUARANTINE
-from lydite.calibrate.repair import rebuild, repair
-from lydite.calibrate.setfile import SHARDS
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import Suspect, verify
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.store import files as disk
+from lydite.calibrate.store import seal
+from lydite.calibrate.store.index import Index
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.recovery import QUARANTINE
+from lydite.calibrate.store.repair import rebuild, repair
+from lydite.calibrate.store.set_file import SHARDS
+from lydite.calibrate.store.value_checks import Healthy
+from lydite.calibrate.store.verify import Suspect, verify
+from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import CalibrationError, FileError
 from lydite.core.tensorfile import read_header
+from support.calibration import SETTINGS, check_finished, draw, items, latent, plan
 
 
 def shard_of(folder: Path, image: int) -> Path:

@@ -1,24 +1,25 @@
 """Many workers, one writer: nothing twice, nothing lost, whoever dies."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from calibrating import SETTINGS, check_finished, draw, items, latent, plan
-from calibrating_cli import calibrate
-from lydite.calibrate.recovery import INCOMING
-from lydite.calibrate.setfile import SHARDS
-from lydite.calibrate.verify import verify
-from lydite.calibrate.workers import Worker
-from lydite.calibrate.writer import Writer
+from lydite.calibrate.store.recovery import INCOMING
+from lydite.calibrate.store.set_file import SHARDS
+from lydite.calibrate.store.verify import verify
+from lydite.calibrate.store.writer import Writer
+from lydite.calibrate.worker_shards import Worker
 from lydite.core.errors import CalibrationError
+from support.calibration import SETTINGS, check_finished, draw, items, latent, plan
+from support.calibration_cli import calibrate
 
 WORK = """
 import sys
-from calibrating import items
-from lydite.calibrate.workers import Worker
+from support.calibration import items
+from lydite.calibrate.worker_shards import Worker
 
 folder, number = sys.argv[1], int(sys.argv[2])
 worker = Worker(folder)
@@ -32,7 +33,7 @@ def test_eight_workers_hand_over_to_one_writer(tmp_path: Path) -> None:
     whole = draw(tmp_path / "whole", 16)
     folder = tmp_path / "set"
     with Writer.start(folder, SETTINGS, plan(16)) as writer:
-        path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+        path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
         workers = [
             subprocess.Popen([sys.executable, "-c", WORK, str(folder), str(number)], env=path)
             for number in range(8)

@@ -8,7 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from calibrating import (
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.set_file import SHARDS, Plan, plan_of
+from lydite.calibrate.store.shards import write_shard
+from lydite.calibrate.store.verify import verify
+from lydite.calibrate.store.writer import Committed, Writer, command_line
+from lydite.core.errors import CalibrationError, FileError
+from support.calibration import (
     SETTINGS,
     FaultyDisk,
     check_finished,
@@ -19,12 +25,6 @@ from calibrating import (
     latent,
     plan,
 )
-from lydite.calibrate.setfile import SHARDS, Plan, plan_of
-from lydite.calibrate.shards import write_shard
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.verify import verify
-from lydite.calibrate.writer import Committed, Writer, command_line
-from lydite.core.errors import CalibrationError, FileError
 
 
 def test_a_run_goes_on_where_it_was_and_does_nothing_twice(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_room_is_asked_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
     with Writer.start(tmp_path, SETTINGS, plan(3)) as writer:
         writer.require_room()
         committed = writer.commit(items(writer.make, 0))
-        room = "lydite.calibrate.disk.free_bytes"
+        room = "lydite.calibrate.store.files.free_bytes"
         needed = 8 * (committed.bytes // 4) + 16 * 2**20
         monkeypatch.setattr(room, lambda _: needed)
         writer.require_room()

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibrating_cli import SMALL, calibrate, content
-from lydite.calibrate import disk
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.store import files as disk
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import LyditeError
+from support.calibration_cli import SMALL, calibrate, content
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrating_cli import SMALL, calibrate, content
+from support.calibration_cli import SMALL, calibrate, content
 
 
 @pytest.fixture(scope="module")

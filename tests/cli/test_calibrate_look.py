@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from calibrating import FaultyDisk, draw, faulty
-from calibrating_cli import calibrate
-from lydite.cli.calibrate_look import listed
+from lydite.cli.calibrate.verify import listed
+from support.calibration import FaultyDisk, draw, faulty
+from support.calibration_cli import calibrate
 
 
 def test_a_verdict_for_scripts_tells_damage_from_bad_values(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from calibrating import FaultyDisk, faulty, same_blas
-from calibrating_cli import SMALL, calibrate, content
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import FileError
+from support.calibration import FaultyDisk, faulty, same_blas
+from support.calibration_cli import SMALL, calibrate, content
 
 Command = list[object]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrating import same_blas
-from calibrating_cli import SMALL, calibrate
+from support.calibration import same_blas
+from support.calibration_cli import SMALL, calibrate
 
 LOADING = """
 import os, signal, sys, weakref

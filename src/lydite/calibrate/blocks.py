@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate import disk
-from lydite.calibrate.capture import Replay, latent_of, replaying
 from lydite.calibrate.conditions import DTYPES
-from lydite.calibrate.index import Row
-from lydite.calibrate.keys import BLOCKS, Dtype, Settings
-from lydite.calibrate.setfile import NAME as SET
-from lydite.calibrate.setfile import Plan, read_description
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.studio import require_model
-from lydite.calibrate.writer import Writer, command_line
+from lydite.calibrate.model_session import require_model
+from lydite.calibrate.replay import Replay, latent_of, replaying
+from lydite.calibrate.settings import BLOCKS, Dtype, Settings
+from lydite.calibrate.store import files as disk
+from lydite.calibrate.store.index import Row
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.set_file import NAME as SET
+from lydite.calibrate.store.set_file import Plan, read_description
+from lydite.calibrate.store.writer import Writer, command_line
 from lydite.core.dtypes import NUMPY_DTYPES, widen
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError, at, shown
 from lydite.pipelines.sd3 import StableDiffusion3

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from lydite.calibrate.keys import Dtype
+from lydite.calibrate.settings import Dtype
 from lydite.core.errors import CalibrationError, InputError, shown
 from lydite.pipelines.request import Request
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lydite.calibrate.index import NAME as INDEX
-from lydite.calibrate.setfile import NAME as SET
-from lydite.calibrate.setfile import SHARDS
+from lydite.calibrate.store.index import NAME as INDEX
+from lydite.calibrate.store.set_file import NAME as SET
+from lydite.calibrate.store.set_file import SHARDS
 from lydite.core.errors import FileError, at
 
 HEAD = 2**16  # bytes of a file that tell its kind

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lydite.calibrate import disk
-from lydite.calibrate.keys import Settings, picture_key
-from lydite.calibrate.setfile import NAME as SET
-from lydite.calibrate.setfile import Plan, read_description
-from lydite.calibrate.store import CalibrationSet
-from lydite.calibrate.writer import Writer, command_line
+from lydite.calibrate.settings import Settings, picture_key
+from lydite.calibrate.store import files as disk
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.set_file import NAME as SET
+from lydite.calibrate.store.set_file import Plan, read_description
+from lydite.calibrate.store.writer import Writer, command_line
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import CalibrationError, LyditeError, NotFiniteError
 
 if TYPE_CHECKING:  # this file is read by processes that have no MLX yet
-    from lydite.calibrate.studio import Studio
+    from lydite.calibrate.model_session import Studio
 
 HEADER = 600  # bytes a shard and the index take beside the arrays of an item, about
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from lydite.calibrate.disk import make_folder, write_sealed
-from lydite.calibrate.index import Row
 from lydite.calibrate.outputs import check_output, mark_png, png_kind
-from lydite.calibrate.store import CalibrationSet
+from lydite.calibrate.store.files import make_folder, write_sealed
+from lydite.calibrate.store.index import Row
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError, at
 
 MOST = 400  # pictures on a sheet; of more, as many evenly spread over the set

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate.items import Maker
-from lydite.calibrate.keys import Image, canonical
 from lydite.calibrate.run import Sizes
-from lydite.calibrate.shards import Item
+from lydite.calibrate.settings import Image, canonical
+from lydite.calibrate.store.items import Maker
+from lydite.calibrate.store.shards import Item
 from lydite.core.dtypes import widen
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError, shown
 from lydite.pipelines.request import Request

@@ -10,7 +10,7 @@ import click
 class Verbs(click.Group):
     """Looks a verb up by name, so that `lydite inspect` never pays for the others.
 
-    A verb is `command` of a module, or another name in it: `lydite.cli.calibrate_look:status`.
+    A verb is `command` of a module, or another name in it: `lydite.cli.calibrate.status:status`.
     """
 
     def __init__(self, *arguments: Any, verbs: Mapping[str, str], **settings: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lydite.calibrate.activations_queries import Curve, distinct, read_curves
+from lydite.calibrate.activations.queries import Curve, distinct, read_curves
 from lydite.report.chart import Chart, Line, draw
 from lydite.report.page import Chapter, Fact, Figure, Figures, Fold, Page, Table, render
 from lydite.report.sheets import png_bytes

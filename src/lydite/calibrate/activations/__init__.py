@@ -1,0 +1,1 @@
+"""Statistics of a network's activations over a calibration set."""

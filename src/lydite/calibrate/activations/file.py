@@ -1,0 +1,224 @@
+"""Statistics of activations as an SQLite file: tables for people, and all that a merge needs.
+
+Equal statistics give an equal file, byte for byte, with one version of SQLite.
+"""
+
+import contextlib
+import os
+import sqlite3
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lydite.calibrate.activations.histogram import BINS
+from lydite.calibrate.activations.moments import Moments
+from lydite.calibrate.activations.state import About, Collected, content_hash
+from lydite.calibrate.outputs import Kind
+from lydite.calibrate.settings import canonical
+from lydite.calibrate.store import files as disk
+from lydite.core.errors import CalibrationError, FileError, at
+
+APPLICATION, VERSION = 0x4C594441, 1  # "LYDA"
+SHARES = {"p0_1": 0.001, "p1": 0.01, "p50": 0.5, "p99": 0.99, "p99_9": 0.999}
+_SCHEMA = f"""
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE sample (number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE);
+CREATE TABLE band (band INTEGER, step INTEGER PRIMARY KEY);
+CREATE TABLE place (
+    id INTEGER PRIMARY KEY, layer TEXT NOT NULL, place TEXT NOT NULL, channels INTEGER NOT NULL,
+    UNIQUE (layer, place)
+);
+CREATE TABLE statistic (
+    place INTEGER REFERENCES place (id), band INTEGER, count INTEGER, min REAL, max REAL,
+    absmax REAL, mean REAL, variance REAL, zero REAL, negative REAL,
+    {", ".join(f"{name} REAL" for name in SHARES)}, PRIMARY KEY (place, band)
+) WITHOUT ROWID;
+CREATE TABLE channel (
+    place INTEGER REFERENCES place (id), band INTEGER, channel INTEGER, min REAL, max REAL,
+    mean REAL, squares REAL, zeros INTEGER, negatives INTEGER, PRIMARY KEY (place, band, channel)
+) WITHOUT ROWID;
+CREATE TABLE sketch (
+    place INTEGER REFERENCES place (id), band INTEGER, part INTEGER,
+    {", ".join(f"{name} REAL" for name in SHARES)}, counts BLOB, PRIMARY KEY (place, band, part)
+) WITHOUT ROWID;
+CREATE VIEW layers AS
+    SELECT layer, place.place AS place, band, channels, count, min, max, absmax, mean, variance,
+        (min + max) / 2 AS middle, zero, negative, {", ".join(SHARES)}
+    FROM statistic JOIN place ON place.id = statistic.place;
+CREATE VIEW quantiles AS
+    SELECT layer, place.place AS place, band, part, {", ".join(SHARES)}
+    FROM sketch JOIN place ON place.id = sketch.place;
+CREATE VIEW channels AS
+    SELECT layer, place.place AS place, channel.band AS band, channel, count / channels AS count,
+        channel.min AS min, channel.max AS max,
+        max(abs(channel.min), abs(channel.max)) AS absmax,
+        (channel.min + channel.max) / 2 AS middle, channel.mean AS mean,
+        squares / (count / channels) AS variance,
+        zeros * 1.0 / (count / channels) AS zero, negatives * 1.0 / (count / channels) AS negative
+    FROM channel JOIN place ON place.id = channel.place
+        JOIN statistic ON statistic.place = channel.place AND statistic.band = channel.band;
+"""
+
+
+def _made_here(head: bytes) -> bool:
+    """An SQLite file with our mark: `application_id` stands at byte 68."""
+    return head.startswith(b"SQLite format 3\0") and head[68:72] == APPLICATION.to_bytes(4, "big")
+
+
+KIND = Kind("statistics", _made_here)
+
+
+def write_file(collected: Collected, path: Path, temporary: Path, told: dict[str, Any]) -> None:
+    """Write the statistics to `path`, by way of `temporary` on the same disk."""
+    disk.remove(temporary)
+    try:
+        with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = OFF")  # nobody reads it before it is whole
+            connection.execute("PRAGMA synchronous = OFF")
+            disk.system.execute(connection, "BEGIN")
+            _fill(connection, collected, told)
+            disk.system.execute(connection, "COMMIT")
+        handle = disk.system.open(temporary, os.O_RDONLY)
+        try:
+            disk.system.sync(handle)
+        finally:
+            os.close(handle)
+        disk.system.rename(temporary, path)
+        disk.sync_folder(path.parent)
+    except (sqlite3.Error, OSError) as error:
+        raise disk.DiskError(path, error) from error
+
+
+def read_file(path: Path) -> Collected:
+    """All that was written, back; equal to the bit, or an error."""
+    with reading(path) as connection:
+        about = dict(connection.execute("SELECT name, value FROM about"))
+        found = Collected(msgspec.json.decode(about["collected"], type=About, strict=False))
+        found.keys = [
+            key for (key,) in connection.execute("SELECT key FROM sample ORDER BY number")
+        ]
+        places = connection.execute(
+            "SELECT id, layer, place.place, band, count / channels FROM place "
+            "JOIN statistic ON statistic.place = place.id ORDER BY layer, place.place, band"
+        ).fetchall()
+        for number, layer, place, band, count in places:
+            moments = _moments(connection, number, band, count)
+            found.table[layer, place, band] = moments
+        if told_in(connection)["content"] != content_hash(found):
+            raise ValueError("its hash is another")
+    return found
+
+
+def told_by(path: Path) -> dict[str, Any]:
+    """What the file says of itself: samples, model, hashes."""
+    with reading(path) as connection:
+        return told_in(connection)
+
+
+def told_in(connection: sqlite3.Connection) -> dict[str, Any]:
+    """The same, of an open file."""
+    about = dict(connection.execute("SELECT name, value FROM about"))
+    return msgspec.json.decode(about["told"])
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[sqlite3.Connection]:
+    """An open file of statistics; anything else is refused by name."""
+    if not path.is_file():
+        raise FileError(f"{at(path)}: no such file. Expected statistics of activations.")
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            (kind,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if (kind, version) != (APPLICATION, VERSION):
+                raise CalibrationError(
+                    f"{at(path)}: expected statistics of activations, version {VERSION}; found "
+                    "another SQLite file. Run: lydite calibrate activations SET --out FILE"
+                )
+            yield connection
+    except (sqlite3.Error, KeyError, ValueError, TypeError, zlib.error) as error:
+        raise CalibrationError(
+            f"{at(path)}: no statistics of activations, or damaged ({error})."
+        ) from error
+
+
+def _fill(connection: sqlite3.Connection, collected: Collected, told: dict[str, Any]) -> None:
+    for statement in filter(str.strip, _SCHEMA.split(";")):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    told = {**told, "content": content_hash(collected)}
+    about = {"collected": msgspec.to_builtins(collected.about, str_keys=True), "told": told}
+    texts = [(name, canonical(value).decode()) for name, value in about.items()]
+    connection.executemany("INSERT INTO about VALUES (?, ?)", texts)
+    connection.executemany("INSERT INTO sample VALUES (?, ?)", enumerate(collected.keys))
+    bands = [(band, step) for step, band in sorted(collected.about.bands.items())]
+    connection.executemany("INSERT INTO band VALUES (?, ?)", bands)
+    places = sorted({(layer, place) for layer, place, _ in collected.table})
+    numbers = {place: number for number, place in enumerate(places)}
+    for key in sorted(collected.table):
+        layer, place, band = key
+        moments, number = collected.table[key], numbers[layer, place]
+        row = (number, layer, place, len(moments.mean))
+        connection.execute("INSERT OR IGNORE INTO place VALUES (?, ?, ?, ?)", row)
+        _insert(connection, "statistic", [(number, band, *_statistic(moments))])
+        _insert(connection, "channel", _channels(number, band, moments))
+        _insert(connection, "sketch", _sketches(number, band, moments))
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Any) -> None:
+    rows = list(rows)
+    marks = ", ".join("?" * len(rows[0]))
+    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+
+
+def _statistic(moments: Moments) -> tuple[float, ...]:
+    values = moments.count * len(moments.mean)
+    low, high, (mean, variance) = moments.low.min(), moments.high.max(), moments.whole()
+    shares = (int(moments.zeros.sum()) / values, int(moments.negative.sum()) / values)
+    quantiles = (moments.quantile(share) for share in SHARES.values())
+    ends = (float(low), float(high), float(moments.absmax.max()))
+    return (values, *ends, mean, variance, *shares, *quantiles)
+
+
+def _channels(number: int, band: int, moments: Moments) -> Iterator[tuple[float, ...]]:
+    names = ("low", "high", "mean", "squares", "zeros", "negative")
+    columns = [getattr(moments, name).tolist() for name in names]
+    for channel, values in enumerate(zip(*columns, strict=True)):
+        yield number, band, channel, *values
+
+
+def _sketches(number: int, band: int, moments: Moments) -> Iterator[tuple[Any, ...]]:
+    for part, counts in enumerate(moments.counts):
+        quantiles = (moments.quantile(share, part) for share in SHARES.values())
+        yield number, band, part, *quantiles, zlib.compress(counts.astype("<i8").tobytes(), 6)
+
+
+def _moments(connection: sqlite3.Connection, number: int, band: int, count: int) -> Moments:
+    here = "WHERE place = ? AND band = ?"
+    rows = connection.execute(
+        f"SELECT min, max, mean, squares, zeros, negatives FROM channel {here} ORDER BY channel",
+        (number, band),
+    ).fetchall()
+    low, high, mean, squares, zeros, negative = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
+    packed = connection.execute(
+        f"SELECT counts FROM sketch {here} ORDER BY part", (number, band)
+    ).fetchall()
+    counts = [np.frombuffer(zlib.decompress(blob), "<i8") for (blob,) in packed]
+    return Moments(
+        count,
+        low.astype(np.float32),
+        high.astype(np.float32),
+        mean.astype(np.float64),
+        squares.astype(np.float64),
+        zeros.astype(np.int64),
+        negative.astype(np.int64),
+        np.array(counts).reshape(-1, BINS),
+    )

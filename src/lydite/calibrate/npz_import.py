@@ -1,0 +1,208 @@
+"""A set made of a folder that another tool wrote, or an export: what does not fit is refused."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lydite.calibrate import npz_files as layout
+from lydite.calibrate.outputs import check_outside
+from lydite.calibrate.settings import Image, Settings, differences
+from lydite.calibrate.store.set_file import Plan
+from lydite.calibrate.store.shards import Item
+from lydite.calibrate.store.value_checks import Latents
+from lydite.calibrate.store.writer import Writer, command_line
+from lydite.core.errors import CalibrationError, at, shown
+from lydite.core.jsonfile import read_json
+
+_Files = dict[int, dict[int, Path]]  # of each step of each image
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a folder of other tools brought."""
+
+    items: int
+    missing: int  # of what its manifest plans
+    content_hash: str
+    told_hash: str | None  # of the set that was exported, by its manifest
+
+
+class _Listed(msgspec.Struct):
+    """What a manifest must say of an image; it may say more."""
+
+    prompt: str
+    seed: int
+
+
+class _Told(msgspec.Struct):
+    """What a manifest of ours says of the plan; one of another tool may say none of it."""
+
+    steps: tuple[int, ...] = ()
+    pictures: bool | None = None
+    conditioning: bool | None = None
+    content_hash: str | None = None
+
+
+def import_npz(
+    source: Path,
+    folder: Path | str,
+    settings: Settings | None = None,
+    *,
+    options: Sequence[str] = (),
+) -> Imported:
+    """Make a set of a folder in the other layout; the same call goes on when it was cut short.
+
+    `settings` are needed for a manifest that another tool wrote. `options` say where they come
+    from, for the command that errors name.
+    """
+    check_outside(Path(folder))
+    manifest = read_json(source / layout.MANIFEST)
+    files = layout.samples_in(source)
+    ours = manifest.get("lydite") is not None
+    settings = _settings(source, manifest.get("lydite"), settings)
+    told = _told(source, manifest) if ours else _Told()
+    plan = _plan(source, _images(source, manifest, files, every=ours), files, told)
+    again = command_line("lydite", "calibrate", "import", source, "--out", folder, *options)
+    latents = Latents(settings.conditions)
+    added = 0
+    with _whole_or_not_there(folder, settings, plan, again) as writer:
+        for image in plan.images:
+            items = _items(writer, source, image, files.get(image.number, {}), latents)
+            added += writer.commit(items).items
+        missing = sum(len(steps) for steps in writer.missing().values())
+        return Imported(added, missing, writer.content_hash, told.content_hash)
+
+
+@contextlib.contextmanager
+def _whole_or_not_there(
+    folder: Path | str, settings: Settings, plan: Plan, again: str
+) -> Iterator[Writer]:
+    """A writer whose folder goes again when it made it, and what is brought in cannot be used."""
+    was_there, is_new = Path(folder).exists(), False
+    try:
+        with Writer.start(folder, settings, plan, resume=again) as writer:
+            is_new = not was_there and not writer.index.counts()  # nor was another one faster
+            yield writer
+    except CalibrationError:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _items(
+    writer: Writer, source: Path, image: Image, files: dict[int, Path], latents: Latents
+) -> Iterator[Item]:
+    for step, path in sorted(files.items()):
+        with _named(path):
+            yield _sample(writer, image, step, path, latents)
+    if (path := layout.picture_path(source, image.number)).exists():
+        with _named(path):
+            yield writer.make.picture(image.number, layout.read_picture(path))
+    if (path := layout.conditioning_path(source, image.number)).exists():
+        with _named(path):
+            yield writer.make.conditioning(image.prompt, layout.read_npz(path))
+
+
+def _sample(writer: Writer, image: Image, step: int, path: Path, latents: Latents) -> Item:
+    arrays = layout.read_npz(path)
+    labels = {name: layout.read_label(name, arrays.pop(name, None)) for name in layout.LABELS}
+    found = labels.pop("image_id")
+    if found is not None and found != image.number:
+        raise CalibrationError(f"image_id is {found:g}, not {image.number}.")
+    if not arrays:
+        raise CalibrationError("no array in it but labels. Expected a latent x.")
+    item = writer.make.sample(image.number, step, arrays, **labels)
+    why = latents.complaint(item.entry) or next((why for _, why in latents.unlike()), None)
+    if why:
+        raise CalibrationError(f"{why}.")
+    return item
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a file, with its name."""
+    try:
+        yield
+    except CalibrationError as error:
+        raise CalibrationError(f"{at(path)}: {error}") from error
+
+
+def _settings(source: Path, own: object, given: Settings | None) -> Settings:
+    """Those of the manifest, or those that were given for one that has none."""
+    if own is None:
+        if given is not None:
+            return given
+        raise CalibrationError(
+            f"{at(source)}/{layout.MANIFEST}: does not say what the samples were made with. Give "
+            "--settings FILE.json with model_hash, conditions and dtype."
+        )
+    try:
+        found = msgspec.convert(own, Settings)
+    except msgspec.ValidationError as error:
+        raise CalibrationError(
+            f"{at(source)}/{layout.MANIFEST}: lydite: {error}. Expected the settings of a set."
+        ) from error
+    if given is not None and given.hash != found.hash:
+        lines = "; ".join(differences(found, given))
+        raise CalibrationError(
+            f"{at(source)}/{layout.MANIFEST}: says other settings than --settings ({lines}; the "
+            "manifest's first). Leave --settings out."
+        )
+    return found
+
+
+def _told(source: Path, manifest: dict[str, Any]) -> _Told:
+    try:
+        return msgspec.convert(manifest, _Told)
+    except msgspec.ValidationError as error:
+        raise CalibrationError(f"{at(source)}/{layout.MANIFEST}: {error}.") from error
+
+
+def _plan(source: Path, images: tuple[Image, ...], files: _Files, told: _Told) -> Plan:
+    """What the manifest plans, and all that has a file."""
+    seen: dict[tuple[str, int], int] = {}
+    for image in images:
+        other = seen.setdefault((image.prompt, image.seed), image.number)
+        if other != image.number:
+            raise CalibrationError(
+                f"{at(source)}/{layout.MANIFEST}: images {other} and {image.number} are one, "
+                f"{shown(image.prompt)} with seed {image.seed}. Expected different images."
+            )
+    paths = (layout.picture_path, layout.conditioning_path)
+    pictures, conditioning = (
+        any(path_of(source, image.number).exists() for image in images) for path_of in paths
+    )
+    steps = {step for steps in files.values() for step in steps}
+    return Plan(
+        images,
+        tuple(sorted(steps | set(told.steps))),
+        pictures or bool(told.pictures),
+        conditioning or bool(told.conditioning),
+    )
+
+
+def _images(
+    source: Path, manifest: dict[str, Any], files: _Files, *, every: bool
+) -> tuple[Image, ...]:
+    """The images that have samples; `every`: those too that were planned and not drawn."""
+    listed = manifest.get("images")
+    if not isinstance(listed, list):
+        raise CalibrationError(f"{at(source)}/{layout.MANIFEST}: no list of images.")
+    planned = {n for n, each in enumerate(listed) if each is not None} if every else set[int]()
+    images: list[Image] = []
+    for number in sorted(planned | files.keys()):
+        found = listed[number] if number < len(listed) else None
+        try:
+            said = msgspec.convert(found, _Listed)
+            images.append(Image(number, said.prompt, said.seed))
+        except msgspec.ValidationError as error:
+            raise CalibrationError(
+                f"{at(source)}/{layout.MANIFEST}: image {number}: expected a prompt and a seed, "
+                f"found {'nothing' if found is None else shown(found)}."
+            ) from error
+    return tuple(images)

@@ -1,0 +1,166 @@
+"""`--ray`: the same work as tasks of Ray, on as many machines as its cluster has.
+
+A task draws one image and returns it as the bytes of a shard; machines share no folder. Ray starts
+a task again when its worker or its machine is lost, which costs that image only.
+"""
+
+import importlib
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lydite.calibrate.run import Model, Watcher, portable
+from lydite.calibrate.single_thread import preload_steady
+from lydite.calibrate.store.files import write_sealed
+from lydite.calibrate.store.recovery import INCOMING
+from lydite.calibrate.store.set_file import Description
+from lydite.calibrate.store.shards import write_shard
+from lydite.calibrate.store.writer import Writer, resumable
+from lydite.core.errors import CalibrationError, InputError, LyditeError
+
+if TYPE_CHECKING:
+    from lydite.calibrate.model_session import Studio
+
+RETRIES = 3  # of a task whose worker was lost
+AHEAD = 2  # tasks for each core: one runs, one waits
+LISTENING = 10.0  # seconds until a machine must have answered
+PATIENCE = 0.5  # seconds between looks at whether to stop
+
+
+def run_ray(writer: Writer, model: Model, address: str, watcher: Watcher) -> None:
+    """Draw all that is missing on a cluster; KeyboardInterrupt when told to stop."""
+    ray = _ray()
+    if address != "auto":
+        _require_listener(address)
+    try:
+        _join(ray, address)
+        _draw_all(ray, writer, model, watcher)
+    finally:
+        ray.shutdown()
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        with _own_sigterm():
+            ray.init(**_where(address), log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(f"--ray {address}: no cluster there ({_line(error)}).") from error
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray does not get SIGTERM, which stays the caller's.
+
+    It would end the process with it: leave its agents behind when it only starts, and break off
+    what is under way later.
+    """
+    take = signal.signal
+
+    def take_others(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number == signal.SIGTERM else take(number, handler)
+
+    signal.signal = take_others
+    try:
+        yield
+    finally:
+        signal.signal = take
+
+
+def _draw_all(ray: Any, writer: Writer, model: Model, watcher: Watcher) -> None:
+    description = Description(writer.settings, writer.plan)
+    told = ray.put(msgspec.json.encode(description))
+    task = ray.remote(num_cpus=1, max_retries=RETRIES)(draw)
+    waiting = deque((image.number, tuple(steps)) for image, steps in writer.missing().items())
+    running: dict[Any, int] = {}
+    while waiting or running:
+        if watcher.stopping():
+            raise KeyboardInterrupt  # a task cannot be asked to finish its step: it is dropped
+        room = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)  # machines may be added
+        while waiting and len(running) < room:
+            number, wanted = waiting.popleft()
+            running[task.remote(told, model, number, wanted)] = number
+        for reference in ray.wait(list(running), timeout=PATIENCE)[0]:
+            number = running.pop(reference)
+            name, data = _result(ray, reference, number)
+            with resumable(writer.resume):
+                write_sealed(writer.folder / INCOMING / name, [data])
+            writer.collect(drawn=time.time())
+            watcher.finished(number)
+
+
+def draw(told: bytes, model: Model, number: int, wanted: tuple[int | None, ...]) -> Any:
+    """One image as a shard, its name and its bytes; or what went wrong, and None."""
+    try:
+        studio = _studio(told, model)
+        image = studio.make.image(number)
+        items = studio.trajectories.items(image, wanted)
+        studio.require_unchanged()
+        with tempfile.TemporaryDirectory() as folder:
+            name, _ = write_shard(Path(folder), studio.make.settings, items)
+            return name, Path(folder, name).read_bytes()
+    except LyditeError as error:
+        return portable(error), None
+
+
+@lru_cache(maxsize=1)
+def _studio(told: bytes, model: Model) -> "Studio":
+    """A worker of Ray lives on from task to task, and so does the model it loaded."""
+    preload_steady()  # before MLX
+    from lydite.calibrate.model_session import Studio
+
+    return Studio.open(msgspec.json.decode(told, type=Description), model)
+
+
+def _result(ray: Any, reference: Any, number: int) -> tuple[str, bytes]:
+    try:
+        name, data = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        raise CalibrationError(
+            f"image {number}: its task was lost {RETRIES + 1} times ({_line(error)})."
+        ) from error
+    if data is None:
+        raise name
+    return name, data
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"  # in C++, which ends the process too
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise InputError(
+            "--ray needs the package ray. Install it with: pip install 'lydite[ray]'"
+        ) from None
+
+
+def _where(address: str) -> dict[str, Any]:
+    """`auto` is the cluster this machine is in, or one of its own; else HOST:PORT."""
+    if address == "auto":
+        return {"address": os.environ.get("RAY_ADDRESS"), "include_dashboard": False}
+    return {"address": address}
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would wait for minutes where nobody answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=LISTENING).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"--ray {address}: no cluster there ({_line(error)}). Expected auto or HOST:PORT."
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

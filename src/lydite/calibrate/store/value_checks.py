@@ -1,0 +1,94 @@
+"""Whether stored values look like what a network is given: finite, varying, not huge, alike."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.calibrate.settings import BLOCKS
+from lydite.calibrate.store.shards import Entry
+from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """The ranges. A latent starts as sigma × noise: up to 60 for sigma 14.6, 4 in flow models."""
+
+    absmax: float = 1e4
+    spread: float = 1e-6  # between the least and the largest value
+
+
+class Latents:
+    """Whether the latents of a set are alike, and have the proportions of its pictures."""
+
+    def __init__(self, conditions: Mapping[str, Any]) -> None:
+        self._size = _size(conditions)
+        self._labels: dict[tuple[int, ...], list[str]] = {}  # the samples of each shape
+
+    def complaint(self, entry: Entry) -> str | None:
+        """What is wrong with the latent of a sample, by what its shard says of it."""
+        x = entry.tensors.get("x")
+        if x is None:
+            needed = self._size is not None or self._labels
+            found = ", ".join(sorted(entry.tensors)) or "nothing"
+            return f"expected a latent x, found {found:.80}" if needed else None
+        if x.dtype not in FLOAT_NAMES:
+            return f"x: expected floats, found {x.dtype}"
+        if self._size is not None and not _fits(x.shape, self._size):
+            return (
+                f"x: expected height, width and channels of a latent for {self._size[1]}×"
+                f"{self._size[0]} pixels, found shape {list(x.shape)}"
+            )
+        self._labels.setdefault(x.shape, []).append(entry.label)
+        return None
+
+    def unlike(self) -> Iterator[tuple[str, str]]:
+        """The samples so far whose shape is not that of most, each with the reason."""
+        usual = max(self._labels, key=lambda shape: len(self._labels[shape]), default=())
+        for shape, labels in self._labels.items():
+            if shape != usual:
+                why = f"x: shape {list(shape)}, most of the set have {list(usual)}"
+                yield from ((label, why) for label in labels)
+
+
+def _size(conditions: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width in pixels; None where they are not told, or decide nothing."""
+    if BLOCKS in conditions:  # what modules take has shapes of its own
+        return None
+    height, width = conditions.get("height"), conditions.get("width")
+    if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
+        return height, width
+    return None
+
+
+def _fits(shape: tuple[int, ...], size: tuple[int, int]) -> bool:
+    """Whether each position stands for a square of pixels; how large is the model's affair."""
+    if len(shape) != 3 or 0 in shape:
+        return False
+    high, wide = (pixels / count for pixels, count in zip(size, shape[:2], strict=True))
+    return high == wide and high.is_integer()
+
+
+def complaints(arrays: Mapping[str, NDArray[Any]], healthy: Healthy) -> Iterator[str]:
+    """What is wrong with the values of an item, one sentence a tensor."""
+    for name, array in arrays.items():
+        judged = array.size and (NAMES[array.dtype] in FLOAT_NAMES or array.dtype == np.uint8)
+        if judged and (why := _complaint(array, healthy)):
+            yield f"{name}: {why}"
+
+
+def _complaint(array: NDArray[Any], healthy: Healthy) -> str | None:
+    values = widen(array)
+    least, most = float(values.min()), float(values.max())  # both NaN if any value is
+    if not math.isfinite(least - most):
+        nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        return f"{nan} NaN and {inf} Inf among {values.size} values"
+    largest = max(-least, most)
+    if largest > healthy.absmax:
+        return f"values up to {largest:.4g}, expected at most {healthy.absmax:.4g}"
+    if array.size > 1 and most - least < healthy.spread:
+        return f"all values are {most:.4g}"
+    return None

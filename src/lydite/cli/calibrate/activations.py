@@ -1,0 +1,174 @@
+"""`lydite calibrate activations`: statistics of every layer over a set, merged, and drawn."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lydite.cli.calibrate.draw_missing import Stop
+from lydite.cli.calibrate.set_model import (
+    SampleBar,
+    kept_on_stop,
+    model_options,
+    model_words,
+    open_model,
+)
+from lydite.core.errors import InputError, at
+
+if TYPE_CHECKING:
+    from lydite.calibrate.outputs import Kind
+
+MOST_BANDS = 10_000
+
+
+@click.command("activations")
+@click.argument("sources", metavar="SET|FILE…", nargs=-1, required=True,
+                type=click.Path(path_type=Path))  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+              help="The SQLite file that is made.")  # fmt: skip
+@click.option("--per", default="step", show_default=True, metavar="step|N|all",
+              help="Statistics of each kept step, of N even parts of them, or of all.")  # fmt: skip
+@click.option("--group", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+              help="Neighbouring channels in one histogram; 0: all of a layer.")  # fmt: skip
+@click.option("--part", default="1/1", show_default=True, metavar="I/N",
+              help="Only this share of the samples, to be merged later.")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
+              help="Draw the statistics: a page (.html) or a picture (.png).")  # fmt: skip
+@model_options
+def activations(
+    sources: tuple[Path, ...],
+    out: Path | None,
+    per: str,
+    group: int,
+    part: str,
+    plot: Path | None,
+    model: str | None,
+    components: str | None,
+    quiet: bool,
+) -> None:
+    """Collect what every layer of the network takes and gives, over all samples of a set.
+
+    Of each channel at each step: count, least, largest, mean, variance, zeros and negative values;
+    of each layer histograms and percentiles. Layers are all linears and convolutions of the
+    transformer, their inputs and outputs, and q, k, v and softmax of each attention. The network
+    is only looked at: nothing it computes changes.
+
+    Interrupt it and run the same command again to go on. Files of different samples are merged;
+    a finished file is drawn without the model.
+
+    \b
+    lydite calibrate activations set/ --out stats.sqlite --plot stats.html
+    lydite calibrate activations set/ --out a.sqlite --part 1/2      on one machine
+    lydite calibrate activations a.sqlite b.sqlite --out stats.sqlite
+    lydite calibrate activations stats.sqlite --plot stats.png
+    sqlite3 stats.sqlite "select layer, place, max(absmax) from layers group by 1,2 order by 3 desc"
+    """
+    _check_plot(plot)
+    if out is not None and out.suffix.lower() == ".parquet":
+        raise InputError(f"--out is {out}; statistics are written as SQLite, e.g. stats.sqlite.")
+    for source in sources:
+        if not source.exists():
+            raise InputError(
+                f"{at(source)}: no such file or folder. Expected a calibration set, or statistics "
+                "that this command made of one."
+            )
+    first, folders = sources[0], [source for source in sources if source.is_dir()]
+    if folders and len(sources) > 1:
+        raise InputError("one set at a time; several files of statistics can be merged.")
+    if folders:
+        _check_per(per)
+        if out is None:
+            raise InputError("--out is missing: the file that the statistics go to.")
+        _collect(first, out, (per, group, _read_part(part)), model, components, quiet)
+    elif len(sources) > 1 or out is not None:
+        if out is None:
+            raise InputError("--out is missing: the file that is merged into.")
+        _merge(sources, out, quiet)
+    elif plot is None:
+        raise InputError("nothing to do: give a set and --out, files to merge, or --plot.")
+    if plot is not None:
+        _draw(out or first, plot, quiet)
+
+
+def _collect(
+    folder: Path,
+    out: Path,
+    wanted: tuple[str, int, tuple[int, int]],
+    model: str | None,
+    components: str | None,
+    quiet: bool,
+) -> None:
+    from lydite.calibrate.store.reader import CalibrationSet
+
+    with CalibrationSet.open(folder) as opened:
+        pipeline = open_model(opened, model, components)
+        if not quiet and (left := len(opened.missing())):
+            click.echo(f"note: the set is not complete, {left} images are not whole.", err=True)
+        from lydite.calibrate.activations.collect import Wanted, collect
+
+        stop = Stop()
+        with SampleBar(quiet=quiet) as bar, stop.listening(), kept_on_stop():
+            new = collect(
+                opened,
+                pipeline,
+                out,
+                Wanted(*wanted),
+                on_sample=lambda progress: bar.done(progress.done, progress.total),
+                stopping=lambda: stop.asked,
+                options=model_words(model, components),
+            )
+    if not quiet:
+        click.echo(f"{out}: complete, {new} samples in this run.")
+
+
+def _merge(sources: tuple[Path, ...], out: Path, quiet: bool) -> None:
+    from lydite.calibrate.activations.merge import merge
+
+    samples = merge(sources, out)
+    if not quiet:
+        click.echo(f"{out}: statistics of {samples} samples.")
+
+
+def _draw(path: Path, plot: Path, quiet: bool) -> None:
+    from lydite.calibrate.outputs import mark_png
+    from lydite.core.files import write_atomic
+    from lydite.report.activations import page, picture
+
+    is_page = plot.suffix.lower() == ".html"
+    write_atomic(plot, page(path) if is_page else mark_png(picture(path), _plot_kind(plot)))
+    if not quiet:
+        click.echo(f"{'page' if is_page else 'picture'}: {plot}")
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    if plot.suffix.lower() not in (".html", ".png"):
+        raise InputError(f"--plot is {plot}; expected a name that ends in .html or .png.")
+    from lydite.calibrate.outputs import check_output
+
+    check_output(plot, _plot_kind(plot))
+
+
+def _plot_kind(plot: Path) -> "Kind":
+    from lydite.calibrate.outputs import Kind, png_kind
+    from lydite.report.page import made_here
+
+    if plot.suffix.lower() == ".html":
+        return Kind("page", made_here)
+    return png_kind("picture of statistics")
+
+
+def _check_per(per: str) -> None:
+    if per in ("step", "all"):
+        return
+    if not per.isdecimal() or not 1 <= int(per) <= MOST_BANDS:
+        raise InputError(f"--per is {per!r:.40}; expected step, all, or a number of parts.")
+
+
+def _read_part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"--part is {text!r:.40}; expected I/N such as 1/2, with I from 1 to N.")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,40 @@
+"""`lydite calibrate export`: a set for people and other tools."""
+
+from pathlib import Path
+
+import click
+
+from lydite.core.errors import InputError
+
+FOLDER = click.Path(path_type=Path)
+
+
+@click.command("export")
+@click.argument("folder", metavar="SET", type=FOLDER)
+@click.option("-o", "--out", type=FOLDER, metavar="FOLDER", help="Write samples/0001_004.npz, "
+              "images/0001.png and manifest.json into this new folder.")  # fmt: skip
+@click.option("--manifest", type=FOLDER, metavar="FILE", help="Write everything but the arrays "
+              "into this JSON file.")  # fmt: skip
+def export(folder: Path, out: Path | None, manifest: Path | None) -> None:
+    """Write SET for people and other tools.
+
+    \b
+    lydite calibrate export set/ --manifest manifest.json
+    lydite calibrate export set/ --out npz/
+    """
+    from lydite.calibrate.npz_export import export_npz
+    from lydite.calibrate.outputs import check_output
+    from lydite.calibrate.store.status import MANIFEST, write_manifest
+
+    if out is None and manifest is None:
+        raise InputError("nothing to write. Give --out FOLDER, --manifest FILE, or both.")
+    if manifest is not None:
+        check_output(manifest, MANIFEST)
+    if out is not None:
+        done = export_npz(folder, out)
+        click.echo(f"{out}: {done.samples} samples")
+        if done.missing:
+            click.echo(f"missing   {done.missing} of {done.planned} items; the set is not complete")
+    if manifest is not None:
+        write_manifest(folder, manifest)
+        click.echo(f"{manifest}")

@@ -1,0 +1,242 @@
+"""`lydite calibrate run`: prompts to a calibration set, or on with one that was interrupted."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lydite import embedded
+from lydite.cli.calibrate.draw_missing import (
+    Hands,
+    check_hands,
+    finish,
+    hands_options,
+    lasting_model,
+    resume,
+)
+from lydite.cli.guidance import (
+    guidance_options,
+    read_interval,
+    read_numbers,
+    read_scales,
+    sampler_options,
+)
+from lydite.cli.settings import read_size
+from lydite.core.errors import InputError, at, shown
+
+if TYPE_CHECKING:
+    from lydite.calibrate.prompts import Prompts
+    from lydite.pipelines.request import Request
+
+MOST_IMAGES = 100_000
+LARGEST_SEED = 2**53
+ANY_TIME = {"out", "model", "components", "workers", "ray", "quiet"}  # options that decide no value
+
+
+@click.command("run")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='txt with one a line, csv with a column prompt, caption or text, or jsonl with "prompt".',
+)
+@click.option(
+    "--images",
+    type=click.IntRange(1, MOST_IMAGES),
+    metavar="N",
+    help="How many; the prompts are taken over and over. By default each prompt once.",
+)
+@click.option(
+    "-s",
+    "--seed",
+    type=click.IntRange(0, LARGEST_SEED),
+    default=0,
+    show_default=True,
+    help="Of the first image; each further one has the next.",
+)
+@click.option(
+    "--keep",
+    default="all",
+    show_default=True,
+    metavar="all|every:N|0,5,10",
+    help="The steps whose input is stored.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(("fp32", "bf16", "fp16")),
+    default="fp32",
+    show_default=True,
+    help="Of the stored latents.",
+)
+@click.option(
+    "--conditioning", is_flag=True, help="Also store the prompts' embeddings, once a prompt."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 10_000),
+    help="Denoising steps: 28, or 16 with the embedded model.",
+)
+@sampler_options
+@guidance_options
+@click.option("-n", "--negative", default="", help="What the pictures should not show.")
+@click.option("--size", metavar="WxH", help="Pixels; by default the model's own.")
+@click.option(
+    "--compute",
+    type=click.Choice(("auto", "float32", "bfloat16", "float16")),
+    default="auto",
+    show_default=True,
+    help="What the networks run in; auto: float32 on CPU, bfloat16 elsewhere.",
+)
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="SET",
+    help="The set: a new folder, or one to go on with.",
+)
+@hands_options
+@click.pass_context
+def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
+    """Draw images and store what the network is given on the way, step by step.
+
+    A sample is the latent x at the beginning of a kept step, with its sigma and timestep. The
+    finished pictures are stored too. Prompts, seeds and all settings stand in the set.
+
+    \b
+    lydite calibrate run --prompts prompts.txt --out set/
+    lydite calibrate run --prompts coco.csv --images 256 --keep every:4 --dtype bf16 --out set/
+    lydite calibrate run -m sd3-folder/ --prompts p.jsonl --sampler dpmpp_2m --steps 20 --out set/
+    lydite calibrate run --prompts prompts.txt --workers 4 --out set/
+    lydite calibrate run --out set/                go on where it stopped
+
+    The same command again goes on where it stopped; other settings are refused, more images or
+    steps are added. Ctrl-C and SIGTERM finish the step under way and leave a whole set; the image
+    under way is drawn again by the next run.
+    """
+    hands = Hands(options["workers"], options["ray"], options["quiet"])
+    check_hands(hands)
+    default = click.core.ParameterSource.DEFAULT
+    typed = {name for name in options if ctx.get_parameter_source(name) is not default}
+    from lydite.calibrate.single_thread import preload_steady
+
+    preload_steady()  # before MLX
+    if options["prompts"] is None:
+        _check_resumable(options["out"], typed - ANY_TIME)
+        resume(options["out"], options["model"], options["components"], hands)
+    else:
+        _start(options, hands, _command(ctx, typed))
+
+
+def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
+    """Everything that can be refused is, before the model is loaded."""
+    from lydite.calibrate.conditions import DTYPES, conditions_of, read_keep
+    from lydite.calibrate.model_session import open_pipeline, usual_compute
+    from lydite.calibrate.prompts import read_prompts
+    from lydite.calibrate.settings import Settings
+    from lydite.calibrate.store.set_file import Description, encoded, plan_of
+    from lydite.calibrate.trajectories import count_steps, model_hash
+
+    prompts = read_prompts(options["prompts"])
+    model = lasting_model(options["model"] or embedded.NAME, options["components"])
+    compute = usual_compute() if options["compute"] == "auto" else options["compute"]
+    pipeline = open_pipeline(model, compute)
+    request = pipeline.complete(_request(options, model.name))
+    pipeline.strength(request)
+    count = options["images"] or len(prompts.texts)
+    if count > MOST_IMAGES:
+        raise InputError(
+            f"{options['prompts']}: {count:,} prompts, and a set has at most {MOST_IMAGES:,} "
+            "images. Give --images, or make several sets."
+        )
+    plan = plan_of(
+        prompts.images(count, options["seed"]),
+        read_keep(options["keep"], count_steps(pipeline, request)),
+        conditioning=options["conditioning"],
+    )
+    conditions = conditions_of(request, compute)
+    encoded(Description(Settings("0" * 64, conditions), plan))  # refused if it is too large
+    _check_agreed(options["out"], conditions, DTYPES[options["dtype"]], plan)
+    if not hands.quiet:
+        _tell_prompts(options["prompts"], prompts)
+    pipeline.networks.prepare()
+    settings = Settings(model_hash(pipeline), conditions, DTYPES[options["dtype"]], model.name)
+    finish(options["out"], settings, plan, pipeline, model, hands, begin=command)
+
+
+def _tell_prompts(path: Path, prompts: "Prompts") -> None:
+    """What a reader of the file may not have meant."""
+    if prompts.guessed:
+        click.echo(
+            f"note: {at(path)}: no column is called prompt, caption or text; its first is taken, "
+            f"which begins with {shown(prompts.texts[0])}.",
+            err=True,
+        )
+    if prompts.repeated:
+        click.echo(f"note: {prompts.repeated} prompts come twice and are used once.", err=True)
+
+
+def _command(ctx: click.Context, typed: set[str]) -> str:
+    """The command as it was given."""
+    from lydite.calibrate.store.writer import command_line
+
+    words: list[object] = ["lydite", "calibrate", "run"]
+    for option in ctx.command.params:
+        if option.name in typed:
+            value = ctx.params[option.name]
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [option.opts[-1]] if each is True else [option.opts[-1], each]
+    return command_line(*words)
+
+
+def _request(options: dict[str, Any], model: str) -> "Request":
+    from lydite.pipelines.request import Request
+
+    steps, usual, text_length = 28, 7.0, 256
+    if model == embedded.NAME:
+        steps, usual, text_length = embedded.STEPS, embedded.GUIDANCE, embedded.TEXT_LENGTH
+    scales = (usual,) if options["guidance"] is None else read_scales(options["guidance"])
+    width, height = read_size(options["size"])
+    return Request(
+        prompt="",
+        negative=options["negative"],
+        steps=options["steps"] or steps,
+        guidance=max(scales),
+        guidance_steps=scales if len(scales) > 1 else (),
+        guidance_rescale=options["guidance_rescale"],
+        guidance_interval=read_interval(options["guidance_interval"]),
+        width=width,
+        height=height,
+        sampler=options["sampler"],
+        options=read_numbers(options["options"], options["eta"]),
+        schedule=options["schedule"],
+        convention=options["convention"],
+        text_length=text_length if options["text_length"] is None else options["text_length"],
+        noise=options["noise"],
+    )
+
+
+def _check_resumable(folder: Path, typed: set[str]) -> None:
+    """Without prompts a set goes on as it was begun."""
+    from lydite.calibrate.store.set_file import NAME, has_shards, read_description
+
+    if has_shards(folder):
+        read_description(folder)
+    if not (folder / NAME).exists():
+        raise InputError(f"{folder}: no set to go on with. Begin one with --prompts FILE.")
+    if typed:
+        option = sorted(typed)[0].replace("_", "-")
+        raise InputError(
+            f"--{option} without --prompts: a set goes on with its own settings. Leave it out, or "
+            "give --prompts too."
+        )
+
+
+def _check_agreed(folder: Path, conditions: dict[str, Any], dtype: Any, plan: Any) -> None:
+    """A set that is there is held against the options before the model is loaded."""
+    from lydite.calibrate.settings import Settings
+    from lydite.calibrate.store.set_file import NAME, agreed, read_description
+
+    if (folder / NAME).exists():
+        known = read_description(folder).settings.model_hash
+        agreed(folder, Settings(known, conditions, dtype), plan)

@@ -1,0 +1,81 @@
+"""What `lydite calibrate activations` and `blocks` share: the set's model, and a bar of samples."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import click
+
+from lydite import embedded
+from lydite.cli.progress import StepBar
+
+if TYPE_CHECKING:
+    from lydite.calibrate.store.reader import CalibrationSet
+    from lydite.pipelines.sd3 import StableDiffusion3
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def model_options(command: F) -> F:
+    """Where the set's model is."""
+    options = (
+        click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
+                     help="The model the set was made with; by default where it was then."),
+        click.option("--components", metavar="FOLDER",
+                     help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress bar, only errors."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def open_model(
+    opened: "CalibrationSet", model: str | None, components: str | None
+) -> "StableDiffusion3":
+    """The model of a set, nothing of it loaded yet."""
+    from lydite.calibrate.single_thread import preload_steady
+
+    preload_steady()  # before MLX
+    from lydite.calibrate.conditions import request_of
+    from lydite.calibrate.model_session import Model, open_pipeline
+
+    _, compute = request_of(opened.settings.conditions)
+    name = model or opened.settings.model or embedded.NAME
+    return open_pipeline(Model(name, components), compute)
+
+
+def model_words(model: str | None, components: str | None) -> list[str]:
+    """The options again, for a command in a message."""
+    given = {"--model": model, "--components": components}
+    return [word for name, value in given.items() if value for word in (name, value)]
+
+
+@contextmanager
+def kept_on_stop() -> Iterator[None]:
+    """Says, when the user stops it, that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("stopped; what is done is kept. The same command goes on with it.", err=True)
+        raise
+
+
+class SampleBar:
+    """Counts samples on stderr, from the first that is told."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._stack = quiet, ExitStack()
+        self._bar: StepBar | None = None
+
+    def done(self, number: int, total: int) -> None:
+        """Sample `number` of `total` is done."""
+        if self._bar is None:
+            self._bar = self._stack.enter_context(StepBar(total - number + 1, quiet=self._quiet))
+        self._bar.advance()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
