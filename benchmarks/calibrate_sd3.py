@@ -23,10 +23,10 @@ from lydite.calibrate.single_thread import preload_steady
 
 preload_steady()  # before MLX
 
-import calibrate_run  # noqa: E402
 import mlx.core as mx  # noqa: E402
-from calibrate_activations import SD3_MEDIUM  # noqa: E402
 
+import calibrate_run  # noqa: E402
+from calibrate_activations import SD3_MEDIUM  # noqa: E402
 from lydite.calibrate.activations.device_moments import DeviceMoments  # noqa: E402
 from lydite.calibrate.activations.places import Places, moments_now  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
@@ -38,7 +38,7 @@ from lydite.calibrate.store.files import size_text  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
 from lydite.calibrate.trajectories import model_hash  # noqa: E402
 from lydite.pipelines.request import Request  # noqa: E402
-from lydite.pipelines.untrained import TRANSFORMER, VAE, make_untrained  # noqa: E402
+from untrained_sd3 import TRANSFORMER, VAE, make_untrained  # noqa: E402
 
 LYDITE = [sys.executable, "-m", "lydite", "calibrate"]
 PROMPTS = ("a red star", "a fox in snow")

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gelu_over_steps import plot
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from gelu_over_steps import plot
 from lydite import embedded
 from lydite.embedded.accuracy import score
 from lydite.embedded.captions import Prompt, held_out_prompts

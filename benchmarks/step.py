@@ -60,7 +60,7 @@ def main() -> None:
 
 def write_checkpoint(options: argparse.Namespace) -> None:
     """Random weights in the geometry of the preset."""
-    from lydite.pipelines.untrained import TRANSFORMER, VAE, make_untrained
+    from untrained_sd3 import TRANSFORMER, VAE, make_untrained
 
     if options.preset == "demo":
         make_untrained(options.folder)

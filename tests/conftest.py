@@ -1,4 +1,4 @@
-"""Settings that have to be in the environment before torch and MLX start, and a model for all."""
+"""Environment variables that torch and MLX read at their start, and one model for all tests."""
 
 import os
 import signal
@@ -14,6 +14,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny matrices: threads would mostly wait 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+# Programs that tests start import what pytest's `pythonpath` gives to the tests themselves.
+ROOT = Path(__file__).parents[1]
+PATHS = [str(ROOT / "tests"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(path for path in PATHS if path)
 # A job in the background is started to ignore Ctrl-C; programs that tests run and stop are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 preload()  # tests multiply as the program does, whichever of them is first to import MLX
@@ -21,7 +25,7 @@ preload()  # tests multiply as the program does, whichever of them is first to i
 
 @pytest.fixture(scope="session")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that needs no reference: the random model of the demo."""
-    from lydite.pipelines.untrained import make_untrained
+    """A checkpoint with random weights, made without the reference."""
+    from untrained_sd3 import make_untrained  # imports MLX
 
     return make_untrained(tmp_path_factory.mktemp("models") / "untrained")

@@ -20,15 +20,15 @@ ANCESTRAL, DPM = Asked("euler_ancestral", guidance=3.0), Asked("dpm_2", guidance
 FLOW_TWO = Asked("dpmpp_2m", model="sd3", guidance=3.0)
 USUAL = (SD15, V, X0, EDM, COSMOS, SD3, HEUN, DPM, TWO, FLOW_TWO, ANCESTRAL)
 EVERYWHERE = (
-    "denoised-as-derivative",  # seeds/001, bug 1
-    "broadcast",  # seeds/001, bug 2
-    "sigma-for-timestep",  # seeds/001, bug 3
-    "first-timestep-kept",  # seeds/001, bug 4: modulation cached for another step
+    "denoised-as-derivative",
+    "broadcast",
+    "sigma-for-timestep",
+    "first-timestep-kept",  # modulation cached for another step
     "cond-uncond-swapped",
     "guidance-one-more",
     "guidance-one-less",
     "sign-flipped",
-    "stale-timesteps",  # seeds/003: patchy
+    "stale-timesteps",  # patchy pictures
     "timestep-truncated",
     "timestep-one-more",
     "timestep-one-less",
@@ -45,8 +45,8 @@ EVERYWHERE = (
     "last-step-idle",
 )
 SCALED = (
-    "no-c-in",  # seeds/003: blurry
-    "scaled-latent-in-denoised",  # seeds/003: grey
+    "no-c-in",  # blurry pictures
+    "scaled-latent-in-denoised",  # grey pictures
     "c-in-in-place",
     "c-in-inverted",
     "timestep-not-scaled",

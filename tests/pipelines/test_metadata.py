@@ -13,6 +13,7 @@ from lydite.core.errors import FileError
 from lydite.pipelines.images import read_pixels, resize
 from lydite.pipelines.metadata import Record, model_hash, read_record, write_png
 from lydite.pipelines.sd3_files import open_files
+from untrained_sd3 import make_untrained
 
 RECORD = Record(
     model="m",
@@ -68,8 +69,6 @@ def test_resizing_to_the_same_size_is_no_resizing() -> None:
 
 
 def test_the_model_hash_notices_another_model(untrained: Path, tmp_path: Path) -> None:
-    from lydite.pipelines.untrained import make_untrained
-
     ours = model_hash(open_files(untrained).components)
     assert ours == model_hash(open_files(make_untrained(tmp_path / "same")).components)
     assert ours != model_hash(open_files(make_untrained(tmp_path / "other", seed=9)).components)

@@ -39,8 +39,8 @@ from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
 from lydite.calibrate.store.shards import Entry  # noqa: E402
 from lydite.calibrate.store.verify import verify  # noqa: E402
 from lydite.cli.main import main  # noqa: E402
-from lydite.pipelines.untrained import TRANSFORMER, VAE, make_untrained  # noqa: E402
 from support.calibration import KINDS, Fault, FaultyDisk  # noqa: E402, F401
+from untrained_sd3 import TRANSFORMER, VAE, make_untrained  # noqa: E402
 
 Name = Literal["run", "activations", "blocks"]
 SMALL = ["--steps", "2", "--keep", "0", "--size", "32x32", "--text-length", "4"]

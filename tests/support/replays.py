@@ -14,8 +14,8 @@ from lydite.calibrate.store.set_file import Description, plan_of
 from lydite.calibrate.store.writer import Writer
 from lydite.calibrate.trajectories import model_hash
 from lydite.pipelines.sd3 import Request, StableDiffusion3
-from lydite.pipelines.untrained import TRANSFORMER, make_untrained
 from lydite.trace.arrays import to_numpy
+from untrained_sd3 import TRANSFORMER, make_untrained
 
 STEPS = 3
 PROMPTS = ("a red star", "a blue ring", "a red star")

@@ -8,9 +8,9 @@ exceeds the largest of three limits:
     RISE × ratio × floor   where the values before it already run at `ratio` times their floor
     GAIN × error before    what came in unexplained by any floor may go out larger
 
-The numbers were measured on clean ports (benchmarks/zoo.py: in 16 bits a clean value lies at 1.07
-floors in the median and at 2.1 at most) and hold for every model; no tolerance is asked of the
-user. Small values scatter more, so K grows where there are few numbers.
+The numbers were measured on clean ports (benchmarks/score_seeded_bugs.py: in 16 bits a clean value
+lies at 1.07 floors in the median and at 2.1 at most) and hold for every model; no tolerance is
+asked of the user. Small values scatter more, so K grows where there are few numbers.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,1 @@
+"""The seeded bugs, by the part of a port they are in."""

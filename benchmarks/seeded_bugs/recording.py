@@ -1,0 +1,99 @@
+"""The port's side: one run of the pipeline recorded, with whatever bug is applied at the moment.
+
+Two runs show every bug: a picture drawn from text, recorded as `lydite trace` does it, and a fixed
+picture encoded by the VAE, which drawing does not run: its modules and `pipeline/image_latents`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.pipelines import sd3_trace
+from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.sd3_trace import SD3Recorder
+from lydite.trace.events import Event, Header
+from lydite.trace.mlx_capture import watching
+from lydite.trace.recorder import Recorder, Source
+from lydite.trace.writer import TraceWriter
+from seeded_bugs.cases import Dump, Part
+from seeded_bugs.tiny_model import NAME, REQUEST, SEED, picture
+
+ENCODING = {"model": NAME, "image": "fixed picture"}  # conditions of the second run
+
+
+def record_port(
+    pipeline: StableDiffusion3,
+    folder: Path,
+    part: Part = "draw",
+    dump: Dump | None = None,
+    inject: Source | None = None,
+) -> Path:
+    """One run written to a new folder, with `dump` in another layout, on injected values."""
+    if part == "draw" and dump is None:
+        sd3_trace.record(pipeline, REQUEST, SEED, folder, model=NAME, inject=inject)
+        return folder
+    dtype = str(pipeline.dtype).rpartition(".")[2]
+    request = pipeline.complete(REQUEST)
+    conditions = sd3_trace.conditions(request, SEED, NAME) if part == "draw" else ENCODING
+    header = Header(device="cpu", dtype=dtype, conditions=conditions)
+    writer = DumpingWriter(folder, header, dump)
+    if inject is not None:
+        inject = Undumped(inject, writer)
+    with SD3Recorder(writer, inject=inject) as recorder:
+        if part == "draw":
+            sd3_trace.run(pipeline, request, SEED, recorder)
+        else:
+            encode_picture(pipeline, recorder)
+    return folder
+
+
+class DumpingWriter(TraceWriter):
+    """Writes values in a layout of its own, without naming the axes."""
+
+    def __init__(self, folder: Path, header: Header, dump: Dump | None) -> None:
+        super().__init__(folder, header)
+        self.dump = dump
+        self.shapes: dict[tuple[str, str], tuple[int, ...]] = {}  # as they are in the run
+
+    def add(self, name: str, value: NDArray[Any], **about: Any) -> Event:
+        """As TraceWriter's."""
+        if self.dump is None:
+            return super().add(name, value, **about)
+        self.shapes[name, about["port"]] = value.shape
+        return super().add(name, self.dump(name, np.asarray(value)), **{**about, "dims": None})
+
+
+@dataclass(frozen=True)
+class Undumped:
+    """Values in the layout of a dump, converted back to the layout of the run."""
+
+    source: Source
+    writer: DumpingWriter
+
+    def wants(self, name: str, port: str) -> bool:
+        """As the source's."""
+        return self.source.wants(name, port)
+
+    def value(self, place: tuple[str, str, int, int]) -> NDArray[Any] | None:
+        """The source's value in the layout of the run."""
+        value, dump = self.source.value(place), self.writer.dump
+        if value is None or dump is None:
+            return value
+        shape = self.writer.shapes[place[:2]]
+        positions = dump(place[0], np.arange(value.size).reshape(shape))
+        restored = np.empty(value.size, value.dtype)
+        restored[np.ravel(positions)] = value.ravel()
+        return restored.reshape(shape)
+
+
+def encode_picture(pipeline: StableDiffusion3, recorder: Recorder) -> None:
+    """The VAE's encoder on a fixed picture."""
+    vae: Any = pipeline.networks.get("vae")
+    pixels = mx.array(picture().astype(np.float32) / 127.5 - 1)[None]
+    with watching(recorder, vae, scope="vae"):
+        mean = vae.encode(pixels.astype(pipeline.networks.dtype_of("vae"))).mean
+    recorder.record("pipeline/image_latents", mean, dims="b h w c")
