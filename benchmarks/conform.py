@@ -79,7 +79,7 @@ def problems(counts: list[int], samplers: list[str]) -> Iterator[Asked]:
     for model, prediction, schedule in SETTINGS:
         for sampler in samplers:
             if sampler == "euler_ancestral" and prediction == "flow":
-                continue  # the port has the form of the law ve alone
+                continue  # the port has the form of the noise model ve alone
             for denoiser in DENOISERS:
                 guidance = 3.0 if denoiser in ("gaussian", "mixture") else None
                 for steps in counts:

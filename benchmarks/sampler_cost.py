@@ -39,7 +39,7 @@ from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
 from lydite.pipelines.sd3_denoiser import Denoiser  # noqa: E402
 from lydite.pipelines.sd3_text import Conditioning  # noqa: E402
 from lydite.sampling.conventions import CONVENTIONS  # noqa: E402
-from lydite.sampling.law import FLOW, VE, Law  # noqa: E402
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel  # noqa: E402
 from lydite.sampling.samplers import SAMPLERS, find_sampler  # noqa: E402
 from lydite.sampling.samplers.sampler import Sampler  # noqa: E402
 from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, Schedule, make_schedule  # noqa: E402
@@ -54,7 +54,7 @@ class Instant:
     """A network that takes no time: its answers are there already."""
 
     answers: Sequence[mx.array]
-    law: Law
+    noise_model: NoiseModel
 
     def __post_init__(self) -> None:
         self._next = cycle(self.answers)
@@ -84,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     samplers = [find_sampler(name) for name in options.samplers] or list(SAMPLERS.values())
     if options.sd3:
-        beside_sd3([each for each in samplers if "flow" in each.laws], options.repeat)
+        beside_sd3([each for each in samplers if "flow" in each.noise_models], options.repeat)
         return
     network = network_call(options.repeat)
     report([cost(each, options.repeat) for each in samplers], network)
@@ -189,8 +189,8 @@ def cost(sampler: Sampler, repeat: int) -> Cost:
 
 def run_of(sampler: Sampler, shape: tuple[int, int, int], *, drawn: bool, repeat: int) -> float:
     """Seconds per step; with `drawn` the noise comes from a seed, as it does in a picture."""
-    law = FLOW if "flow" in sampler.laws else VE
-    model: Any = FlowSigmas(3.0) if law == FLOW else STABLE_DIFFUSION
+    noise_model = FLOW if "flow" in sampler.noise_models else VE
+    model: Any = FlowSigmas(3.0) if noise_model == FLOW else STABLE_DIFFUSION
     sigmas = make_schedule("normal", STEPS, model).sigmas.tolist()
     x, answers = normals(shape, 1), [normals(shape, seed) for seed in (2, 3, 4)]
     ready = cycle([normals(shape, seed) for seed in (5, 6)])
@@ -201,7 +201,7 @@ def run_of(sampler: Sampler, shape: tuple[int, int, int], *, drawn: bool, repeat
             streams = torch_noise([7], shape)
             noise = sampler_noise(sampler.noise, CONVENTIONS["lydite"], [7], shape, streams)
         times = [time.perf_counter()]
-        for step in sampler.run(Instant(answers, law), x, sigmas, noise=noise):
+        for step in sampler.run(Instant(answers, noise_model), x, sigmas, noise=noise):
             mx.eval(step.x)
             times.append(time.perf_counter())
         return [after - before for before, after in pairwise(times)]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.steps import FunctionDenoiser, Step
 
@@ -30,9 +30,9 @@ DOUBLE = {MULTISTEP: 1e-5}  # its float64 is float32 inside; the others stay wit
 Sample = Callable[..., Iterator[Step[Any]]]
 
 
-def size(law: Law, sigma: float) -> float:
+def size(noise_model: NoiseModel, sigma: float) -> float:
     """By how much our latents are larger than diffusers'."""
-    return math.hypot(1.0, sigma) if law == VE else 1.0
+    return math.hypot(1.0, sigma) if noise_model == VE else 1.0
 
 
 def denoised(x: Any, sigma: float) -> Any:
@@ -94,17 +94,17 @@ class Scheduler:
                 warnings.simplefilter("ignore")  # NumPy's logarithm of a tensor
                 return self.inner.step(output, timestep, sample, **options).prev_sample
 
-    def images(self, law: Law, sigmas: Sequence[float], **options: Any) -> list[Any]:
+    def images(self, noise_model: NoiseModel, sigmas: Sequence[float], **options: Any) -> list[Any]:
         """x after each step, of a network that predicts the image."""
         sample, states = drawn(-1, self.precision), []
         for index, sigma in enumerate(sigmas[:-1]):
-            output = denoised(sample * size(law, sigma), sigma)
+            output = denoised(sample * size(noise_model, sigma), sigma)
             sample = self.step(output, index, sample, **options)
             states.append(sample)
         return states
 
     def noises(self, sigmas: Sequence[float], **options: Any) -> list[Any]:
-        """The same of one that predicts the noise, under the law `ve`."""
+        """The same of one that predicts the noise, under the noise model `ve`."""
         sample, states = drawn(-1, self.precision), []
         for index, sigma in enumerate(sigmas):
             x = sample * size(VE, sigma)
@@ -114,14 +114,18 @@ class Scheduler:
 
 
 def ours(
-    sampler: str | Sample, law: Law, sigmas: Sequence[float], precision: str, **options: Any
+    sampler: str | Sample,
+    noise_model: NoiseModel,
+    sigmas: Sequence[float],
+    precision: str,
+    **options: Any,
 ) -> list[Any]:
     """The same of a sampler of ours."""
-    begin = drawn(-1, precision) * size(law, sigmas[0])
+    begin = drawn(-1, precision) * size(noise_model, sigmas[0])
     sample = SAMPLERS[sampler].run if isinstance(sampler, str) else sampler
-    denoise = options.pop("denoise", FunctionDenoiser(denoised, law))
+    denoise = options.pop("denoise", FunctionDenoiser(denoised, noise_model))
     steps = sample(denoise, begin, sigmas, **options)
-    return [step.x / size(law, step.sigma_next) for step in steps]
+    return [step.x / size(noise_model, step.sigma_next) for step in steps]
 
 
 def noise(sigmas: Sequence[float], precision: str) -> Callable[[float, float], Any]:
@@ -144,14 +148,14 @@ class Case:
 
     def run(self, steps: int, precision: str, random: bool = False) -> tuple[list[Any], list[Any]]:
         """(ours, theirs): the states after each step."""
-        law = FLOW if "use_flow_sigmas" in self.config else VE
+        noise_model = FLOW if "use_flow_sigmas" in self.config else VE
         config = SD | {"prediction_type": "sample"} | self.config
         scheduler = Scheduler(self.scheduler, steps, precision, config)
         options = dict(self.options)
         if random:
             options["noise"] = noise(scheduler.sigmas, precision)
-        mine = ours(self.sampler, law, scheduler.sigmas, precision, **options)
-        return mine, scheduler.images(law, scheduler.sigmas)
+        mine = ours(self.sampler, noise_model, scheduler.sigmas, precision, **options)
+        return mine, scheduler.images(noise_model, scheduler.sigmas)
 
 
 def distance(states: Sequence[Any], others: Sequence[Any]) -> float:

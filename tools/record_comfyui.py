@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "sampling" / "golden"
 VALUES = 8  # in x
@@ -71,14 +71,14 @@ def main() -> None:
     comfy = Comfy(parser.parse_args().checkout)
     normals = np.random.default_rng(5).standard_normal((DRAWS + 1, VALUES)).astype(np.float32)
     record = Record(comfy, normals)
-    for law in (VE, FLOW):
+    for noise_model in (VE, FLOW):
         for name in comfy.names():
-            if law == VE or name not in VE_ONLY:
-                for schedule in record.sigmas[law.name]:
-                    record.add(name, law, schedule)
+            if noise_model == VE or name not in VE_ONLY:
+                for schedule in record.sigmas[noise_model.name]:
+                    record.add(name, noise_model, schedule)
         for name, label, options in VARIANTS:
-            record.add(name, law, "7", label, **options)
-            record.add(name, law, "part", f"{label} part", **options)
+            record.add(name, noise_model, "7", label, **options)
+            record.add(name, noise_model, "part", f"{label} part", **options)
     for name in SHIFTED:
         record.add(name, FLOW, "7", "shift", shift=SHIFT)
     record.write()
@@ -93,7 +93,7 @@ class Comfy:
         stand_in("comfy.model_patcher", set_model_options_post_cfg_function=ask_for_pair)
         stand_in("comfy.ldm.modules.diffusionmodules.util", make_beta_schedule=None)
         stand_in("torchsde")  # every sampler is handed its noise
-        self.laws = importlib.import_module("comfy.model_sampling")
+        self.noise_models = importlib.import_module("comfy.model_sampling")
         self.samplers = importlib.import_module("comfy.k_diffusion.sampling")
         self.unipc = importlib.import_module("comfy.extra_samplers.uni_pc")
 
@@ -105,7 +105,14 @@ class Comfy:
         yield from UNIPC
 
     def run(
-        self, name: str, law: Law, sigmas: Any, normals: Any, dtype: Any, shift: float, options: Any
+        self,
+        name: str,
+        noise_model: NoiseModel,
+        sigmas: Any,
+        normals: Any,
+        dtype: Any,
+        shift: float,
+        options: Any,
     ) -> tuple[np.ndarray, list[list[float]]]:
         """x after each step, or after the last alone where the sampler reports other states."""
         torch.set_default_dtype(dtype)  # its UniPC makes tensors of the default type
@@ -119,14 +126,14 @@ class Comfy:
 
         x = torch.from_numpy(normals[:1]).to(dtype) * float(sigmas[0])
         levels = torch.tensor(sigmas, dtype=dtype)  # its own: UniPC there writes into them
-        model = Model(law, self._sampling(law, shift))
+        model = Model(noise_model, self._sampling(noise_model, shift))
         last = sample(model, x.clone(), levels, {}, callback=seen, disable=True, **options)
         whole = len(states) == len(sigmas) - 1 and torch.equal(states[0], x)
         return torch.cat([*states[1:], last] if whole else [last]).numpy(), draws.asked
 
-    def tau_interval(self, law: Law) -> list[float]:
+    def tau_interval(self, noise_model: NoiseModel) -> list[float]:
         """The sigmas between which its SA-Solver adds noise: at 0.2 and at 0.8 of the way."""
-        sampling = self._sampling(law, 1.0)
+        sampling = self._sampling(noise_model, 1.0)
         return [float(sampling.percent_to_sigma(part)) for part in (0.2, 0.8)]
 
     def versions(self) -> dict[str, str]:
@@ -145,13 +152,13 @@ class Comfy:
             return getattr(self.unipc, "sample_" + name.replace("uni_pc", "unipc"))
         return getattr(self.samplers, "sample_" + name)
 
-    def _sampling(self, law: Law, shift: float) -> Any:
-        if law == VE:
-            kinds = (self.laws.ModelSamplingContinuousEDM, self.laws.EPS)
+    def _sampling(self, noise_model: NoiseModel, shift: float) -> Any:
+        if noise_model == VE:
+            kinds = (self.noise_models.ModelSamplingContinuousEDM, self.noise_models.EPS)
             sampling = type("Sampling", kinds, {})()
             sampling.set_parameters(SIGMA_MIN, SIGMA_MAX, 1.0)
         else:
-            kinds = (self.laws.ModelSamplingDiscreteFlow, self.laws.CONST)
+            kinds = (self.noise_models.ModelSamplingDiscreteFlow, self.noise_models.CONST)
             sampling = type("Sampling", kinds, {})()
             sampling.set_parameters(shift=shift)
         return sampling
@@ -160,12 +167,12 @@ class Comfy:
 class Model:
     """What ComfyUI's samplers ask of a model: a call, and the way to its sigmas."""
 
-    def __init__(self, law: Law, sampling: Any):
+    def __init__(self, noise_model: NoiseModel, sampling: Any):
         patcher = SimpleNamespace(get_model_object={"model_sampling": sampling}.__getitem__)
         inner = SimpleNamespace(model_sampling=sampling)
         self.inner_model = SimpleNamespace(inner_model=inner, model_patcher=patcher)
-        self.cond = Mixture(**COND, law=law, xp=torch)
-        self.uncond = Gaussian(**UNCOND, law=law)
+        self.cond = Mixture(**COND, noise_model=noise_model, xp=torch)
+        self.uncond = Gaussian(**UNCOND, noise_model=noise_model)
 
     def __call__(self, x: Any, sigma: Any, model_options: Any = None, **_: Any) -> Any:
         level = float(sigma.flatten()[0])
@@ -190,11 +197,11 @@ class Draws:
 
 
 class Record:
-    """What is kept: all runs of a name under a law in one array, rows by label."""
+    """What is kept: all runs of a name under a noise model in one array, rows by label."""
 
     def __init__(self, comfy: Comfy, normals: np.ndarray):
         self.comfy, self.normals = comfy, normals
-        self.sigmas = {law: schedules(law) for law in ("ve", "flow")}
+        self.sigmas = {noise_model: schedules(noise_model) for noise_model in ("ve", "flow")}
         self.runs: dict[str, dict[str, np.ndarray]] = {}
         self.rounding: dict[str, float] = {}
         self.fails: dict[str, str] = {}
@@ -203,14 +210,14 @@ class Record:
     def add(
         self,
         name: str,
-        law: Law,
+        noise_model: NoiseModel,
         schedule: str,
         label: str = "",
         shift: float = 1.0,
         **options: Any,
     ) -> None:
-        both, label = f"{name}/{law.name}", label or schedule
-        args = name, law, self.sigmas[law.name][schedule], self.normals
+        both, label = f"{name}/{noise_model.name}", label or schedule
+        args = name, noise_model, self.sigmas[noise_model.name][schedule], self.normals
         try:
             states, asked = self.comfy.run(*args, torch.float64, shift, options)
             rounded, _ = self.comfy.run(*args, torch.float32, shift, options)
@@ -228,8 +235,8 @@ class Record:
 
     def write(self) -> None:
         arrays: dict[str, Any] = {"start": self.normals[0], "noise": self.normals[1:]}
-        for law, made in self.sigmas.items():
-            arrays |= {f"sigmas/{law}/{label}": sigmas for label, sigmas in made.items()}
+        for noise_model, made in self.sigmas.items():
+            arrays |= {f"sigmas/{noise_model}/{label}": sigmas for label, sigmas in made.items()}
         rows: dict[str, dict[str, list[int]]] = {}
         for both, runs in self.runs.items():
             arrays[both] = np.concatenate(list(runs.values()))
@@ -239,7 +246,9 @@ class Record:
         facts = {
             "versions": self.comfy.versions(),
             "denoiser": {"cond": COND, "uncond": UNCOND, "cfg": CFG},
-            "tau_interval": {law.name: self.comfy.tau_interval(law) for law in (VE, FLOW)},
+            "tau_interval": {
+                noise_model.name: self.comfy.tau_interval(noise_model) for noise_model in (VE, FLOW)
+            },
             "float32_rounding": self.rounding,
             "fails": self.fails,
             "noise_asked_for_in_4_steps": self.asked,
@@ -251,19 +260,19 @@ class Record:
         (GOLDEN / "comfyui.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def schedules(law: str) -> dict[str, np.ndarray]:
+def schedules(noise_model: str) -> dict[str, np.ndarray]:
     """Sigmas down to 0 in each number of steps, and a stretch without either end."""
     made = {}
     for steps in STEPS:
         ramp = np.linspace(0, 1, steps)
-        if law == "ve":  # Karras
+        if noise_model == "ve":  # Karras
             first, last = SIGMA_MAX ** (1 / 7), SIGMA_MIN ** (1 / 7)
             sigmas = (first + ramp * (last - first)) ** 7
         else:
             even = 1 - np.arange(steps) / steps
             sigmas = SHIFT * even / (1 + (SHIFT - 1) * even)
         made[str(steps)] = np.append(sigmas, 0).astype(np.float32)
-    return made | {"part": np.array(PART[law], np.float32)}
+    return made | {"part": np.array(PART[noise_model], np.float32)}
 
 
 def ask_for_pair(options: dict[str, Any], after: Callable[..., Any], **_: Any) -> dict[str, Any]:

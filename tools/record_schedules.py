@@ -108,9 +108,9 @@ def k_diffusion(folder: Path) -> Numbers:
         "exponential": sampling.get_sigmas_exponential,
         "polyexponential": lambda n, *ends: sampling.get_sigmas_polyexponential(n, *ends, 1.7),
     }
-    for law, between in ends.items():
+    for noise_model, between in ends.items():
         for name, curve in curves.items():
-            found |= series(f"{name}/{law}", lambda n, c=curve, b=between: c(n, *b))
+            found |= series(f"{name}/{noise_model}", lambda n, c=curve, b=between: c(n, *b))
     probes = torch.tensor(PROBES, dtype=torch.float64)
     for name, quantize in (("interpolate", False), ("nearest", True)):
         found[f"timesteps/{name}"] = model.sigma_to_t(probes, quantize=quantize)
@@ -158,10 +158,12 @@ def comfyui(folder: Path) -> Numbers:
     found: Numbers = {f"levels/{name}": model.sigmas[49::50] for name, model in models.items()}
     found["levels/ztsnr"] = sampling.ModelSamplingDiscrete(zsnr=True).sigmas[49::50]
     make = samplers.calculate_sigmas
-    for law, model in models.items():
+    for noise_model, model in models.items():
         for name in samplers.SCHEDULER_NAMES:
             steps = STEPS[1:] if name == "kl_optimal" else STEPS  # NaN there at one step
-            found |= series(f"{name}/{law}", lambda n, m=model, c=name: make(m, c, n), steps)
+            found |= series(
+                f"{name}/{noise_model}", lambda n, m=model, c=name: make(m, c, n), steps
+            )
     ends = [float(end) for end in (models["eps"].sigma_min, models["eps"].sigma_max)]
     laplace = samplers.k_diffusion_sampling.get_sigmas_laplace
     found |= series("laplace/eps", lambda n: laplace(n, *ends))

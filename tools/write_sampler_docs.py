@@ -58,18 +58,27 @@ def main() -> None:
 def page() -> str:
     samplers = [
         (f"`{each.name}`", each.about, f"{each.order:g}" if each.order else "–", str(each.calls),
-         "with eta" if each.noise_with_eta else each.noise, ", ".join(each.laws),
+         "with eta" if each.noise_with_eta else each.noise, ", ".join(each.noise_models),
          "; ".join(each.proofs), each.source)
         for each in SAMPLERS.values()
     ]  # fmt: skip
     schedules = [
-        (f"`{each.name}`", each.about, each.count, ", ".join(each.laws), "; ".join(each.proofs),
-         each.source)
+        (f"`{each.name}`", each.about, each.count, ", ".join(each.noise_models),
+         "; ".join(each.proofs), each.source)
         for each in SCHEDULES.values()
     ]  # fmt: skip
-    heads = ("sampler", "what it does", "order", "calls", "noise", "laws", "proofs", "source")
+    heads = (
+        "sampler",
+        "what it does",
+        "order",
+        "calls",
+        "noise",
+        "noise models",
+        "proofs",
+        "source",
+    )
     parts = [HEAD, f"## {len(samplers)} samplers\n", table(heads, samplers)]
-    heads = ("schedule", "what it does", "steps from n", "laws", "proofs", "source")
+    heads = ("schedule", "what it does", "steps from n", "noise models", "proofs", "source")
     return "\n".join([*parts, f"\n## {len(schedules)} schedules\n", table(heads, schedules)]) + "\n"
 
 

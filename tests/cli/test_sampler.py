@@ -56,7 +56,7 @@ def test_list_has_every_name_with_proof_and_source() -> None:
 def test_list_can_be_narrowed() -> None:
     found = json.loads(run("list", "karras", "--json").stdout)
     assert [each["name"] for each in found["schedules"]] == ["karras"] and not found["samplers"]
-    flow = json.loads(run("list", "--law", "flow", "--json").stdout)
+    flow = json.loads(run("list", "--noise model", "flow", "--json").stdout)
     assert all("flow" in each["laws"] for each in flow["samplers"])
     assert "in its name" in refused("list", "nothing-like-it")
 

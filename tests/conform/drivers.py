@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers.renoise import ancestral_down
 from lydite.sampling.schedules import flow_shift
 
@@ -31,10 +31,10 @@ SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"
 
 def on_sigmas(name: str, config: Any, steps: int, denoiser: str) -> Driven:
     """Schedulers with a table of sigmas, VP or flow latents, and a network that gives the image."""
-    law = FLOW if "use_flow_sigmas" in config else VE
+    noise_model = FLOW if "use_flow_sigmas" in config else VE
     scheduler = respaced(made(name, **SD, **{"prediction_type": "sample"} | config), steps)
     sigmas = scheduler.sigmas.tolist()
-    run = Foreign(scheduler, denoiser, law, vp if law == VE else one).drive(
+    run = Foreign(scheduler, denoiser, noise_model, vp if noise_model == VE else one).drive(
         sigmas, scheduler.timesteps
     )
     if name.startswith("SASolver"):  # it draws, and multiplies by 0, where its tau is 0
@@ -199,9 +199,11 @@ def in_k_coordinates(name: str, config: Any, steps: int, denoiser: str) -> Drive
     second = next((found for part, found in SECOND.items() if part in name), None)
     scheduler = respaced(made(name, **config), steps)
     sigmas = [sigma for sigma, _ in groupby(scheduler.sigmas.tolist())]
-    law = FLOW if "FlowM" in name or "Helios" in name else VE
+    noise_model = FLOW if "FlowM" in name or "Helios" in name else VE
     calls = list(two_calls(sigmas, second)) if second else None
-    return Foreign(scheduler, denoiser, law, one, slope).drive(sigmas, scheduler.timesteps, calls)
+    return Foreign(scheduler, denoiser, noise_model, one, slope).drive(
+        sigmas, scheduler.timesteps, calls
+    )
 
 
 def ltx(name: str, config: Any, steps: int, denoiser: str) -> Driven:

@@ -21,7 +21,7 @@ from lydite.conform.judge import judge
 from lydite.conform.pose import DENOISERS
 from lydite.conform.problem import Problem
 from lydite.conform.result import Verdict
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 
 from .planted import written
 
@@ -48,7 +48,7 @@ def eps_of_vp(sample: Any, denoised: Any, sigma: float) -> Any:
 
 
 def slope(sample: Any, denoised: Any, sigma: float) -> Any:
-    """Noise under the law `ve`, a velocity under `flow`."""
+    """Noise under the noise model `ve`, a velocity under `flow`."""
     return (sample - denoised) / sigma
 
 
@@ -61,7 +61,7 @@ class Driven:
     """One run of a scheduler: what a problem is made from, and x after each step."""
 
     sigmas: list[float]
-    law: Law = VE
+    noise_model: NoiseModel = VE
     start: Any = None
     xs: list[Any] = field(default_factory=list)
     normals: list[Any] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Driven:
         start = np.asarray(self.start, np.float64)
         problem = Problem(
             sampler,
-            self.law.name,
+            self.noise_model.name,
             "denoised",
             tuple(self.sigmas),
             (0.0,) * (len(self.sigmas) - 1),
@@ -92,7 +92,7 @@ class Foreign:
 
     scheduler: Any
     denoiser: str
-    law: Law = VE
+    noise_model: NoiseModel = VE
     unit: Unit = vp
     output: Output = image
 
@@ -108,10 +108,10 @@ class Foreign:
         torch = pytest.importorskip("torch")
         levels = [float(sigma) for sigma in sigmas]
         calls = calls or [(sigma, index) for index, sigma in enumerate(levels[:-1])]
-        denoise = DENOISERS[self.denoiser].under(self.law)
-        start = START * (levels[0] if self.law == VE and self.unit is one else 1.0)
+        denoise = DENOISERS[self.denoiser].under(self.noise_model)
+        start = START * (levels[0] if self.noise_model == VE and self.unit is one else 1.0)
         sample = torch.from_numpy(start).float()
-        run = Driven(levels, self.law, sample.double().numpy() * self.unit(levels[0]))
+        run = Driven(levels, self.noise_model, sample.double().numpy() * self.unit(levels[0]))
         with drawing() as drawn, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy's logarithm of a tensor
             for (sigma, ends), timestep in zip(calls, timesteps, strict=True):

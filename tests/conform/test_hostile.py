@@ -54,7 +54,7 @@ def test_a_problem_comes_back_as_it_was_written(problem: Problem, tmp_path: Path
         ({"prediction": "x1"}, "prediction"),
         ({"prediction": "edm"}, "goes without a table"),
         ({"sigma_data": 0}, "sigma_data"),
-        ({"prediction": "flow"}, "does not go with law ve"),
+        ({"prediction": "flow"}, "does not go with noise model ve"),
         ({"law": "vp"}, "law"),
         ({"table": []}, "table is not a rising list"),
         ({"table": [1.0, 0.5]}, "table is not a rising list"),

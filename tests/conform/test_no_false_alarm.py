@@ -20,15 +20,15 @@ from .planted import margin, written
 
 GOLDEN = Path(__file__).parents[1] / "sampling" / "golden"
 MODELS = ("sd15", "sd3")
-LAW = {"sd15": "ve", "sd3": "flow"}
+NOISE_MODEL = {"sd15": "ve", "sd3": "flow"}
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_ours_in_float32(name: str, model: str) -> None:
     sampler = SAMPLERS[name]
-    if LAW[model] not in sampler.laws:
-        pytest.skip("not of this law")
+    if NOISE_MODEL[model] not in sampler.noise_models:
+        pytest.skip("not of this noise model")
     for steps in (1, 2, 7):
         problem = pose(Asked(name, model=model, steps=steps, guidance=3.0, seed=steps))
         ours = run(plan_for(problem), np.float32)
@@ -39,7 +39,7 @@ def test_ours_in_float32(name: str, model: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_ours_on_every_schedule(name: str) -> None:
     for model in MODELS:
-        if LAW[model] in SCHEDULES[name].laws and not SCHEDULES[name].needs:
+        if NOISE_MODEL[model] in SCHEDULES[name].noise_models and not SCHEDULES[name].needs:
             problem = pose(Asked(schedule=name, model=model, steps=5))
             tables = {
                 "sigmas": np.array(problem.sigmas, np.float32).astype(np.float64),

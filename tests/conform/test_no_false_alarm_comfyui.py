@@ -37,15 +37,17 @@ NOT_FED = {
     "uni_pc/flow": RESCALED,
     "uni_pc_bh2/ve": RESCALED,
     "uni_pc_bh2/flow": RESCALED,
-    "dpmpp_2m/flow": "it takes a flow model for one of the law ve",
+    "dpmpp_2m/flow": "it takes a flow model for one of the noise model ve",
 }
 FED = [key for key in FACTS["rows"] if key not in NOT_FED]
 
 
-def posed(name: str, law: Any, schedule: str) -> Problem:
-    sigmas = THEIRS[f"sigmas/{law}/{schedule}"].tolist()
+def posed(name: str, noise_model: Any, schedule: str) -> Problem:
+    sigmas = THEIRS[f"sigmas/{noise_model}/{schedule}"].tolist()
     start = THEIRS["start"] * sigmas[0]
-    if law == "flow" and name in RANDOM_FLOWS:  # ComfyUI's 1, where the logarithm has an end
+    if (
+        noise_model == "flow" and name in RANDOM_FLOWS
+    ):  # ComfyUI's 1, where the logarithm has an end
         sigmas = [0.9999 if sigma == 1 else sigma for sigma in sigmas]
     cond, uncond = FACTS["denoiser"]["cond"], FACTS["denoiser"]["uncond"]
     pair = Guidance(
@@ -53,7 +55,7 @@ def posed(name: str, law: Any, schedule: str) -> Problem:
     )
     return Problem(
         NAMES.get(name, name),
-        law,
+        noise_model,
         "denoised",
         tuple(sigmas),
         (0.0,) * (len(sigmas) - 1),
@@ -76,12 +78,12 @@ def judged(problem: Problem, theirs: np.ndarray) -> Verdict:
 
 @pytest.mark.parametrize("key", FED)
 def test_comfyui(key: str) -> None:
-    name, law = key.split("/")
+    name, noise_model = key.split("/")
     for schedule in SCHEDULES:
         start, stop = FACTS["rows"][key][schedule]
         if name in LAST:
             start = stop - 1
-        verdict = judged(posed(name, law, schedule), THEIRS[key][start:stop])
+        verdict = judged(posed(name, noise_model, schedule), THEIRS[key][start:stop])
         assert verdict.verdict == "conforms", f"{schedule} steps: {verdict.sentence}"
 
 

@@ -11,7 +11,7 @@ from lydite.conform.judge import judge
 from lydite.conform.network import predict
 from lydite.conform.pose import DENOISERS, Asked, pose
 from lydite.conform.problem import Problem
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.schedules import ContinuousSigmas, FlowSigmas
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
 from schedulers import (
@@ -197,13 +197,13 @@ def test_diffusers_on_images(
     kind: str, config: dict[str, Any], sampler: str, denoiser: str
 ) -> None:
     torch = pytest.importorskip("torch")
-    law = FLOW if "use_flow_sigmas" in config else VE
-    denoise = DENOISERS[denoiser].under(law)
+    noise_model = FLOW if "use_flow_sigmas" in config else VE
+    denoise = DENOISERS[denoiser].under(noise_model)
     for steps in (2, 3, 7, 20, 50):
         settings = SD | {"prediction_type": "sample"} | config
         scheduler = Scheduler(kind, steps, "float32", settings)
         sigmas = scheduler.sigmas
-        scale = [size(law, sigma) for sigma in sigmas]
+        scale = [size(noise_model, sigma) for sigma in sigmas]
         z, xs = torch.from_numpy(DRAWN[-1]).to(torch.float32), []
         for index, sigma in enumerate(sigmas[:-1]):
             image = denoise(z.double().numpy() * scale[index], sigma)
@@ -212,7 +212,7 @@ def test_diffusers_on_images(
         start = DRAWN[-1] * scale[0]
         problem = Problem(
             sampler,
-            law.name,
+            noise_model.name,
             "denoised",
             tuple(sigmas),
             (0.0,) * len(xs),

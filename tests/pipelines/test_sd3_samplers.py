@@ -11,7 +11,7 @@ from lydite.pipelines.sd3 import Request, StableDiffusion3
 from lydite.sampling.samplers import SAMPLERS
 
 REQUEST = Request("a red fox", steps=4, width=32, height=32, text_length=4, guidance=3.0)
-FLOW = [name for name, sampler in SAMPLERS.items() if "flow" in sampler.laws]
+FLOW = [name for name, sampler in SAMPLERS.items() if "flow" in sampler.noise_models]
 RANDOM = ("euler_ancestral", "dpmpp_2m_sde", "dpmpp_sde")
 
 

@@ -1,4 +1,4 @@
-"""The Brownian path: a function of seed and sigma, with the laws of Brownian motion."""
+"""The Brownian path: a function of seed and sigma, with the noise models of Brownian motion."""
 
 import itertools
 import math

@@ -13,12 +13,12 @@ import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.guidance import cfg
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.cfg_pp import renoised, shifted
 from lydite.sampling.samplers.exponential import carried
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {"ve": (9.0, 4.0, 1.5, 0.6, 0.2, 0.0), "flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.0)}
 PAIRS = [name for name, sampler in SAMPLERS.items() if sampler.pair]
 START: dict[str, Any] = {"uncond_of": "start"}
@@ -30,15 +30,17 @@ STILL: dict[str, Any] = {"eta": 0.0}
 class Guided:
     """A prompt that `scale` says to follow: 0 not at all, 1 to the letter."""
 
-    law: Law
+    noise_model: NoiseModel
     scale: float
 
     def __call__(self, x: Any, sigma: float) -> Any:
         return self.pair(x, sigma)[0]
 
     def pair(self, x: Any, sigma: float) -> tuple[Any, Any]:
-        uncond = Gaussian(-0.2, 0.6, self.law)(x, sigma)
-        return cfg(uncond, Mixture(spread=0.3, law=self.law)(x, sigma), self.scale), uncond
+        uncond = Gaussian(-0.2, 0.6, self.noise_model)(x, sigma)
+        return cfg(
+            uncond, Mixture(spread=0.3, noise_model=self.noise_model)(x, sigma), self.scale
+        ), uncond
 
 
 def draws(seed: int = 3) -> Callable[[float, float], np.ndarray]:
@@ -46,10 +48,12 @@ def draws(seed: int = 3) -> Callable[[float, float], np.ndarray]:
     return lambda sigma, sigma_next: normals.standard_normal(6)
 
 
-def end(name: str, law: str, scale: float = 0.0, sigmas: Any = None, **options: Any) -> np.ndarray:
-    levels = sigmas or SIGMAS[law]
+def end(
+    name: str, noise_model: str, scale: float = 0.0, sigmas: Any = None, **options: Any
+) -> np.ndarray:
+    levels = sigmas or SIGMAS[noise_model]
     x = np.linspace(-2, 2, 6) * levels[0]
-    denoise = Guided(LAWS[law], scale)
+    denoise = Guided(NOISE_MODELS[noise_model], scale)
     *_, last = SAMPLERS[name].run(denoise, x, levels, noise=draws(), **options)
     return last.x
 
@@ -82,12 +86,17 @@ PLAIN: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", list(PLAIN))
 def test_without_a_prompt_it_is_the_plain_sampler(case: str):
-    name, laws, options, plain, others = PLAIN[case]
-    for law in laws.split():
-        for sigmas in (SIGMAS[law], SIGMAS[law][:-1], SIGMAS[law][:2], (SIGMAS[law][0], 0.0)):
+    name, noise_models, options, plain, others = PLAIN[case]
+    for noise_model in noise_models.split():
+        for sigmas in (
+            SIGMAS[noise_model],
+            SIGMAS[noise_model][:-1],
+            SIGMAS[noise_model][:2],
+            (SIGMAS[noise_model][0], 0.0),
+        ):
             np.testing.assert_allclose(
-                end(name, law, 0.0, sigmas, **options),
-                end(plain, law, 0.0, sigmas, **others),
+                end(name, noise_model, 0.0, sigmas, **options),
+                end(plain, noise_model, 0.0, sigmas, **others),
                 rtol=0,
                 atol=1e-12,
             )
@@ -97,12 +106,15 @@ def test_every_cfg_pp_sampler_has_its_plain_one():
     assert {case[0] for case in PLAIN.values()} == set(PAIRS)
 
 
-@pytest.mark.parametrize("law", list(LAWS))
+@pytest.mark.parametrize("noise_model", list(NOISE_MODELS))
 @pytest.mark.parametrize("case", list(PLAIN))
-def test_with_a_prompt_it_is_another_sampler(case: str, law: str):
+def test_with_a_prompt_it_is_another_sampler(case: str, noise_model: str):
     name, _, options, plain, others = PLAIN[case]
-    inside = SIGMAS[law][1:-1]
-    ours, theirs = end(name, law, 1.5, inside, **options), end(plain, law, 1.5, inside, **others)
+    inside = SIGMAS[noise_model][1:-1]
+    ours, theirs = (
+        end(name, noise_model, 1.5, inside, **options),
+        end(plain, noise_model, 1.5, inside, **others),
+    )
     assert np.abs(ours - theirs).max() > 0.05
 
 
@@ -139,12 +151,12 @@ def test_eta_is_that_of_ddim(name: str):
         np.testing.assert_allclose(step.x * math.sqrt(kept_next), z, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("law", list(LAWS))
-def test_a_plain_step_from_the_moved_x_is_one_of_cfg_pp(law: str):
+@pytest.mark.parametrize("noise_model", list(NOISE_MODELS))
+def test_a_plain_step_from_the_moved_x_is_one_of_cfg_pp(noise_model: str):
     x, (guided, uncond) = np.array([0.4, -1.0]), np.array([[0.7, 0.1], [0.2, -0.6]])
-    moved = shifted(LAWS[law], x, guided, uncond, 0.8)
-    plain = carried(LAWS[law], moved, guided, 0.8, 0.3)
-    wanted = renoised(LAWS[law], x, guided, uncond, 0.8, 0.3)
+    moved = shifted(NOISE_MODELS[noise_model], x, guided, uncond, 0.8)
+    plain = carried(NOISE_MODELS[noise_model], moved, guided, 0.8, 0.3)
+    wanted = renoised(NOISE_MODELS[noise_model], x, guided, uncond, 0.8, 0.3)
     np.testing.assert_allclose(plain, wanted, rtol=0, atol=1e-15)
 
 
@@ -158,15 +170,15 @@ FIRST_ORDER = {
 }
 
 
-@pytest.mark.parametrize("law", list(LAWS))
+@pytest.mark.parametrize("noise_model", list(NOISE_MODELS))
 @pytest.mark.parametrize("name", list(FIRST_ORDER))
-def test_a_first_step_puts_unconditional_noise_on_the_guided_image(name: str, law: str):
-    sigma, sigma_next = SIGMAS[law][1:3]
+def test_a_first_step_puts_unconditional_noise_on_the_guided_image(name: str, noise_model: str):
+    sigma, sigma_next = SIGMAS[noise_model][1:3]
     x = np.linspace(-2, 2, 6) * sigma
-    guided, uncond = Guided(LAWS[law], 1.5).pair(x, sigma)
-    noise = (x - uncond * LAWS[law].alpha(sigma)) / sigma
-    wanted = guided * LAWS[law].alpha(sigma_next) + noise * sigma_next
-    got = end(name, law, 1.5, (sigma, sigma_next), **FIRST_ORDER[name])
+    guided, uncond = Guided(NOISE_MODELS[noise_model], 1.5).pair(x, sigma)
+    noise = (x - uncond * NOISE_MODELS[noise_model].alpha(sigma)) / sigma
+    wanted = guided * NOISE_MODELS[noise_model].alpha(sigma_next) + noise * sigma_next
+    got = end(name, noise_model, 1.5, (sigma, sigma_next), **FIRST_ORDER[name])
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-12)
 
 
@@ -181,12 +193,12 @@ def test_written_for_ve_a_step_of_a_flow_leans_on_the_prompt_by_its_sigma(name: 
     np.testing.assert_allclose(excess, (guided - uncond) * sigma_next, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("law", list(LAWS))
-def test_comfyuis_2s_does_not_converge_and_the_method_does(law: str):
-    first, last = {"ve": (3.0, 0.2), "flow": (0.9, 0.1)}[law]
-    model = Guided(LAWS[law], 0.0)  # no prompt: the ODE of a Gaussian
+@pytest.mark.parametrize("noise_model", list(NOISE_MODELS))
+def test_comfyuis_2s_does_not_converge_and_the_method_does(noise_model: str):
+    first, last = {"ve": (3.0, 0.2), "flow": (0.9, 0.1)}[noise_model]
+    model = Guided(NOISE_MODELS[noise_model], 0.0)  # no prompt: the ODE of a Gaussian
     x = np.array([2.0, -1.0])
-    exact = Gaussian(-0.2, 0.6, LAWS[law]).follow(x, first, last)
+    exact = Gaussian(-0.2, 0.6, NOISE_MODELS[noise_model]).follow(x, first, last)
 
     def error(steps: int, **options: Any) -> float:
         sigmas = np.linspace(first, last, steps + 1)
@@ -200,17 +212,19 @@ def test_comfyuis_2s_does_not_converge_and_the_method_does(law: str):
     assert math.log2(error(500, **START) / error(1000, **START)) == pytest.approx(2, abs=0.15)
 
 
-@pytest.mark.parametrize("law", list(LAWS))
+@pytest.mark.parametrize("noise_model", list(NOISE_MODELS))
 @pytest.mark.parametrize("name", PAIRS)
-def test_every_number_of_steps_is_finite_and_ends_in_the_guided_image(name: str, law: str):
+def test_every_number_of_steps_is_finite_and_ends_in_the_guided_image(name: str, noise_model: str):
     choices = (
         [{}] if name in ("euler_cfg_pp", "ddim_cfg_pp", "euler_ancestral_cfg_pp") else [{}, OWN]
     )
-    first = SIGMAS[law][0]
+    first = SIGMAS[noise_model][0]
     for options in choices:
-        for sigmas in ((first, 0.0), (first, 0.5 * first, 0.0), SIGMAS[law]):
+        for sigmas in ((first, 0.0), (first, 0.5 * first, 0.0), SIGMAS[noise_model]):
             x = np.linspace(-2, 2, 6) * first
-            run = SAMPLERS[name].run(Guided(LAWS[law], 1.5), x, sigmas, noise=draws(), **options)
+            run = SAMPLERS[name].run(
+                Guided(NOISE_MODELS[noise_model], 1.5), x, sigmas, noise=draws(), **options
+            )
             *_, last = run
             assert np.isfinite(last.x).all()
             np.testing.assert_allclose(last.x, last.denoised, rtol=0, atol=1e-12)

@@ -16,13 +16,13 @@ import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.guidance import cfg
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS, cfg_pp, er_sde, gradient_estimation, res, seeds
 
 GOLDEN = Path(__file__).parent / "golden"
 FACTS: dict[str, Any] = json.loads((GOLDEN / "comfyui.json").read_text())
 THEIRS: dict[str, np.ndarray] = dict(np.load(GOLDEN / "comfyui.npz"))
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SCHEDULES = ("1", "2", "3", "4", "7", "20", "part")  # "part" neither starts nor ends at an end
 FAMILIES = (res, gradient_estimation, er_sde, seeds, cfg_pp)
 NAMES = sorted({key.split("/")[0] for key in FACTS["rows"]})
@@ -59,15 +59,15 @@ ROUGH = {"er_sde": 5e-7, "deis": 5e-5}
 class Way:
     """How a sampler of ours is asked for what ComfyUI does under its name."""
 
-    options: Callable[[Law, Sequence[float]], dict[str, Any]] = lambda law, sigmas: {}
+    options: Callable[[NoiseModel, Sequence[float]], dict[str, Any]] = lambda model, sigmas: {}
     first: float = 1.0  # in place of a sigma of 1
     last: float = 0.0  # in place of a sigma of 0
     as_ve: bool = False  # a flow model taken for a VE one: on the ODE, other steps
     name: str = ""  # ours, where it is another
 
 
-def comfyui_sa_solver(law: Law, sigmas: Sequence[float]) -> dict[str, Any]:
-    high, low = FACTS["tau_interval"][law.name]
+def comfyui_sa_solver(noise_model: NoiseModel, sigmas: Sequence[float]) -> dict[str, Any]:
+    high, low = FACTS["tau_interval"][noise_model.name]
     return {
         "predictor_order": 3,
         "corrector_order": 4,
@@ -77,14 +77,14 @@ def comfyui_sa_solver(law: Law, sigmas: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def comfyui_uni_pc(law: Law, sigmas: Sequence[float]) -> dict[str, Any]:
+def comfyui_uni_pc(noise_model: NoiseModel, sigmas: Sequence[float]) -> dict[str, Any]:
     return {"order": max(1, min(3, len(sigmas) - 2))}
 
 
 NEAR_ONE = Way(first=0.9999)
 WAYS = {
-    "lms": Way(lambda law, sigmas: {"euler_at_end": True}),
-    "ipndm": Way(lambda law, sigmas: {"end": "denoised"}),
+    "lms": Way(lambda noise_model, sigmas: {"euler_at_end": True}),
+    "ipndm": Way(lambda noise_model, sigmas: {"end": "denoised"}),
     "deis": Way(name="deis_tab"),
     "dpmpp_2m": Way(as_ve=True),
     "dpmpp_sde": NEAR_ONE,
@@ -111,15 +111,15 @@ DIFFERENT = {  # what no option makes equal, and why
 class Pair:
     """The denoisers of the record, for arrays of `xp`."""
 
-    model: Law
-    law: Law
+    model: NoiseModel
+    noise_model: NoiseModel
     xp: Any = np
 
     def __call__(self, x: Any, sigma: float) -> Any:
-        return Mixture(**FACTS["denoiser"]["cond"], law=self.model, xp=self.xp)(x, sigma)
+        return Mixture(**FACTS["denoiser"]["cond"], noise_model=self.model, xp=self.xp)(x, sigma)
 
     def pair(self, x: Any, sigma: float) -> tuple[Any, Any]:
-        uncond = Gaussian(**FACTS["denoiser"]["uncond"], law=self.model)(x, sigma)
+        uncond = Gaussian(**FACTS["denoiser"]["uncond"], noise_model=self.model)(x, sigma)
         return cfg(uncond, self(x, sigma), FACTS["denoiser"]["cfg"]), uncond
 
 
@@ -135,9 +135,9 @@ class Draws:
         return self.make(THEIRS["noise"][len(self.asked) - 1])
 
 
-def theirs(name: str, law: str, label: str) -> np.ndarray:
-    start, stop = FACTS["rows"][f"{name}/{law}"][label]
-    return THEIRS[f"{name}/{law}"][start:stop]
+def theirs(name: str, noise_model: str, label: str) -> np.ndarray:
+    start, stop = FACTS["rows"][f"{name}/{noise_model}"][label]
+    return THEIRS[f"{name}/{noise_model}"][start:stop]
 
 
 def in_float64(values: Any) -> Any:
@@ -146,7 +146,7 @@ def in_float64(values: Any) -> Any:
 
 def ours(
     name: str,
-    law: str,
+    noise_model: str,
     schedule: str,
     make: Callable[[Any], Any] = in_float64,
     *,
@@ -156,11 +156,11 @@ def ours(
 ) -> tuple[list[Any], Draws]:
     way = way or Way()
     draws = Draws(make)
-    sigmas = THEIRS[f"sigmas/{law}/{schedule}"].tolist()
+    sigmas = THEIRS[f"sigmas/{noise_model}/{schedule}"].tolist()
     x = make(THEIRS["start"]) * sigmas[0]
-    options = way.options(LAWS[law], sigmas) | options
+    options = way.options(NOISE_MODELS[noise_model], sigmas) | options
     sigmas = [{1.0: way.first, 0.0: way.last}.get(sigma, sigma) for sigma in sigmas]
-    denoise = Pair(LAWS[law], VE if way.as_ve else LAWS[law], xp)
+    denoise = Pair(NOISE_MODELS[noise_model], VE if way.as_ve else NOISE_MODELS[noise_model], xp)
     steps = SAMPLERS[way.name or name].run(denoise, x, sigmas, noise=draws, **options)
     return [step.x for step in steps], draws
 
@@ -172,29 +172,29 @@ def distance(states: Sequence[Any], wanted: np.ndarray) -> float:
 def runs(names: Sequence[str], *labels: str) -> list[tuple[str, str, str]]:
     found = [(*key.split("/"), label) for key, rows in FACTS["rows"].items() for label in rows]
     return [
-        (name, law, label)
-        for name, law, label in found
-        if name in names and label in labels and label not in DIFFERENT.get((name, law), {})
+        (name, noise_model, label)
+        for name, noise_model, label in found
+        if name in names and label in labels and label not in DIFFERENT.get((name, noise_model), {})
     ]
 
 
-@pytest.mark.parametrize(("name", "law", "schedule"), runs(FROM_COMFYUI, *SCHEDULES))
-def test_every_step_is_comfyuis(name: str, law: str, schedule: str):
-    wanted = theirs(name, law, schedule)
-    states, _ = ours(name, law, schedule)
+@pytest.mark.parametrize(("name", "noise_model", "schedule"), runs(FROM_COMFYUI, *SCHEDULES))
+def test_every_step_is_comfyuis(name: str, noise_model: str, schedule: str):
+    wanted = theirs(name, noise_model, schedule)
+    states, _ = ours(name, noise_model, schedule)
     assert distance(states, wanted) < ROUGH.get(name, 1e-11)
-    states, _ = ours(name, law, schedule, np.float32)
+    states, _ = ours(name, noise_model, schedule, np.float32)
     assert all(state.dtype == np.float32 for state in states)
     assert distance(states, wanted) < 1e-5
 
 
-@pytest.mark.parametrize("law", list(LAWS))
+@pytest.mark.parametrize("noise_model", list(NOISE_MODELS))
 @pytest.mark.parametrize(("name", "label"), list(VARIANTS))
-def test_options_mean_what_they_mean_in_comfyui(name: str, label: str, law: str):
+def test_options_mean_what_they_mean_in_comfyui(name: str, label: str, noise_model: str):
     for schedule, recorded in (("7", label), ("part", f"{label} part")):
-        if recorded not in DIFFERENT.get((name, law), {}):
-            states, _ = ours(name, law, schedule, **VARIANTS[name, label])
-            wanted = theirs(name, law, recorded)
+        if recorded not in DIFFERENT.get((name, noise_model), {}):
+            states, _ = ours(name, noise_model, schedule, **VARIANTS[name, label])
+            wanted = theirs(name, noise_model, recorded)
             assert distance(states, wanted) < ROUGH.get(name, 1e-11)
 
 
@@ -211,27 +211,27 @@ DRAWN_FOR_NOTHING = ("res_multistep", "res_multistep_cfg_pp")  # ComfyUI multipl
 
 @pytest.mark.parametrize("key", list(ASKED))
 def test_noise_is_asked_for_between_the_same_sigmas(key: str):
-    name, law = key.split("/")
-    asked = np.array(ours(name, law, "4", way=WAYS.get(name))[1].asked)
+    name, noise_model = key.split("/")
+    asked = np.array(ours(name, noise_model, "4", way=WAYS.get(name))[1].asked)
     wanted = np.array([] if name in DRAWN_FOR_NOTHING else ASKED[key])
     if name == "exp_heun_2_x0_sde":  # the second draw goes unused, and a path has none from σ to σ
         wanted[1::2, 0] = wanted[::2, 0]
     np.testing.assert_allclose(asked, wanted, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize(("name", "law", "schedule"), runs(FROM_ELSEWHERE, *SCHEDULES))
-def test_names_from_elsewhere_end_where_comfyuis_do(name: str, law: str, schedule: str):
-    states, _ = ours(name, law, schedule, way=WAYS.get(name))
-    assert distance(states[-1:], theirs(name, law, schedule)[-1:]) < ROUGH.get(name, 1e-9)
+@pytest.mark.parametrize(("name", "noise_model", "schedule"), runs(FROM_ELSEWHERE, *SCHEDULES))
+def test_names_from_elsewhere_end_where_comfyuis_do(name: str, noise_model: str, schedule: str):
+    states, _ = ours(name, noise_model, schedule, way=WAYS.get(name))
+    assert distance(states[-1:], theirs(name, noise_model, schedule)[-1:]) < ROUGH.get(name, 1e-9)
 
 
-@pytest.mark.parametrize(("name", "law"), list(DIFFERENT))
-def test_what_is_said_to_differ_differs(name: str, law: str):
-    for label in DIFFERENT[name, law]:
+@pytest.mark.parametrize(("name", "noise_model"), list(DIFFERENT))
+def test_what_is_said_to_differ_differs(name: str, noise_model: str):
+    for label in DIFFERENT[name, noise_model]:
         schedule = label if label in SCHEDULES else "7"
         options = VARIANTS.get((name, label), {})
-        states, _ = ours(name, law, schedule, way=WAYS.get(name, Way()), **options)
-        assert distance(states[-1:], theirs(name, law, label)[-1:]) > 1e-4
+        states, _ = ours(name, noise_model, schedule, way=WAYS.get(name, Way()), **options)
+        assert distance(states[-1:], theirs(name, noise_model, label)[-1:]) > 1e-4
 
 
 def test_every_run_of_the_record_is_compared():
@@ -248,9 +248,9 @@ def test_every_run_of_the_record_is_compared():
     assert unrecorded == {"ddim_cfg_pp"}  # A1111's
 
 
-@pytest.mark.parametrize("law", list(LAWS))
+@pytest.mark.parametrize("noise_model", list(NOISE_MODELS))
 @pytest.mark.parametrize("name", FROM_COMFYUI)
-def test_mlx_arrays_stay_mlx_arrays(name: str, law: str):
-    states, _ = ours(name, law, "7", mx.array, xp=mx)
+def test_mlx_arrays_stay_mlx_arrays(name: str, noise_model: str):
+    states, _ = ours(name, noise_model, "7", mx.array, xp=mx)
     assert all(isinstance(state, mx.array) and state.dtype == mx.float32 for state in states)
-    assert distance([np.array(state) for state in states], theirs(name, law, "7")) < 1e-5
+    assert distance([np.array(state) for state in states], theirs(name, noise_model, "7")) < 1e-5

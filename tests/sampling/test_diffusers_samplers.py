@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers.sa_solver import sample_sa_solver
 from schedulers import (
     ABOVE_ZERO,
@@ -96,17 +96,17 @@ def test_sa_solver_is_that_of_diffusers(orders: tuple[int, int], config: Any, lo
         "lower_order_final": lower,
         **config,
     }
-    law = FLOW if "use_flow_sigmas" in config else VE
+    noise_model = FLOW if "use_flow_sigmas" in config else VE
     for steps in STEPS:
         scheduler = Scheduler(SA, steps, "float64", config)
         scheduler.inner.tau_func = tau_func
         sigmas = scheduler.sigmas
         told = dict(zip(sigmas, scheduler.timesteps.tolist(), strict=False))
-        theirs = scheduler.images(law, sigmas)
+        theirs = scheduler.images(noise_model, sigmas)
         for precision, bar in (("float32", 1e-5), ("float64", 1e-9)):
             mine = ours(
                 sample_sa_solver,
-                law,
+                noise_model,
                 sigmas,
                 precision,
                 predictor_order=orders[0],
@@ -120,11 +120,11 @@ def test_sa_solver_is_that_of_diffusers(orders: tuple[int, int], config: Any, lo
 
 @pytest.mark.parametrize("config", ({}, FLOW_SIGMAS), ids=("ve", "flow"))
 def test_sa_solver_adds_noise_where_diffusers_does_by_default(config: Any):
-    law = FLOW if config else VE
+    noise_model = FLOW if config else VE
     scheduler = Scheduler(SA, 50, "float64", SD | {"prediction_type": "sample"} | config)
     sigmas = scheduler.sigmas
-    mine = ours("sa_solver", law, sigmas, "float64", noise=noise(sigmas, "float64"))
-    assert distance(mine, scheduler.images(law, sigmas)) < 1e-9
+    mine = ours("sa_solver", noise_model, sigmas, "float64", noise=noise(sigmas, "float64"))
+    assert distance(mine, scheduler.images(noise_model, sigmas)) < 1e-9
 
 
 def edm(scheduler: Any, sigmas: list[float]) -> list[Any]:
@@ -179,7 +179,7 @@ def test_cosine_dpm_solver_is_dpmpp_2m_sde(solver: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("precision", ("float32", "float64"))
-def test_heun_under_the_law_flow_is_that_of_diffusers(precision: str):
+def test_heun_under_the_noise_model_flow_is_that_of_diffusers(precision: str):
     for steps in STEPS:
         scheduler = Scheduler("FlowMatchHeunDiscreteScheduler", steps, precision, {"shift": 3.0})
         x, theirs = drawn(-1, precision), []
@@ -194,7 +194,7 @@ def test_heun_under_the_law_flow_is_that_of_diffusers(precision: str):
 
 
 @pytest.mark.parametrize("precision", ("float32", "float64"))
-def test_lcm_under_the_law_flow_is_that_of_diffusers(precision: str):
+def test_lcm_under_the_noise_model_flow_is_that_of_diffusers(precision: str):
     for steps in STEPS:
         scheduler = Scheduler("FlowMatchLCMScheduler", steps, precision, {"shift": 3.0})
         sigmas, x, theirs = scheduler.sigmas, drawn(-1, precision), []

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.law import VE
+from lydite.sampling.noise_model import VE
 from lydite.sampling.steps import FunctionDenoiser
 from schedulers import SD, STEPS, Scheduler, denoised, distance, drawn, noise, ours, size
 

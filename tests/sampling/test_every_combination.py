@@ -1,6 +1,6 @@
 """Every sampler on every schedule for every prediction type: the picture is finite.
 
-Left out is only what the registry calls impossible: a sampler or a schedule of the other law.
+Left out is only what the registry calls impossible: sampler or schedule of the other noise model.
 """
 
 from functools import cache
@@ -27,7 +27,7 @@ MODELS: dict[str, Any] = {
     "v": STABLE_DIFFUSION,
     "x0": STABLE_DIFFUSION,
     "edm": ContinuousSigmas(),
-    "cosmos": ContinuousSigmas(told="cosmos"),
+    "cosmos": ContinuousSigmas(timestep_formula="cosmos"),
     "flow": FlowSigmas(shift=3.0),
 }
 DRAWN = np.random.default_rng(5).standard_normal((24, 2, 3))
@@ -60,7 +60,8 @@ def possible() -> list[tuple[str, str, str, int]]:
         for kind in SCHEDULES.values()
         for sampler in SAMPLERS.values()
         for steps in COUNTS
-        if prediction.law.name in kind.laws and prediction.law.name in sampler.laws
+        if prediction.noise_model.name in kind.noise_models
+        and prediction.noise_model.name in sampler.noise_models
     ]
 
 

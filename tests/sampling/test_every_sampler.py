@@ -12,36 +12,40 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Mixture
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS, find_sampler
 from lydite.sampling.samplers.ancestral import NEAR_ONE
 from lydite.sampling.steps import FunctionDenoiser, Step
 from paired import AS_THE_PAPER, Paired
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 COUNTS = (1, 2, 3, 4, 7)
 OWN_STEPS = {"dpm_fast", "dpm_adaptive"}  # of the sigmas given these take the ends alone
 SHAPE = (2, 4, 3, 3)
 DRAWN = np.random.default_rng(0).standard_normal((41, *SHAPE))
-EACH = [(name, law) for name, sampler in SAMPLERS.items() for law in sampler.laws]
+EACH = [
+    (name, noise_model)
+    for name, sampler in SAMPLERS.items()
+    for noise_model in sampler.noise_models
+]
 STEADY = [
-    (name, law)
-    for name, law in EACH
+    (name, noise_model)
+    for name, noise_model in EACH
     if SAMPLERS[name].noise == "none" and name != "ipndm_v"  # whose weights are not quite 1 in all
 ]
-each = pytest.mark.parametrize(("name", "law"), EACH)
+each = pytest.mark.parametrize(("name", "noise_model"), EACH)
 
 
-def schedule(law: str, steps: int, top: float = 14.6) -> list[float]:
+def schedule(noise_model: str, steps: int, top: float = 14.6) -> list[float]:
     """Down to 0; a flow starts from pure noise, where λ has no end."""
-    if law == "flow":
+    if noise_model == "flow":
         return np.linspace(1.0, 0.0, steps + 1).tolist()
     return [*(np.linspace(top ** (1 / 7), 0.03 ** (1 / 7), steps) ** 7).tolist(), 0.0]
 
 
-def part(law: str) -> list[float]:
+def part(noise_model: str) -> list[float]:
     """A stretch that neither starts with pure noise nor ends without any."""
-    return [5.0, 2.2, 0.9, 0.4] if law == "ve" else [0.9, 0.7, 0.4, 0.15]
+    return [5.0, 2.2, 0.9, 0.4] if noise_model == "ve" else [0.9, 0.7, 0.4, 0.15]
 
 
 @dataclass
@@ -49,11 +53,11 @@ class Watched:
     """A denoiser that remembers what it was asked, with and without the prompt."""
 
     inner: Any
-    law: Law = VE
+    noise_model: NoiseModel = VE
     sigmas: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.law = self.inner.law
+        self.noise_model = self.inner.noise_model
 
     def __call__(self, x: Any, sigma: float) -> Any:
         self.sigmas.append(sigma)
@@ -86,9 +90,9 @@ def run(
 
 
 @each
-def test_any_number_of_steps_ends_in_a_finite_picture(name: str, law: str):
-    for sigmas in (*(schedule(law, steps) for steps in COUNTS), part(law)):
-        steps = run(name, Watched(Mixture(law=LAWS[law])), sigmas)
+def test_any_number_of_steps_ends_in_a_finite_picture(name: str, noise_model: str):
+    for sigmas in (*(schedule(noise_model, steps) for steps in COUNTS), part(noise_model)):
+        steps = run(name, Watched(Mixture(noise_model=NOISE_MODELS[noise_model])), sigmas)
         assert steps
         for step in steps:
             assert np.isfinite(step.x).all()
@@ -97,9 +101,9 @@ def test_any_number_of_steps_ends_in_a_finite_picture(name: str, law: str):
 
 
 @each
-def test_steps_say_where_they_are(name: str, law: str):
-    for sigmas in (schedule(law, 4), part(law)):
-        steps = run(name, Watched(Mixture(law=LAWS[law])), sigmas)
+def test_steps_say_where_they_are(name: str, noise_model: str):
+    for sigmas in (schedule(noise_model, 4), part(noise_model)):
+        steps = run(name, Watched(Mixture(noise_model=NOISE_MODELS[noise_model])), sigmas)
         walked = [steps[0].sigma, *(step.sigma_next for step in steps)]
         assert [step.index for step in steps] == list(range(len(steps)))
         assert all(before.sigma_next == after.sigma for before, after in pairwise(steps))
@@ -112,15 +116,15 @@ def test_steps_say_where_they_are(name: str, law: str):
 
 
 @each
-def test_the_network_and_the_noise_are_asked_in_python_floats(name: str, law: str):
+def test_the_network_and_the_noise_are_asked_in_python_floats(name: str, noise_model: str):
     """np.float64 left of an MLX array would make it a NumPy array without a word."""
-    denoise, asked = Watched(Mixture(law=LAWS[law])), []
+    denoise, asked = Watched(Mixture(noise_model=NOISE_MODELS[noise_model])), []
 
     def noise(*ends: float) -> np.ndarray:
         asked.extend(ends)
         return DRAWN[0]
 
-    sigmas = np.array(schedule(law, 7))
+    sigmas = np.array(schedule(noise_model, 7))
     steps = SAMPLERS[name].run(denoise, DRAWN[0], sigmas, noise=noise)  # type: ignore[arg-type]
     assert list(steps)
     assert {type(sigma) for sigma in denoise.sigmas} == {float}
@@ -130,19 +134,21 @@ def test_the_network_and_the_noise_are_asked_in_python_floats(name: str, law: st
 
 
 @each
-def test_the_number_of_calls_is_the_one_stated(name: str, law: str):
-    denoise, count = Watched(Mixture(law=LAWS[law])), 24
-    run(name, denoise, schedule(law, count)[: count + 1])
+def test_the_number_of_calls_is_the_one_stated(name: str, noise_model: str):
+    denoise, count = Watched(Mixture(noise_model=NOISE_MODELS[noise_model])), 24
+    run(name, denoise, schedule(noise_model, count)[: count + 1])
     stated = SAMPLERS[name].calls
     if name != "dpm_adaptive":  # as many as the tolerance asks for
         assert (stated - 0.5) * count < len(denoise.sigmas) <= (stated + 0.5) * count
 
 
 @each
-def test_nothing_is_computed_until_it_is_asked_for(name: str, law: str):
-    denoise = Watched(Mixture(law=LAWS[law]))
+def test_nothing_is_computed_until_it_is_asked_for(name: str, noise_model: str):
+    denoise = Watched(Mixture(noise_model=NOISE_MODELS[noise_model]))
     handed = iter(DRAWN)
-    steps = SAMPLERS[name].run(denoise, DRAWN[0], schedule(law, 7), noise=lambda *_: next(handed))
+    steps = SAMPLERS[name].run(
+        denoise, DRAWN[0], schedule(noise_model, 7), noise=lambda *_: next(handed)
+    )
     assert denoise.sigmas == []
     next(steps)
     first = len(denoise.sigmas)
@@ -152,12 +158,14 @@ def test_nothing_is_computed_until_it_is_asked_for(name: str, law: str):
 
 
 @each
-def test_the_arrays_passed_in_are_not_written_into(name: str, law: str):
+def test_the_arrays_passed_in_are_not_written_into(name: str, noise_model: str):
     start, noise = DRAWN[0].copy(), DRAWN[1].copy()
     for array in (start, noise):
         array.setflags(write=False)
-    denoise = Watched(Mixture(law=LAWS[law]))
-    steps = list(SAMPLERS[name].run(denoise, start, schedule(law, 7), noise=lambda *_: noise))
+    denoise = Watched(Mixture(noise_model=NOISE_MODELS[noise_model]))
+    steps = list(
+        SAMPLERS[name].run(denoise, start, schedule(noise_model, 7), noise=lambda *_: noise)
+    )
     kept = [step.x.copy() for step in steps]
     for step, x in zip(steps, kept, strict=True):  # nor is a step after it was handed out
         np.testing.assert_array_equal(step.x, x)
@@ -165,37 +173,42 @@ def test_the_arrays_passed_in_are_not_written_into(name: str, law: str):
 
 
 @each
-def test_values_do_not_depend_on_the_shape_around_them(name: str, law: str):
-    denoise = Watched(Mixture(law=LAWS[law]))
-    expected = run(name, denoise, schedule(law, 4))[-1].x
+def test_values_do_not_depend_on_the_shape_around_them(name: str, noise_model: str):
+    denoise = Watched(Mixture(noise_model=NOISE_MODELS[noise_model]))
+    expected = run(name, denoise, schedule(noise_model, 4))[-1].x
     for shape in ((72,), (8, 9), (1, 72, 1), (2, 2, 2, 3, 3)):
-        ours = run(name, denoise, schedule(law, 4), shape=shape)[-1].x
+        ours = run(name, denoise, schedule(noise_model, 4), shape=shape)[-1].x
         assert ours.shape == shape
         np.testing.assert_allclose(ours.reshape(SHAPE), expected, rtol=1e-12, atol=1e-12)
 
 
 @each
-def test_what_lies_on_the_straight_path_stays_on_it(name: str, law: str):
+def test_what_lies_on_the_straight_path_stays_on_it(name: str, noise_model: str):
     """Where D is the mean wherever one looks, every method goes to α(σ)·mean, without its noise."""
-    denoise, options = Paired(mean=0.7, law=LAWS[law]), AS_THE_PAPER.get(name, {})
-    for sigmas in (*(schedule(law, steps) for steps in (1, 2, 5)), part(law)):
-        start = np.full((3,), denoise.law.alpha(sigmas[0]) * 0.7)
+    denoise, options = (
+        Paired(mean=0.7, noise_model=NOISE_MODELS[noise_model]),
+        AS_THE_PAPER.get(name, {}),
+    )
+    for sigmas in (*(schedule(noise_model, steps) for steps in (1, 2, 5)), part(noise_model)):
+        start = np.full((3,), denoise.noise_model.alpha(sigmas[0]) * 0.7)
         steps = list(
             SAMPLERS[name].run(denoise, start, sigmas, noise=lambda *_: np.zeros(3), **options)
         )
         bar = 1e-9 + sigmas[0] - steps[0].sigma  # for pure noise some take a little less
         for step in steps:
-            due = denoise.law.alpha(step.sigma_next) * 0.7
+            due = denoise.noise_model.alpha(step.sigma_next) * 0.7
             np.testing.assert_allclose(step.x, due, rtol=0, atol=bar)
 
 
-@pytest.mark.parametrize(("share", "name", "law"), [(s, *e) for s in (0.0, 1.0) for e in STEADY])
+@pytest.mark.parametrize(
+    ("share", "name", "noise_model"), [(s, *e) for s in (0.0, 1.0) for e in STEADY]
+)
 def test_a_denoiser_that_returns_nothing_or_x_itself_has_an_exact_answer(
-    share: float, name: str, law: str
+    share: float, name: str, noise_model: str
 ):
     """D = 0 leaves x in proportion to sigma, D = x leaves it alone."""
-    denoise = Alike(lambda x, sigma: x * share, LAWS[law])
-    for sigmas in (schedule(law, 5), part(law)):
+    denoise = Alike(lambda x, sigma: x * share, NOISE_MODELS[noise_model])
+    for sigmas in (schedule(noise_model, 5), part(noise_model)):
         steps = list(SAMPLERS[name].run(denoise, DRAWN[0], sigmas))
         for step in steps:
             due = DRAWN[0] * (1.0 if share else step.sigma_next / steps[0].sigma)
@@ -207,14 +220,18 @@ ADAPTIVE_BAR = 5e-3  # a tenth of its tolerance: rounding moves its steps
 
 
 def same_numbers_as_numpy(
-    name: str, law: str, xp: ModuleType, make: Callable[..., Any], back: Callable[[Any], np.ndarray]
+    name: str,
+    noise_model: str,
+    xp: ModuleType,
+    make: Callable[..., Any],
+    back: Callable[[Any], np.ndarray],
 ) -> None:
     for steps in COUNTS:
-        sigmas = schedule(law, steps, top=3.0)
+        sigmas = schedule(noise_model, steps, top=3.0)
         ours, theirs = (
             run(
                 name,
-                Watched(Mixture(**SOFT, law=LAWS[law], xp=room)),
+                Watched(Mixture(**SOFT, noise_model=NOISE_MODELS[noise_model], xp=room)),
                 sigmas,
                 made,
                 dtype=np.float32,
@@ -231,23 +248,23 @@ def same_numbers_as_numpy(
 
 
 @each
-def test_mlx_arrays_give_the_numbers_of_numpy(name: str, law: str):
-    same_numbers_as_numpy(name, law, mx, mx.array, np.array)
+def test_mlx_arrays_give_the_numbers_of_numpy(name: str, noise_model: str):
+    same_numbers_as_numpy(name, noise_model, mx, mx.array, np.array)
 
 
 @pytest.mark.parity
 @each
-def test_torch_tensors_give_the_numbers_of_numpy(name: str, law: str):
+def test_torch_tensors_give_the_numbers_of_numpy(name: str, noise_model: str):
     torch = pytest.importorskip("torch")
-    same_numbers_as_numpy(name, law, torch, torch.from_numpy, torch.Tensor.numpy)
+    same_numbers_as_numpy(name, noise_model, torch, torch.from_numpy, torch.Tensor.numpy)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_is_known_by_what_it_is(name: str):
     sampler = find_sampler(name)
     assert sampler.name == name
-    assert set(sampler.laws) <= set(LAWS)
-    assert sampler.laws
+    assert set(sampler.noise_models) <= set(NOISE_MODELS)
+    assert sampler.noise_models
     assert sampler.about and sampler.source and sampler.proofs
     assert (sampler.sample.__doc__ or "").strip()
 
@@ -255,17 +272,23 @@ def test_a_sampler_is_known_by_what_it_is(name: str):
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if SAMPLERS[name].noise != "none"])
 def test_a_random_sampler_asks_for_its_noise(name: str):
     sampler = SAMPLERS[name]
-    law = sampler.laws[0]
+    noise_model = sampler.noise_models[0]
     with pytest.raises(InputError, match="pass a source of it"):
-        sampler.run(Watched(Mixture(law=LAWS[law])), DRAWN[0], schedule(law, 3))
+        sampler.run(
+            Watched(Mixture(noise_model=NOISE_MODELS[noise_model])),
+            DRAWN[0],
+            schedule(noise_model, 3),
+        )
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if len(SAMPLERS[name].laws) == 1])
-def test_a_sampler_refuses_the_law_it_is_not_made_for(name: str):
-    (law,) = SAMPLERS[name].laws
-    other = FLOW if law == "ve" else VE
+@pytest.mark.parametrize(
+    "name", [name for name in SAMPLERS if len(SAMPLERS[name].noise_models) == 1]
+)
+def test_a_sampler_refuses_the_noise_model_it_is_not_made_for(name: str):
+    (noise_model,) = SAMPLERS[name].noise_models
+    other = FLOW if noise_model == "ve" else VE
     with pytest.raises(InputError, match="lydite sampler list"):
-        SAMPLERS[name].run(Watched(Mixture(law=other)), DRAWN[0], [0.9, 0.0])
+        SAMPLERS[name].run(Watched(Mixture(noise_model=other)), DRAWN[0], [0.9, 0.0])
 
 
 def test_a_name_nobody_has_is_refused():

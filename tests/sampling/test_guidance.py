@@ -19,7 +19,7 @@ from lydite.sampling.guidance import (
     constant,
     over_steps,
 )
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.prediction import V
 from lydite.sampling.steps import FunctionDenoiser
 
@@ -140,7 +140,7 @@ def test_shares_and_tables_that_fit_no_schedule_are_refused():
 class Counting:
     """Two prompts that count what is asked of them."""
 
-    law = VE
+    noise_model = VE
     calls: list[str] = field(default_factory=list)
 
     def cond(self, x: np.ndarray, sigma: float) -> np.ndarray:
@@ -155,7 +155,7 @@ class Counting:
 def test_guidance_asks_for_both_and_gives_the_pair():
     prompted = Counting()
     guided = Guided(prompted, constant(7.0))
-    assert guided.law == VE
+    assert guided.noise_model == VE
     np.testing.assert_array_equal(guided(UNCOND, 1.0), [8.0, 19.0, 0.5])
     result, uncond = guided.pair(UNCOND, 1.0)
     np.testing.assert_array_equal(result, [8.0, 19.0, 0.5])
@@ -195,7 +195,7 @@ def test_two_denoisers_make_two_prompts():
         FunctionDenoiser(lambda x, sigma: x * 2.0, FLOW),
         FunctionDenoiser(lambda x, sigma: x, FLOW),
     )
-    assert prompts.law == FLOW
+    assert prompts.noise_model == FLOW
     ours = Guided(prompts, constant(3.0))(mx.array(UNCOND), 0.5)
     assert isinstance(ours, mx.array)
     np.testing.assert_array_equal(np.array(ours), UNCOND * 4)

@@ -10,12 +10,12 @@ import pytest
 
 from lydite.core.errors import InputError, NotFiniteError
 from lydite.sampling.analytic import Mixture
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.renoise import Churn, ancestral_down, raised, rescaled, reverse_down
 from lydite.sampling.steps import FunctionDenoiser
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {
     "ve": [9.0, 4.0, 2.5, 1.1, 0.5, 0.2, 0.04, 0.0],
     "flow": [1.0, 0.93, 0.8, 0.55, 0.3, 0.12, 0.03, 0.0],
@@ -28,10 +28,12 @@ def draws() -> Any:
     return lambda *_: next(handed)
 
 
-def path(name: str, law: str, sigmas: list[float] | None = None, **options: Any) -> np.ndarray:
+def path(
+    name: str, noise_model: str, sigmas: list[float] | None = None, **options: Any
+) -> np.ndarray:
     """x after each step."""
-    levels = SIGMAS[law] if sigmas is None else sigmas
-    denoise, start = Mixture(law=LAWS[law]), DRAWN[-1] * levels[0]
+    levels = SIGMAS[noise_model] if sigmas is None else sigmas
+    denoise, start = Mixture(noise_model=NOISE_MODELS[noise_model]), DRAWN[-1] * levels[0]
     steps = SAMPLERS[name].run(denoise, start, levels, noise=draws(), **options)
     return np.stack([step.x for step in steps])
 
@@ -47,36 +49,36 @@ SAME = {  # without noise, or in its simplest form
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize("case", SAME)
-def test_two_names_for_the_same_numbers(case: str, law: str):
+def test_two_names_for_the_same_numbers(case: str, noise_model: str):
     (name, options), (plain, plain_options) = SAME[case]
-    expected = path(plain, law, **plain_options)
-    np.testing.assert_allclose(path(name, law, **options), expected, rtol=1e-12, atol=1e-12)
+    expected = path(plain, noise_model, **plain_options)
+    np.testing.assert_allclose(path(name, noise_model, **options), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_the_2m_solvers_part_after_their_second_step(law: str):
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_the_2m_solvers_part_after_their_second_step(noise_model: str):
     midpoint, heun = (
-        path("dpmpp_2m_sde", law, solver=solver, eta=0.0) for solver in ("midpoint", "heun")
+        path("dpmpp_2m_sde", noise_model, solver=solver, eta=0.0) for solver in ("midpoint", "heun")
     )
     np.testing.assert_array_equal(midpoint[0], heun[0])
     assert np.abs(midpoint[2] - heun[2]).max() > 1e-4
-    np.testing.assert_array_equal(heun, path("dpmpp_2m_sde_heun", law, eta=0.0))
+    np.testing.assert_array_equal(heun, path("dpmpp_2m_sde_heun", noise_model, eta=0.0))
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_two_calls_of_dpm_fast_are_one_step_of_dpm_2(law: str):
-    first, last = SIGMAS[law][1], SIGMAS[law][-2]
-    (fast,) = path("dpm_fast", law, [first, last, 0.0])
-    (step,) = path("dpm_2", law, [first, last])
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_two_calls_of_dpm_fast_are_one_step_of_dpm_2(noise_model: str):
+    first, last = SIGMAS[noise_model][1], SIGMAS[noise_model][-2]
+    (fast,) = path("dpm_fast", noise_model, [first, last, 0.0])
+    (step,) = path("dpm_2", noise_model, [first, last])
     np.testing.assert_allclose(fast, step, rtol=1e-12)
 
 
 def test_the_clock_of_dpmpp_2m_is_sigma_where_comfyui_has_it_so():
     """Its coefficients stay: that is 2M on a flow model taken for a VE one."""
     levels, start = SIGMAS["flow"], DRAWN[-1]
-    seen = FunctionDenoiser(Mixture(law=FLOW), VE)
+    seen = FunctionDenoiser(Mixture(noise_model=FLOW), VE)
     *_, step = SAMPLERS["dpmpp_2m"].run(seen, start, levels)
     ours = path("dpmpp_2m", "flow", clock="sigma")[-1]
     np.testing.assert_allclose(ours, step.x, rtol=1e-12)
@@ -84,14 +86,17 @@ def test_the_clock_of_dpmpp_2m_is_sigma_where_comfyui_has_it_so():
 
 
 def test_lms_with_euler_at_its_end_ends_in_the_denoised_image():
-    for law in LAWS:
+    for noise_model in NOISE_MODELS:
         steps = list(
             SAMPLERS["lms"].run(
-                Mixture(law=LAWS[law]), DRAWN[-1] * SIGMAS[law][0], SIGMAS[law], euler_at_end=True
+                Mixture(noise_model=NOISE_MODELS[noise_model]),
+                DRAWN[-1] * SIGMAS[noise_model][0],
+                SIGMAS[noise_model],
+                euler_at_end=True,
             )
         )
         np.testing.assert_allclose(steps[-1].x, steps[-1].denoised, rtol=1e-12, atol=1e-12)
-        np.testing.assert_array_equal(steps[-2].x, path("lms", law)[-2])
+        np.testing.assert_array_equal(steps[-2].x, path("lms", noise_model)[-2])
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Viewed:
     """A `ve` denoiser seen from a flow: x / (1 − σ) at σ / (1 − σ)."""
 
     inner: Mixture
-    law: Law = FLOW
+    noise_model: NoiseModel = FLOW
 
     def __call__(self, x: Any, sigma: float) -> Any:
         return self.inner(x / (1 - sigma), sigma / (1 - sigma))
@@ -117,7 +122,7 @@ INVARIANT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", INVARIANT)
-def test_a_sampler_in_lambda_does_the_same_under_both_laws(name: str):
+def test_a_sampler_in_lambda_does_the_same_under_both_noise_models(name: str):
     levels, start = SIGMAS["ve"], DRAWN[-1] * 9.0
     plain = SAMPLERS[name].run(Mixture(), start, levels, noise=draws(), **INVARIANT[name])
     seen = SAMPLERS[name].run(
@@ -132,7 +137,7 @@ def test_a_sampler_in_lambda_does_the_same_under_both_laws(name: str):
         np.testing.assert_allclose(ours.x, shrunk, rtol=1e-10, atol=1e-10)
 
 
-def test_churn_does_the_same_under_both_laws():
+def test_churn_does_the_same_under_both_noise_models():
     levels, start = SIGMAS["ve"], DRAWN[-1] * 9.0
     churn = {"s_churn": 2.0, "s_noise": 1.1}
     plain = SAMPLERS["euler"].run(Mixture(), start, levels, churn=Churn(draws(), **churn))
@@ -149,9 +154,9 @@ def test_churn_does_the_same_under_both_laws():
 
 @pytest.mark.parametrize("name", ("euler", "heun", "dpm_2", "heunpp2"))
 def test_no_churn_is_no_churn(name: str):
-    for law in LAWS:
-        churned = path(name, law, churn=Churn(draws(), 0.0))
-        np.testing.assert_array_equal(churned, path(name, law))
+    for noise_model in NOISE_MODELS:
+        churned = path(name, noise_model, churn=Churn(draws(), 0.0))
+        np.testing.assert_array_equal(churned, path(name, noise_model))
 
 
 def test_no_churn_is_larger_than_the_papers():
@@ -166,17 +171,19 @@ def test_pure_noise_is_not_churned(name: str):
     np.testing.assert_array_equal(one, path(name, "flow", [1.0, 0.5]))
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS.values(), ids=NOISE_MODELS)
 @pytest.mark.parametrize("rule", (ancestral_down, reverse_down))
-def test_fresh_noise_makes_up_for_the_noise_taken(rule: Any, law: Law):
+def test_fresh_noise_makes_up_for_the_noise_taken(rule: Any, noise_model: NoiseModel):
     """A Gaussian of data and noise at the lower sigma is one at the next sigma after it."""
     data = 0.5
     for eta in (0.0, 0.3, 1.0):
-        down = rule(law, 0.8, 0.5, eta)
+        down = rule(noise_model, 0.8, 0.5, eta)
         assert down == 0.5 if eta == 0 else 0 < down < 0.5
-        parts = np.array([law.alpha(down) * data, down, 0.0])  # data, old noise, fresh noise
-        up = raised(law, parts, down, 0.5, np.array([0.0, 0.0, 1.0]))
-        assert up[0] == pytest.approx(law.alpha(0.5) * data, rel=1e-12)
+        parts = np.array(
+            [noise_model.alpha(down) * data, down, 0.0]
+        )  # data, old noise, fresh noise
+        up = raised(noise_model, parts, down, 0.5, np.array([0.0, 0.0, 1.0]))
+        assert up[0] == pytest.approx(noise_model.alpha(0.5) * data, rel=1e-12)
         assert math.hypot(up[1], up[2]) == pytest.approx(0.5, rel=1e-12)
 
 
@@ -184,8 +191,8 @@ def test_eta_beyond_one_takes_all_the_noise_and_no_more():
     assert ancestral_down(VE, 2.0, 1.0, 5.0) == 0
     assert ancestral_down(FLOW, 0.8, 0.4, 5.0) == 0
     for name in ("euler_ancestral", "dpm_2_ancestral", "dpmpp_2s_ancestral", "dpmpp_sde"):
-        for law in LAWS:
-            assert np.isfinite(path(name, law, eta=5.0)).all()
+        for noise_model in NOISE_MODELS:
+            assert np.isfinite(path(name, noise_model, eta=5.0)).all()
 
 
 def test_a_share_of_the_noise_to_image_ratio():

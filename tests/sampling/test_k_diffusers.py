@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Mixture
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.renoise import ancestral_down
 from lydite.sampling.schedules import flow_shift, sd3_diffusers
@@ -48,12 +48,12 @@ class Case:
     scheduler: str
     sampler: str
     config: dict[str, Any] = field(default_factory=lambda: KARRAS)
-    law: Law = VE
+    noise_model: NoiseModel = VE
     second: Second | None = None
 
     def __str__(self) -> str:
         spacing = "karras" if "use_karras_sigmas" in self.config else ""
-        return f"{self.scheduler}-{spacing or self.law.name}"
+        return f"{self.scheduler}-{spacing or self.noise_model.name}"
 
 
 CASES = [
@@ -105,7 +105,7 @@ def theirs(case: Case, steps: int, patch: pytest.MonkeyPatch) -> tuple[list[floa
     module = importlib.import_module(kind.__module__)
     patch.setattr(module, "randn_tensor", lambda *_, **__: next(handed), raising=False)
     scheduler.noise_sampler = lambda *_: next(handed)
-    denoise = Mixture(**SOFT, law=case.law, xp=torch)
+    denoise = Mixture(**SOFT, noise_model=case.noise_model, xp=torch)
     x, states = torch.from_numpy(DRAWN[0] * np.float32(levels[0])), []
     made = list(calls(case, levels))
     timesteps = scheduler.timesteps[: len(made)]  # LTX's end with a 0
@@ -125,7 +125,7 @@ def test_every_step_is_that_of_diffusers(case: Case, steps: int, monkeypatch: py
     assert len(levels) == steps + 1
     handed = (torch.from_numpy(each) for each in DRAWN[1:])
     start = torch.from_numpy(DRAWN[0] * np.float32(levels[0]))
-    denoise = Mixture(**SOFT, law=case.law, xp=torch)
+    denoise = Mixture(**SOFT, noise_model=case.noise_model, xp=torch)
     ours = SAMPLERS[case.sampler].run(denoise, start, levels, noise=lambda *_: next(handed))
     # in float32 diffusers' √(σ² − up²) of two sigmas far apart keeps four digits
     bar = 1e-4 if case.sampler == "dpm_2_ancestral" and steps == 2 else 1e-5
@@ -141,7 +141,7 @@ def test_euler_follows_sd3_on_our_own_schedule(steps: int, shift: float):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
     scheduler.set_timesteps(steps)
-    denoise = Mixture(**SOFT, law=FLOW, xp=torch)
+    denoise = Mixture(**SOFT, noise_model=FLOW, xp=torch)
     x = start = torch.from_numpy(DRAWN[0])
     ours = SAMPLERS["euler"].run(denoise, start, sd3_diffusers(steps, shift).sigmas.tolist())
     for timestep, step in zip(scheduler.timesteps, ours, strict=True):

@@ -12,7 +12,7 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import (
     SAMPLERS,
     consistency,
@@ -26,7 +26,7 @@ from lydite.sampling.samplers import (
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
 from lydite.sampling.steps import FunctionDenoiser
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {
     "ve": [9.0, 4.0, 2.5, 1.1, 0.5, 0.2, 0.04, 0.0],
     "flow": [1.0, 0.93, 0.8, 0.55, 0.3, 0.12, 0.03, 0.0],
@@ -49,12 +49,14 @@ class Draws:
         return self.make(DRAWN[len(self.asked) - 1])
 
 
-def path(sampler: Any, law: str, sigmas: Sequence[float] | None = None, **options: Any) -> Any:
+def path(
+    sampler: Any, noise_model: str, sigmas: Sequence[float] | None = None, **options: Any
+) -> Any:
     """x after each step."""
     name, *more = sampler if isinstance(sampler, tuple) else (sampler,)
     options = (more[0] if more else {}) | options
-    levels = SIGMAS[law] if sigmas is None else sigmas
-    denoise = options.pop("denoise", Mixture(law=LAWS[law]))
+    levels = SIGMAS[noise_model] if sigmas is None else sigmas
+    denoise = options.pop("denoise", Mixture(noise_model=NOISE_MODELS[noise_model]))
     sample = name
     if isinstance(name, str):
         sample = SAMPLERS[name].sample
@@ -97,10 +99,10 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize("case", SAME)
-def test_two_names_for_the_same_numbers(case: str, law: str):
-    first, second = (path(each, law) for each in SAME[case])
+def test_two_names_for_the_same_numbers(case: str, noise_model: str):
+    first, second = (path(each, noise_model) for each in SAME[case])
     np.testing.assert_allclose(first, second, rtol=1e-11, atol=1e-11)
 
 
@@ -115,9 +117,9 @@ def test_ddim_with_noise_is_euler_ancestral(eta: float):
     np.testing.assert_allclose(first, second, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_tcd_with_all_noise_fresh_is_lcm(law: str):
-    first, second = path(("tcd", {"gamma": 1.0}), law), path("lcm", law)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_tcd_with_all_noise_fresh_is_lcm(noise_model: str):
+    first, second = path(("tcd", {"gamma": 1.0}), noise_model), path("lcm", noise_model)
     np.testing.assert_allclose(first, second, rtol=1e-12, atol=1e-12)
 
 
@@ -143,29 +145,31 @@ def test_a_last_step_of_ipndm_is_like_any_other_or_takes_the_denoised_image(name
     np.testing.assert_array_equal(steps["adams"][-2].x, steps["denoised"][-2].x)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_an_image_that_stays_makes_all_solvers_exact(law: str):
-    image = FunctionDenoiser(lambda x, sigma: x * 0 + 0.7, LAWS[law])
-    exact = path("ddim", law, denoise=image)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_an_image_that_stays_makes_all_solvers_exact(noise_model: str):
+    image = FunctionDenoiser(lambda x, sigma: x * 0 + 0.7, NOISE_MODELS[noise_model])
+    exact = path("ddim", noise_model, denoise=image)
     for name, sampler in MINE.items():
         if sampler.noise == "none":
             options = {"exact": True} if name == "ipndm_v" else {}
-            got = path((name, options), law, denoise=image)
+            got = path((name, options), noise_model, denoise=image)
             np.testing.assert_allclose(got, exact, rtol=1e-9, atol=1e-9, err_msg=name)
-    assert np.abs(path("ipndm_v", law, denoise=image) - exact).max() > 0.01  # ComfyUI's weights
-    ancestral = path("ddpm", law, denoise=image)
+    assert (
+        np.abs(path("ipndm_v", noise_model, denoise=image) - exact).max() > 0.01
+    )  # ComfyUI's weights
+    ancestral = path("ddpm", noise_model, denoise=image)
     for name in ("sa_solver", "sa_solver_pece"):
-        got = path((name, {"tau": lambda *_: 1.0}), law, denoise=image)
+        got = path((name, {"tau": lambda *_: 1.0}), noise_model, denoise=image)
         np.testing.assert_allclose(got, ancestral, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize("name", MINE)
-def test_one_step_to_zero_is_the_denoised_image(name: str, law: str):
-    if law in MINE[name].laws:
-        start = SIGMAS[law][0]
-        expected = Mixture(law=LAWS[law])(DRAWN[-1] * start, start)
-        (x,) = path(name, law, [start, 0.0])
+def test_one_step_to_zero_is_the_denoised_image(name: str, noise_model: str):
+    if noise_model in MINE[name].noise_models:
+        start = SIGMAS[noise_model][0]
+        expected = Mixture(noise_model=NOISE_MODELS[noise_model])(DRAWN[-1] * start, start)
+        (x,) = path(name, noise_model, [start, 0.0])
         np.testing.assert_allclose(x, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -207,32 +211,32 @@ def test_sa_solver_is_finite_from_pure_noise_to_none(orders: Any, tau: float, pe
             assert np.isfinite(states).all()
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_inversion_shows_the_image_to_the_network_as_if_it_were_noisier(law: str):
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_inversion_shows_the_image_to_the_network_as_if_it_were_noisier(noise_model: str):
     sigma, seen = 0.6, []
 
     def shown(x: np.ndarray, asked: float) -> np.ndarray:
         seen.append((x, asked))
         return x * 0 + 0.7
 
-    denoise = FunctionDenoiser(shown, LAWS[law])
+    denoise = FunctionDenoiser(shown, NOISE_MODELS[noise_model])
     (step,) = SAMPLERS["ddim_inverse"].run(denoise, DRAWN[0], [0.0, sigma])
     ((there, asked),) = seen
-    size = math.hypot(1, sigma) if law == "ve" else 1.0
+    size = math.hypot(1, sigma) if noise_model == "ve" else 1.0
     np.testing.assert_allclose(there, DRAWN[0] * size, rtol=1e-14)
     assert asked == sigma
-    alpha = LAWS[law].alpha(sigma)
+    alpha = NOISE_MODELS[noise_model].alpha(sigma)
     np.testing.assert_allclose(step.x, DRAWN[0] * alpha + there - alpha * 0.7, rtol=1e-12)
     np.testing.assert_array_equal(step.denoised, DRAWN[0])
 
 
 def test_inversion_comes_back_to_where_it_started():
     """Upwards the network is asked at the far end, downwards at the near one: the same sigma."""
-    for law, top in (("ve", 3.0), ("flow", 0.8)):
+    for noise_model, top in (("ve", 3.0), ("flow", 0.8)):
         gaps = []
         for steps in (20, 40, 80):
             rising = np.linspace(0, top, steps + 1).tolist()
-            data = Gaussian(law=LAWS[law])
+            data = Gaussian(noise_model=NOISE_MODELS[noise_model])
             *_, up = SAMPLERS["ddim_inverse"].run(data, DRAWN[0], rising)
             *_, down = SAMPLERS["ddim"].run(data, up.x, rising[::-1])
             gaps.append(float(np.abs(down.x - DRAWN[0]).max()))
@@ -297,4 +301,6 @@ def test_what_cannot_be_done_is_refused():
     with pytest.raises(InputError, match=r"^gamma is 1\.5; expected"):
         path(("tcd", {"gamma": 1.5}), "ve")
     with pytest.raises(InputError, match="sde_dpmsolver_2m is for eps and v models"):
-        MINE["sde_dpmsolver_2m"].run(Gaussian(law=FLOW), DRAWN[0], [1.0, 0.0], noise=Draws([]))
+        MINE["sde_dpmsolver_2m"].run(
+            Gaussian(noise_model=FLOW), DRAWN[0], [1.0, 0.0], noise=Draws([])
+        )

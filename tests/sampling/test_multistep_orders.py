@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.deis import VP_ENDS, vp_time
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
@@ -17,23 +17,23 @@ from lydite.sampling.samplers.lms import weights as adams_weights
 from lydite.sampling.samplers.multistep import weights
 from lydite.sampling.samplers.pndm import _newton_weights
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 ENDS = {"ve": (3.0, 0.2), "flow": (0.9, 0.1)}
 START = np.array([2.0])
 NO_CORRECTOR = {"disable_corrector": range(999)}
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def measured(sampler: Any, law: str, options: dict[str, Any]) -> float:
+def measured(sampler: Any, noise_model: str, options: dict[str, Any]) -> float:
     """The order over steps that grow from the start on, and neither start nor end at an end."""
     sample = SAMPLERS[sampler].sample if isinstance(sampler, str) else sampler
-    first, last = ENDS[law]
+    first, last = ENDS[noise_model]
     errors = []
     for steps in (240, 480):  # multiples of 2 and 3
         sigmas = (first + (last - first) * np.linspace(0, 1, steps + 1) ** 2).tolist()
         error = 0.0
         for spread in (0.3, 0.6, 1.2):
-            data = Gaussian(spread=spread, law=LAWS[law])
+            data = Gaussian(spread=spread, noise_model=NOISE_MODELS[noise_model])
             *_, step = sample(data, START, sigmas, **options)
             error += float(np.abs(step.x - data.follow(START, first, last)).max())
         errors.append(error)
@@ -56,11 +56,11 @@ OF_ORDER: tuple[tuple[Any, dict[str, Any], float], ...] = (
 )
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize("case", range(len(OF_ORDER)))
-def test_options_change_the_order(case: int, law: str):
+def test_options_change_the_order(case: int, noise_model: str):
     sampler, options, order = OF_ORDER[case]
-    assert measured(sampler, law, options) == pytest.approx(order, abs=0.2)
+    assert measured(sampler, noise_model, options) == pytest.approx(order, abs=0.2)
 
 
 def test_pndm_starts_with_steps_of_order_four():
@@ -73,17 +73,19 @@ def test_pndm_starts_with_steps_of_order_four():
     assert math.log2(errors[0] / errors[1]) == pytest.approx(5, abs=0.3)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_deis_tab_is_the_deis_of_comfyui(law: str):
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_deis_tab_is_the_deis_of_comfyui(noise_model: str):
     facts = json.loads((GOLDEN / "comfyui.json").read_text())
     theirs = np.load(GOLDEN / "comfyui.npz")
-    data = Mixture(**facts["denoiser"]["cond"], law=LAWS[law])
-    for label, (_, stop) in facts["rows"][f"deis/{law}"].items():
-        sigmas = theirs[f"sigmas/{law}/{label}"].tolist()
+    data = Mixture(**facts["denoiser"]["cond"], noise_model=NOISE_MODELS[noise_model])
+    for label, (_, stop) in facts["rows"][f"deis/{noise_model}"].items():
+        sigmas = theirs[f"sigmas/{noise_model}/{label}"].tolist()
         start = theirs["start"].astype(np.float64) * sigmas[0]
         *_, step = SAMPLERS["deis_tab"].run(data, start, sigmas)
         # it sums over rectangles; with ten times as many it comes ten times closer
-        np.testing.assert_allclose(step.x, theirs[f"deis/{law}"][stop - 1], rtol=0, atol=5e-5)
+        np.testing.assert_allclose(
+            step.x, theirs[f"deis/{noise_model}"][stop - 1], rtol=0, atol=5e-5
+        )
 
 
 def test_the_time_of_deis_tab_is_that_of_its_diffusion():

@@ -14,49 +14,54 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Gaussian
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.sampler import Sampler
 from paired import Paired
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 ENDS = {"ve": (3.0, 0.2), "flow": (0.9, 0.1)}
 WIDTHS = (0.3, 0.6, 1.2)
 STEPS = (384, 768)  # both multiples of 3: dpm_fast ends in the same way
 START = np.full(len(WIDTHS), 2.0)
 
 
-def grid(law: str, spacing: str, steps: int) -> list[float]:
-    first, last = ENDS[law]
+def grid(noise_model: str, spacing: str, steps: int) -> list[float]:
+    first, last = ENDS[noise_model]
     way = np.linspace(0, 1, steps + 1)
     return (first + (last - first) * (way**2 if spacing == "growing" else way)).tolist()
 
 
-def error(sampler: Sampler, law: Law, sigmas: list[float], options: dict[str, Any]) -> float:
+def error(
+    sampler: Sampler, noise_model: NoiseModel, sigmas: list[float], options: dict[str, Any]
+) -> float:
     widths: Any = np.array(WIDTHS)  # one for each value of x
-    denoise = Paired(spread=widths, law=law)
+    denoise = Paired(spread=widths, noise_model=noise_model)
     *_, step = sampler.run(denoise, START, sigmas, noise=lambda *_: START * 0, **options)
     exact = [
-        Gaussian(spread=width, law=law).follow(value, sigmas[0], step.sigma_next)
+        Gaussian(spread=width, noise_model=noise_model).follow(value, sigmas[0], step.sigma_next)
         for width, value in zip(WIDTHS, START, strict=True)
     ]
     return float(np.abs(step.x - exact).sum())
 
 
-def order(name: str, law: str, spacing: str, **options: Any) -> float:
+def order(name: str, noise_model: str, spacing: str, **options: Any) -> float:
     """Measured over the last doubling of the steps, without noise."""
     sampler = SAMPLERS[name]
     if "eta" in inspect.signature(sampler.sample).parameters:
         options = {"eta": 0.0, **options}
-    errors = [error(sampler, LAWS[law], grid(law, spacing, steps), options) for steps in STEPS]
+    errors = [
+        error(sampler, NOISE_MODELS[noise_model], grid(noise_model, spacing, steps), options)
+        for steps in STEPS
+    ]
     return math.log2(errors[0] / errors[1])
 
 
 STATED = [
-    (name, law)
+    (name, noise_model)
     for name, sampler in SAMPLERS.items()
     if sampler.order is not None
-    for law in sampler.laws
+    for noise_model in sampler.noise_models
 ]
 WITHOUT_NOISE = {
     "euler_ancestral": 1,
@@ -69,45 +74,52 @@ WITHOUT_NOISE = {
 }
 
 
-@pytest.mark.parametrize(("name", "law"), STATED)
-def test_a_sampler_converges_with_the_order_it_states(name: str, law: str):
+@pytest.mark.parametrize(("name", "noise_model"), STATED)
+def test_a_sampler_converges_with_the_order_it_states(name: str, noise_model: str):
     stated, measured = SAMPLERS[name].order, {}
     assert stated is not None
     for spacing in ("even", "growing"):
-        measured[spacing] = order(name, law, spacing)
+        measured[spacing] = order(name, noise_model, spacing)
         if abs(measured[spacing] - stated) < 0.15:
             return
     pytest.fail(f"{name} states order {stated}; measured {measured}")
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize("name", WITHOUT_NOISE)
-def test_without_its_noise_a_random_sampler_solves_the_ode(name: str, law: str):
-    assert order(name, law, "even") == pytest.approx(WITHOUT_NOISE[name], abs=0.15)
+def test_without_its_noise_a_random_sampler_solves_the_ode(name: str, noise_model: str):
+    assert order(name, noise_model, "even") == pytest.approx(WITHOUT_NOISE[name], abs=0.15)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_the_whole_second_derivative_makes_3m_of_third_order(law: str):
-    assert order("dpmpp_3m_sde", law, "growing", curvature=1.0) == pytest.approx(3, abs=0.15)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_the_whole_second_derivative_makes_3m_of_third_order(noise_model: str):
+    assert order("dpmpp_3m_sde", noise_model, "growing", curvature=1.0) == pytest.approx(
+        3, abs=0.15
+    )
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize("slopes", (1, 2, 3, 4))
-def test_lms_is_of_the_order_of_its_slopes_once_started(slopes: int, law: str):
-    assert order("lms", law, "growing", order=slopes) == pytest.approx(slopes, abs=0.15)
+def test_lms_is_of_the_order_of_its_slopes_once_started(slopes: int, noise_model: str):
+    assert order("lms", noise_model, "growing", order=slopes) == pytest.approx(slopes, abs=0.15)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_cold_start_leaves_lms_of_order_two(law: str):
-    assert order("lms", law, "even") == pytest.approx(2, abs=0.15)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_a_cold_start_leaves_lms_of_order_two(noise_model: str):
+    assert order("lms", noise_model, "even") == pytest.approx(2, abs=0.15)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize(("solver", "gain"), ((2, 4), (3, 4)))
-def test_dpm_adaptive_comes_closer_with_its_tolerance(solver: int, gain: float, law: str):
-    sigmas = [*ENDS[law], 0.0]
+def test_dpm_adaptive_comes_closer_with_its_tolerance(solver: int, gain: float, noise_model: str):
+    sigmas = [*ENDS[noise_model], 0.0]
     errors = [
-        error(SAMPLERS["dpm_adaptive"], LAWS[law], sigmas, {"order": solver, "rtol": t, "atol": t})
+        error(
+            SAMPLERS["dpm_adaptive"],
+            NOISE_MODELS[noise_model],
+            sigmas,
+            {"order": solver, "rtol": t, "atol": t},
+        )
         for t in (1e-3, 1e-4, 1e-5)
     ]
     assert errors[0] < 1e-2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.prediction import (
     EDM,
     EPS,
@@ -145,8 +145,8 @@ def test_every_type_is_finite_at_the_ends(name: str):
         np.testing.assert_allclose(kind.denoised(x, NOISE, 0.0), IMAGE, rtol=1e-6)
 
 
-def test_the_laws():
-    assert {name: kind.law for name, kind in PREDICTIONS.items()} == {
+def test_the_noise_models():
+    assert {name: kind.noise_model for name, kind in PREDICTIONS.items()} == {
         name: FLOW if name == "flow" else VE for name in PREDICTIONS
     }
 

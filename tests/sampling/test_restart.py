@@ -8,21 +8,23 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Mixture
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers.restart import Restart, a1111_plan, sample_restart
 from lydite.sampling.steps import Step
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 START = np.random.default_rng(2).standard_normal((2, 3))
 SIGMAS = [9.0, 4.0, 2.5, 1.1, 0.5, 0.2, 0.04, 0.0]
 
 
-def schedule(law: str, steps: int) -> list[float]:
-    first = 14.6 if law == "ve" else 1.0
+def schedule(noise_model: str, steps: int) -> list[float]:
+    first = 14.6 if noise_model == "ve" else 1.0
     return [*np.geomspace(first, 0.03, steps).tolist(), 0.0]
 
 
-def walk(law: str, sigmas: list[float], **options: Any) -> tuple[list[Step[Any]], list[Any]]:
+def walk(
+    noise_model: str, sigmas: list[float], **options: Any
+) -> tuple[list[Step[Any]], list[Any]]:
     """The steps, and between which sigmas noise was asked for."""
     asked: list[tuple[float, float]] = []
 
@@ -30,19 +32,21 @@ def walk(law: str, sigmas: list[float], **options: Any) -> tuple[list[Step[Any]]
         asked.append((sigma, sigma_next))
         return START
 
-    steps = sample_restart(Mixture(law=LAWS[law]), START, sigmas, noise=noise, **options)
+    steps = sample_restart(
+        Mixture(noise_model=NOISE_MODELS[noise_model]), START, sigmas, noise=noise, **options
+    )
     return list(steps), asked
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize(
     ("steps", "leaps", "length"),
     ((1, 0, 0), (19, 0, 0), (20, 1, 9), (35, 1, 9), (36, 2, 9), (50, 2, 12)),
 )
 def test_a1111_takes_the_steps_of_its_restarts_out_of_the_rest(
-    steps: int, leaps: int, length: int, law: str
+    steps: int, leaps: int, length: int, noise_model: str
 ):
-    made, asked = walk(law, schedule(law, steps))
+    made, asked = walk(noise_model, schedule(noise_model, steps))
     assert len(made) == steps
     assert len(asked) == leaps
     up = [at for at, (one, two) in enumerate(pairwise(made), 1) if two.sigma > one.sigma_next]
@@ -52,12 +56,12 @@ def test_a1111_takes_the_steps_of_its_restarts_out_of_the_rest(
         assert made[at + length - 1].sigma_next == low  # down again in `length` steps
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a1111_restarts_between_the_sigmas_nearest_to_a_tenth_and_to_two(law: str):
-    levels, (restart,) = a1111_plan(LAWS[law], schedule(law, 40))
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_a1111_restarts_between_the_sigmas_nearest_to_a_tenth_and_to_two(noise_model: str):
+    levels, (restart,) = a1111_plan(NOISE_MODELS[noise_model], schedule(noise_model, 40))
     assert (restart.steps, restart.times) == (10, 2)
     assert len(levels) == 21  # 20 steps, and two times 10
-    ratio = {"ve": lambda sigma: sigma, "flow": lambda sigma: sigma / (1 - sigma)}[law]
+    ratio = {"ve": lambda sigma: sigma, "flow": lambda sigma: sigma / (1 - sigma)}[noise_model]
     assert ratio(restart.low) == pytest.approx(0.1, rel=0.35)
     assert ratio(restart.high) == pytest.approx(2.0, rel=0.35)
     assert {restart.low, restart.high} <= set(levels)

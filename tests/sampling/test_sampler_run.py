@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
 from paired import Paired
 
-LAWS = {"ve": VE, "flow": FLOW}
-EACH = [(name, law) for name, sampler in SAMPLERS.items() for law in sampler.laws]
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
+EACH = [
+    (name, noise_model)
+    for name, sampler in SAMPLERS.items()
+    for noise_model in sampler.noise_models
+]
 WITH_ETA = [name for name in SAMPLERS if SAMPLERS[name].noise_with_eta]
 DRAWN = np.random.default_rng(0).standard_normal((24, 6))
 SIGMAS = {"ve": [9.0, 4.0, 1.5, 0.6, 0.2], "flow": [1.0, 0.8, 0.55, 0.3, 0.1]}
@@ -45,13 +49,13 @@ def test_noise_is_asked_for_where_eta_does_and_makes_a_difference(name: str):
         sampler.run(Paired(), DRAWN[0], SIGMAS["ve"], eta=0.5)
 
 
-@pytest.mark.parametrize(("name", "law"), EACH)
-def test_the_last_sigma_may_repeat(name: str, law: str):
+@pytest.mark.parametrize(("name", "noise_model"), EACH)
+def test_the_last_sigma_may_repeat(name: str, noise_model: str):
     """Some of diffusers' schedules end so; CFG++, correctors and the end of a group still move."""
-    sigmas, normals = SIGMAS[law], cycle(DRAWN[1:])
+    sigmas, normals = SIGMAS[noise_model], cycle(DRAWN[1:])
     steps = list(
         SAMPLERS[name].run(
-            Paired(law=LAWS[law]),
+            Paired(noise_model=NOISE_MODELS[noise_model]),
             DRAWN[0] * sigmas[0],
             [*sigmas, sigmas[-1]],
             noise=lambda *_: next(normals),

@@ -34,14 +34,14 @@ MODELS: dict[str, Any] = {
     "sd3": FlowSigmas(3.0),
     "flux": FlowSigmas(3.158, 10_000),
     "edm": ContinuousSigmas(),
-    "v": ContinuousSigmas(0.01, 500.0, told="v"),
-    "cosmos": ContinuousSigmas(0.002, 80.0, told="cosmos"),
+    "v": ContinuousSigmas(0.01, 500.0, timestep_formula="v"),
+    "cosmos": ContinuousSigmas(0.002, 80.0, timestep_formula="cosmos"),
 }
 MADE: dict[str, Any] = {"custom": {"sigmas": [0.9, 0.3, 0.0]}}
 
 
 def kinds_of(model: Any) -> list[str]:
-    return [name for name, kind in SCHEDULES.items() if model.law.name in kind.laws]
+    return [name for name, kind in SCHEDULES.items() if model.noise_model.name in kind.noise_models]
 
 
 CASES = [(model, name) for model in MODELS for name in kinds_of(MODELS[model])]
@@ -59,7 +59,7 @@ def test_every_schedule_is_finite_and_falls_for_every_model(model: str, name: st
         assert np.all(np.isfinite(schedule.timesteps))
         assert np.all(np.diff(schedule.sigmas) < 0)
         assert np.all(np.diff(schedule.timesteps) <= 0)
-        assert schedule.sigmas[0] <= 1 or described.law.name == "ve"
+        assert schedule.sigmas[0] <= 1 or described.noise_model.name == "ve"
         if name != "kl_optimal_a1111":
             assert schedule.sigmas[-1] == 0
         if SCHEDULES[name].count == "n":
@@ -150,7 +150,7 @@ def test_between_grid_points_the_model_tells_the_timestep(model: str):
     for sigma in np.sqrt(schedule.sigmas[:-2] * schedule.sigmas[1:-1]).tolist():
         assert schedule.timestep_of(sigma) == MODELS[model].timestep_of(sigma)
     assert from_step(schedule, 2).timestep_of(0.123) == schedule.timestep_of(0.123)
-    assert from_step(schedule, 2).told == schedule.told
+    assert from_step(schedule, 2).timestep_between == schedule.timestep_between
 
 
 def test_a_schedule_without_a_model_interpolates_between_its_own():

@@ -27,8 +27,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "k-diffusion/normal/eps": ("normal", STABLE_DIFFUSION, {}),
     "k-diffusion/vp/eps": ("vp", STABLE_DIFFUSION, {}),
     **{
-        f"k-diffusion/{name}/{law}": (name.removesuffix("_rho3"), model, ends | more)
-        for law, model, ends in (("eps", STABLE_DIFFUSION, {}), ("flow", SD3, FLOW_ENDS))
+        f"k-diffusion/{name}/{noise_model}": (name.removesuffix("_rho3"), model, ends | more)
+        for noise_model, model, ends in (("eps", STABLE_DIFFUSION, {}), ("flow", SD3, FLOW_ENDS))
         for name, more in (
             ("karras", {}),
             ("karras_rho3", {"rho": 3.0}),
@@ -37,8 +37,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
         )
     },
     **{
-        f"comfyui/{theirs}/{law}": (name, model, options)
-        for law, model in (("eps", STABLE_DIFFUSION), ("sd3", SD3), ("flux", FLUX))
+        f"comfyui/{theirs}/{noise_model}": (name, model, options)
+        for noise_model, model in (("eps", STABLE_DIFFUSION), ("sd3", SD3), ("flux", FLUX))
         for theirs, name, options in (
             ("simple", "simple", {}),
             ("sgm_uniform", "sgm_uniform", TWICE),

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lydite.sampling.law import FLOW, VE
+from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
 from paired import AS_THE_PAPER, Paired
 
-LAWS = {"ve": VE, "flow": FLOW}
+NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SPREAD, END = 0.5, 0.05
 CONSISTENCY = {"lcm", "tcd"}  # written for a network whose denoised is a sample, not a mean
 WEAK_ORDERS = {
@@ -28,15 +28,15 @@ WEAK_ORDERS = {
     "restart": 2,
 }
 RANDOM = [
-    (name, law)
+    (name, noise_model)
     for name, sampler in SAMPLERS.items()
     if sampler.noise != "none" and name not in CONSISTENCY
-    for law in sampler.laws
+    for noise_model in sampler.noise_models
 ]
 
 
-def schedule(law: str, steps: int) -> list[float]:
-    if law == "flow":
+def schedule(noise_model: str, steps: int) -> list[float]:
+    if noise_model == "flow":
         return np.linspace(1.0, END, steps + 1).tolist()
     return (np.linspace(10 ** (1 / 7), END ** (1 / 7), steps + 1) ** 7).tolist()
 
@@ -62,10 +62,13 @@ def stream(count: int) -> tuple[Callable[[float, float], np.ndarray], int]:
     return lambda *_: next(axes), count + 1
 
 
-def excess(name: str, law: str, steps: int, kind: str | None = None) -> float:
+def excess(name: str, noise_model: str, steps: int, kind: str | None = None) -> float:
     """By how much the spread at the end is too large, as a share of itself."""
-    sampler, denoise = SAMPLERS[name], Paired(mean=0.0, spread=SPREAD, law=LAWS[law])
-    sigmas, asked, options = schedule(law, steps), [], AS_THE_PAPER.get(name, {})
+    sampler, denoise = (
+        SAMPLERS[name],
+        Paired(mean=0.0, spread=SPREAD, noise_model=NOISE_MODELS[noise_model]),
+    )
+    sigmas, asked, options = schedule(noise_model, steps), [], AS_THE_PAPER.get(name, {})
 
     def silent(sigma: float, sigma_next: float) -> np.ndarray:
         asked.append((sigma, sigma_next))
@@ -74,32 +77,32 @@ def excess(name: str, law: str, steps: int, kind: str | None = None) -> float:
     list(sampler.run(denoise, np.ones(1), sigmas, noise=silent, **options))
     noise, size = path(asked) if (kind or sampler.noise) == "path" else stream(len(asked))
     start = np.zeros(size)
-    start[0] = math.hypot(denoise.law.alpha(sigmas[0]) * SPREAD, sigmas[0])
+    start[0] = math.hypot(denoise.noise_model.alpha(sigmas[0]) * SPREAD, sigmas[0])
     *_, step = sampler.run(denoise, start, sigmas, noise=noise, **options)
-    due = math.hypot(denoise.law.alpha(step.sigma_next) * SPREAD, step.sigma_next)
+    due = math.hypot(denoise.noise_model.alpha(step.sigma_next) * SPREAD, step.sigma_next)
     return float(np.linalg.norm(step.x)) / due - 1
 
 
-@pytest.mark.parametrize(("name", "law"), RANDOM)
-def test_the_spread_of_the_result_is_that_of_the_data(name: str, law: str):
-    coarse, fine = (abs(excess(name, law, steps)) for steps in (80, 160))
+@pytest.mark.parametrize(("name", "noise_model"), RANDOM)
+def test_the_spread_of_the_result_is_that_of_the_data(name: str, noise_model: str):
+    coarse, fine = (abs(excess(name, noise_model, steps)) for steps in (80, 160))
     assert coarse < 0.04
     assert fine < coarse * 0.6 or fine < 1e-4
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
 @pytest.mark.parametrize("name", WEAK_ORDERS)
-def test_the_error_of_the_spread_falls_with_its_order(name: str, law: str):
-    coarse, fine = (abs(excess(name, law, steps)) for steps in (80, 160))
+def test_the_error_of_the_spread_falls_with_its_order(name: str, noise_model: str):
+    coarse, fine = (abs(excess(name, noise_model, steps)) for steps in (80, 160))
     assert math.log2(coarse / fine) == pytest.approx(WEAK_ORDERS[name], abs=0.15)
     assert coarse < 0.005 or WEAK_ORDERS[name] == 1
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_dpmpp_sde_needs_a_brownian_path(law: str):
+@pytest.mark.parametrize("noise_model", NOISE_MODELS)
+def test_dpmpp_sde_needs_a_brownian_path(noise_model: str):
     """Noise halfway and noise at the end overlap; drawn apart, they leave an error of order 1."""
-    along, apart = (abs(excess("dpmpp_sde", law, 80, kind)) for kind in ("path", "stream"))
+    along, apart = (abs(excess("dpmpp_sde", noise_model, 80, kind)) for kind in ("path", "stream"))
     assert along < 0.001
     assert 0.03 < apart < 0.04
-    half = abs(excess("dpmpp_sde", law, 160, "stream"))
+    half = abs(excess("dpmpp_sde", noise_model, 160, "stream"))
     assert math.log2(apart / half) == pytest.approx(1, abs=0.15)

@@ -111,16 +111,18 @@ def test_the_rescale_keeps_the_first_level_and_sets_the_last(clamp: float):
 
 
 @pytest.mark.parametrize(
-    ("told", "sigma", "timestep"),
+    ("formula", "sigma", "timestep"),
     (("edm", 1.0, 0.0), ("edm", math.e, 0.25), ("v", 1.0, 0.5), ("cosmos", 3.0, 0.75)),
 )
-def test_formulas_of_models_without_a_table(told: Any, sigma: float, timestep: float):
-    assert ContinuousSigmas(told=told).timestep_of(sigma) == pytest.approx(timestep, abs=1e-15)
+def test_formulas_of_models_without_a_table(formula: Any, sigma: float, timestep: float):
+    assert ContinuousSigmas(timestep_formula=formula).timestep_of(sigma) == pytest.approx(
+        timestep, abs=1e-15
+    )
 
 
-@pytest.mark.parametrize("told", ("edm", "v", "cosmos"))
-def test_a_range_rises_evenly_in_what_is_told(told: Any):
-    model = ContinuousSigmas(0.01, 80, told, count=11)
+@pytest.mark.parametrize("formula", ("edm", "v", "cosmos"))
+def test_a_range_rises_evenly_in_its_timestep(formula: Any):
+    model = ContinuousSigmas(0.01, 80, formula, count=11)
     np.testing.assert_allclose(model.levels[[0, -1]], [0.01, 80], rtol=1e-13)
     steps = np.diff([model.timestep_of(float(sigma)) for sigma in model.levels])
     np.testing.assert_allclose(steps, steps[0], rtol=1e-9)

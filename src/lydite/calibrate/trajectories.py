@@ -23,7 +23,7 @@ from lydite.pipelines.sd3 import Progress, StableDiffusion3
 from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_text import Conditioning
 from lydite.pipelines.watch import Watch, unwatched
-from lydite.sampling.law import FLOW
+from lydite.sampling.noise_model import FLOW
 from lydite.sampling.samplers import find_sampler
 from lydite.trace.arrays import to_numpy
 from lydite.weights.load import parameter_hash
@@ -146,7 +146,7 @@ def count_steps(pipeline: StableDiffusion3, request: Request) -> int:
 class _Nothing:
     """A denoiser that needs no network."""
 
-    law = FLOW
+    noise_model = FLOW
 
     def __call__(self, x: Any, sigma: float) -> Any:
         return x * 0.0

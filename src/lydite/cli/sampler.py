@@ -48,10 +48,13 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("words", nargs=-1)
-@click.option("--law", type=click.Choice(["ve", "flow"]),
+@click.option("--noise-model", type=click.Choice(["ve", "flow"]),
               help="Only those for eps and v models (ve), or for flow models.")  # fmt: skip
+@click.option("--law", type=click.Choice(["ve", "flow"]), hidden=True)  # its name before
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def listing(words: tuple[str, ...], law: str | None, as_json: bool) -> None:
+def listing(
+    words: tuple[str, ...], noise_model: str | None, law: str | None, as_json: bool
+) -> None:
     """List samplers and schedules with what proves each of them and where it is from.
 
     WORDS choose names that contain one of them.
@@ -59,7 +62,7 @@ def listing(words: tuple[str, ...], law: str | None, as_json: bool) -> None:
     \b
     lydite sampler list
     lydite sampler list dpmpp karras
-    lydite sampler list --law flow
+    lydite sampler list --noise-model flow
     lydite sampler list --json | jq -r '.samplers[] | [.name, .proof] | @tsv'
     """
     from lydite.core.errors import InputError
@@ -68,7 +71,9 @@ def listing(words: tuple[str, ...], law: str | None, as_json: bool) -> None:
 
     def wanted(each: "Sampler | ScheduleKind") -> bool:
         named = not words or any(word.lower() in each.name for word in words)
-        return named and (law is None or law in each.laws)
+        return named and (chosen is None or chosen in each.noise_models)
+
+    chosen = noise_model or law
 
     samplers = [each for each in SAMPLERS.values() if wanted(each)]
     schedules = [each for each in SCHEDULES.values() if wanted(each)]
@@ -99,7 +104,7 @@ def sampler_record(sampler: "Sampler") -> dict[str, Any]:
         "order": sampler.order,
         "calls": sampler.calls,
         "noise": sampler.noise,
-        "laws": list(sampler.laws),
+        "laws": list(sampler.noise_models),
         "pair": sampler.pair,
         "options": {name: _plain(value) for name, value in sampler.options.items()},
         "proofs": list(sampler.proofs),
@@ -114,7 +119,7 @@ def schedule_record(kind: "ScheduleKind") -> dict[str, Any]:
         "name": kind.name,
         "about": kind.about,
         "steps": kind.count,
-        "laws": list(kind.laws),
+        "laws": list(kind.noise_models),
         "options": {
             name: None if name in kind.needs else _plain(value)
             for name, value in kind.options.items()
@@ -134,7 +139,7 @@ def _samplers(samplers: "list[Sampler]", whole: bool) -> Table:
             "" if each.order is None else f"{each.order:g}",
             str(each.calls),
             "" if each.noise == "none" else each.noise,
-            " ".join(each.laws),
+            " ".join(each.noise_models),
             each.about,
         )
         _add(table, each, cells, whole)
@@ -145,7 +150,7 @@ def _schedules(schedules: "list[ScheduleKind]", whole: bool) -> Table:
     count = f"{len(schedules)} schedule{'s' if len(schedules) != 1 else ''}"
     table = _table(count, "steps", "for", "what it does", whole=whole)
     for each in schedules:
-        _add(table, each, (each.count, " ".join(each.laws), each.about), whole)
+        _add(table, each, (each.count, " ".join(each.noise_models), each.about), whole)
     return table
 
 

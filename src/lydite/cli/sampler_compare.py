@@ -65,10 +65,14 @@ def compare(
         _print(found)
 
 
-def _laws(a: tuple[str, ...], b: tuple[str, ...], names: tuple[str, str]) -> tuple[str, ...]:
-    both = tuple(law for law in a if law in b)
+def _noise_models(
+    a: tuple[str, ...], b: tuple[str, ...], names: tuple[str, str]
+) -> tuple[str, ...]:
+    both = tuple(noise_model for noise_model in a if noise_model in b)
     if not both:
-        raise InputError(f"{names[0]} and {names[1]} share no law: one is for flow models alone.")
+        raise InputError(
+            f"{names[0]} and {names[1]} share no noise model: one is for flow models alone."
+        )
     return both
 
 
@@ -89,7 +93,7 @@ def _schedules(
     from lydite.sampling.schedules import find_schedule
 
     one, other = find_schedule(a), find_schedule(b)
-    called = model_for(_laws(one.laws, other.laws, (a, b)), model)
+    called = model_for(_noise_models(one.noise_models, other.noise_models, (a, b)), model)
     _check_used(given, one.options, other.options)
     first = make(a, called, steps, _split(given, one.options))[0]
     second = make(b, called, steps, _split(given, other.options))[0]
@@ -128,8 +132,8 @@ def _samplers(
     from lydite.conform.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 
-    laws = _laws(find_sampler(a).laws, find_sampler(b).laws, (a, b))
-    called = model_for(laws, model)
+    noise_models = _noise_models(find_sampler(a).noise_models, find_sampler(b).noise_models, (a, b))
+    called = model_for(noise_models, model)
     levels = find_model(called)
     spacing = schedule or default_schedule(levels)
     sigmas = make(spacing, called, steps, {})[0].sigmas.tolist()

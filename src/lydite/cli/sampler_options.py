@@ -67,9 +67,9 @@ def kind_of(name: str) -> str:
     )
 
 
-def model_for(laws: tuple[str, ...], model: str | None) -> str:
+def model_for(noise_models: tuple[str, ...], model: str | None) -> str:
     """The model that was named, or one that the name is for."""
-    return model or ("sd15" if "ve" in laws else "sd3")
+    return model or ("sd15" if "ve" in noise_models else "sd3")
 
 
 def start(sigma: float) -> "NDArray[Any]":

@@ -93,10 +93,16 @@ def _sigmas(
     from lydite.report.chart import Chart
     from lydite.sampling.schedules import find_schedule
 
-    laws = [find_schedule(name).laws for name in names]
-    shared = tuple(law for law in laws[0] if all(law in each for each in laws))
+    noise_models = [find_schedule(name).noise_models for name in names]
+    shared = tuple(
+        noise_model
+        for noise_model in noise_models[0]
+        if all(noise_model in each for each in noise_models)
+    )
     if not shared:
-        raise InputError("these schedules are for models of different laws; plot them apart.")
+        raise InputError(
+            "these schedules are for models of different noise models; plot them apart."
+        )
     called = model_for(shared, model)
     known = {name: find_schedule(name).options for name in names}
     for option in options:
@@ -109,7 +115,7 @@ def _sigmas(
         sigmas = make(name, called, steps, chosen)[0].sigmas.tolist()
         above += [name] if sigmas[-1] > 0 else []
         lines.append(_line(name, [sigma for sigma in sigmas if sigma > 0]))
-    flow = "flow" in (shared if len(shared) == 1 else (_law(called),))
+    flow = "flow" in (shared if len(shared) == 1 else (_noise_model(called),))
     return Chart(
         f"Sigmas of {called}, {steps} steps",
         "step",
@@ -120,10 +126,10 @@ def _sigmas(
     )
 
 
-def _law(model: str) -> str:
+def _noise_model(model: str) -> str:
     from lydite.conform.models import find_model
 
-    return find_model(model).law.name
+    return find_model(model).noise_model.name
 
 
 def _line(name: str, values: list[float]) -> "Line":
@@ -140,8 +146,12 @@ def _errors(
     from lydite.report.chart import Chart, Line
     from lydite.sampling.samplers import find_sampler
 
-    laws = [find_sampler(name).laws for name in names]
-    shared = tuple(law for law in laws[0] if all(law in each for each in laws))
+    noise_models = [find_sampler(name).noise_models for name in names]
+    shared = tuple(
+        noise_model
+        for noise_model in noise_models[0]
+        if all(noise_model in each for each in noise_models)
+    )
     called = model_for(shared or ("ve",), model)
     levels = find_model(called)
     spacing = schedule or default_schedule(levels)

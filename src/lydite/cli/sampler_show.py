@@ -81,7 +81,7 @@ def make(
     from lydite.sampling.schedules import find_schedule
 
     kind = find_schedule(name)
-    called = model_for(kind.laws, model)
+    called = model_for(kind.noise_models, model)
     levels = find_model(called)
     if convention is None:
         return kind.make(steps, levels, **options), levels, called
@@ -128,7 +128,7 @@ def _sampler(
     from lydite.sampling.samplers import find_sampler
 
     found = find_sampler(name)
-    called = model_for(found.laws, model)
+    called = model_for(found.noise_models, model)
     levels = find_model(called)
     spacing = schedule or default_schedule(levels)
     sigmas = make(spacing, called, steps, {})[0].sigmas.tolist()

@@ -23,8 +23,8 @@ class WithPair:
     inner: Any
 
     @property
-    def law(self) -> Any:
-        return self.inner.law
+    def noise_model(self) -> Any:
+        return self.inner.noise_model
 
     def __call__(self, x: Any, sigma: float) -> Any:
         return self.inner(x, sigma)
@@ -35,10 +35,10 @@ class WithPair:
 
 
 def denoiser_for(name: str, model: ModelSigmas) -> Any:
-    """The named analytic denoiser under the model's law."""
+    """The named analytic denoiser under the model's noise model."""
     if name not in DENOISERS:
         raise InputError(f"denoiser is {name!r:.60}; expected one of {', '.join(DENOISERS)}.")
-    return WithPair(DENOISERS[name].under(model.law))
+    return WithPair(DENOISERS[name].under(model.noise_model))
 
 
 def trajectory(
@@ -89,7 +89,7 @@ def errors(
     """
     denoise, options = denoiser_for(denoiser, model), quiet_options(sampler)
     kind, result = find_schedule(schedule), []
-    find_sampler(sampler).check_law(model.law)
+    find_sampler(sampler).check_noise_model(model.noise_model)
     ends: dict[tuple[float, float], Array] = {}
     for count in counts:
         sigmas = kind.make(count + 1, model).sigmas.tolist()[:-1]  # the step to 0 is left out

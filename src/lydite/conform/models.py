@@ -25,7 +25,7 @@ MODELS: dict[str, ModelSigmas] = {
     "flux": FlowSigmas(shift_of_mu(mu_of_tokens(4096))),  # 1024 × 1024 pixels
     "flow": FlowSigmas(),
     "edm": ContinuousSigmas(),
-    "cosmos": ContinuousSigmas(told="cosmos"),
+    "cosmos": ContinuousSigmas(timestep_formula="cosmos"),
 }
 ABOUT = {
     "sd15": "Stable Diffusion 1.5, 2.1: 1000 levels, sigma 0.029 to 14.6",
@@ -33,8 +33,8 @@ ABOUT = {
     "sd3": "flow, shift 3",
     "flux": "flow, shift exp(1.15) for 1024 × 1024",
     "flow": "flow, not shifted",
-    "edm": "sigma 0.002 to 80 without a table; told ln(sigma)/4",
-    "cosmos": "the same sigmas; told sigma/(sigma + 1)",
+    "edm": "sigma 0.002 to 80 without a table; timestep ln(sigma)/4",
+    "cosmos": "the same sigmas; timestep sigma/(sigma + 1)",
 }
 
 
@@ -56,27 +56,27 @@ def find_model(name: str) -> ModelSigmas:
 
 def model_of(problem: Problem) -> ModelSigmas | None:
     """The model a problem was made for, as far as the problem tells."""
-    if problem.law == "flow":
+    if problem.noise_model == "flow":
         shift, train = problem.settings.get("shift", 1.0), problem.training_steps
         if not isinstance(shift, int | float) or not 0 < shift < 1e6:
             return None
         return FlowSigmas(float(shift), train, float(train), problem.rule)
     if problem.prediction in ("edm", "cosmos"):
-        return ContinuousSigmas(told=problem.prediction)
+        return ContinuousSigmas(timestep_formula=problem.prediction)
     if len(problem.table) < 2:
         return None
     return NoiseTable(np.array(problem.table), problem.rule)
 
 
 def default_schedule(model: ModelSigmas) -> str:
-    return "flow_shift" if model.law.name == "flow" else "karras"
+    return "flow_shift" if model.noise_model.name == "flow" else "karras"
 
 
 def default_prediction(model: ModelSigmas) -> str:
-    if model.law.name == "flow":
+    if model.noise_model.name == "flow":
         return "flow"
     if isinstance(model, ContinuousSigmas):
-        return "denoised" if model.told == "v" else model.told
+        return "denoised" if model.timestep_formula == "v" else model.timestep_formula
     return "eps"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lydite.conform.problem import Array, Denoiser, Problem, law_of
+from lydite.conform.problem import Array, Denoiser, Problem, noise_model_of
 from lydite.sampling.prediction import Prediction, find_prediction
 
 LEAST = 1e-4  # the network never divides by less
@@ -25,7 +25,7 @@ def predict(problem: Problem, denoiser: Denoiser, model_input: Any, timestep: fl
     """F(model_input, timestep) of the problem's prediction type."""
     sigma, kind = sigma_of(problem, timestep), prediction_of(problem)
     x = model_input / kind.c_in(sigma)
-    denoised = denoiser.under(law_of(problem))(x, sigma)
+    denoised = denoiser.under(noise_model_of(problem))(x, sigma)
     return (denoised - x * kind.c_skip(sigma)) / kind.c_out(sigma)
 
 
@@ -79,7 +79,7 @@ def _logs(table: tuple[float, ...]) -> tuple[Array, Array]:
 
 def words(problem: Problem) -> dict[str, str]:
     """Every formula a candidate has to write, in words that fit any language."""
-    noise = "ve" if problem.law == "ve" else "flow"
+    noise = "ve" if problem.noise_model == "ve" else "flow"
     alpha = "1" if noise == "ve" else "1 - sigma"
     said = {
         "x": f"start from x, which is noise * {_start(problem)}",
@@ -93,7 +93,7 @@ def words(problem: Problem) -> dict[str, str]:
         between = TIMESTEPS[problem.prediction].format(T=problem.training_steps)
         said["timestep"] = (
             f"the network is told timesteps[i] at sigmas[i]; between them {between}"
-            f"{RULES[problem.rule] if problem.table or problem.law == 'flow' else ''}"
+            f"{RULES[problem.rule] if problem.table or problem.noise_model == 'flow' else ''}"
         )
     if problem.guidance:
         said["guidance"] = (

@@ -80,19 +80,19 @@ def pose(asked: Asked, model: ModelSigmas | None = None) -> Problem:
     prediction = asked.prediction or default_prediction(model)
     if prediction in TABLED and not isinstance(model, NoiseTable):
         raise InputError(f"prediction {prediction} needs a model with a noise table, as sd15 has.")
-    if prediction in ("edm", "cosmos") and getattr(model, "told", None) != prediction:
-        raise InputError(f"prediction {prediction} needs a model that is told so: {prediction}.")
+    if prediction in ("edm", "cosmos") and getattr(model, "timestep_formula", None) != prediction:
+        raise InputError(f"prediction {prediction} needs the model {prediction}.")
     generator = TorchGenerator(asked.seed)
 
     def normals() -> tuple[float, ...]:
         return tuple(round(float(value), 6) for value in generator.randn(SHAPE).reshape(-1))
 
     noise, first = normals(), float(schedule.sigmas[0])
-    if model.law.name == "ve" and starts_whole(convention, schedule, model):
+    if model.noise_model.name == "ve" and starts_whole(convention, schedule, model):
         first = math.sqrt(1 + first**2)
     problem = Problem(
         sampler=asked.sampler,
-        law=model.law.name,
+        noise_model=model.noise_model.name,
         prediction=prediction,  # pyright: ignore[reportArgumentType]  # `check` below
         sigmas=tuple(schedule.sigmas.tolist()),
         timesteps=tuple(schedule.timesteps.tolist()),

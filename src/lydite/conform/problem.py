@@ -18,7 +18,7 @@ from lydite.core.errors import InputError, at
 from lydite.core.files import write_atomic
 from lydite.core.jsonfile import read_json
 from lydite.sampling.analytic import Gaussian, Identity, Mixture, Zero
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 
 FORMAT, VERSION = "lydite-sampler-problem", 1
 MOST_STEPS, MOST_VALUES, MOST_NORMALS, MOST_TABLE = 1000, 4096, 4000, 100_000
@@ -40,16 +40,16 @@ class Denoiser(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     means: Annotated[tuple[Number, ...], Meta(max_length=16)] = ()
     spread: Positive | None = None
 
-    def under(self, law: Law) -> Any:
+    def under(self, noise_model: NoiseModel) -> Any:
         """The denoiser as a function of (x, sigma)."""
         if self.name == "zero":
-            return Zero(law)
+            return Zero(noise_model)
         if self.name == "identity":
-            return Identity(law)
+            return Identity(noise_model)
         assert self.spread is not None  # by `check`
         if self.name == "gaussian":
-            return Gaussian(self.means[0], self.spread, law)
-        return Mixture(self.means, self.spread, law)
+            return Gaussian(self.means[0], self.spread, noise_model)
+        return Mixture(self.means, self.spread, noise_model)
 
 
 class Guidance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +63,7 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a candidate reads."""
 
     sampler: Word | None  # None: only the schedule is asked for
-    law: Literal["ve", "flow"]
+    noise_model: Literal["ve", "flow"] = msgspec.field(name="law")  # the name in version 1
     prediction: Literal["denoised", "eps", "v", "x0", "edm", "cosmos", "flow"]
     sigmas: Annotated[tuple[float, ...], Meta(min_length=2, max_length=MOST_STEPS + 1)]
     timesteps: tuple[Number, ...]
@@ -92,8 +92,8 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.array(self.x).reshape(self.shape)
 
 
-def law_of(problem: Problem) -> Law:
-    return VE if problem.law == "ve" else FLOW
+def noise_model_of(problem: Problem) -> NoiseModel:
+    return VE if problem.noise_model == "ve" else FLOW
 
 
 def read_problem(path: Path) -> Problem:
@@ -139,13 +139,15 @@ def check(problem: Problem) -> None:
             f"there are {len(problem.timesteps)} timesteps for {len(problem.sigmas)} sigmas; "
             f"expected one for each but the last, {problem.steps}."
         )
-    largest = 1.0 if problem.law == "flow" else 1e6
+    largest = 1.0 if problem.noise_model == "flow" else 1e6
     if any(not 0 <= sigma <= largest for sigma in problem.sigmas) or problem.sigmas[0] == 0:
         raise InputError(f"sigmas are not all from 0 to {largest:g}, the first above 0.")
-    if (problem.prediction == "flow") != (problem.law == "flow") and (
+    if (problem.prediction == "flow") != (problem.noise_model == "flow") and (
         problem.prediction != "denoised"
     ):
-        raise InputError(f"prediction {problem.prediction} does not go with law {problem.law}.")
+        raise InputError(
+            f"prediction {problem.prediction} does not go with noise model {problem.noise_model}."
+        )
     rising = len(problem.table) > 1 and all(a < b for a, b in pairwise(problem.table))
     if not rising and (problem.table or problem.prediction in TABLED):
         raise InputError("table is not a rising list of sigmas; eps, v and x0 need one.")

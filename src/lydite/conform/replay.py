@@ -10,9 +10,9 @@ import numpy as np
 
 from lydite.conform.methods import Method, Registered
 from lydite.conform.network import c_in, denoised_from, predict, timestep_of
-from lydite.conform.problem import Array, Denoiser, Problem, law_of
+from lydite.conform.problem import Array, Denoiser, Problem, noise_model_of
 from lydite.core.errors import InputError
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.steps import Step
 
 # What a sampler may answer to sigmas and options that a stranger wrote.
@@ -155,8 +155,8 @@ class _Session:
         return np.random.RandomState(self.jitter)
 
     @property
-    def law(self) -> Law:
-        return law_of(self.plan.problem)
+    def noise_model(self) -> NoiseModel:
+        return noise_model_of(self.plan.problem)
 
     def __call__(self, x: Any, sigma: float) -> Any:
         return self.pair(x, sigma)[0]
@@ -208,7 +208,7 @@ class _Session:
         self, denoiser: Denoiser, model_input: Any, sigma: float, timestep: float | None
     ) -> Any:
         if timestep is None:
-            return denoiser.under(self.law)(model_input, sigma)
+            return denoiser.under(self.noise_model)(model_input, sigma)
         return predict(self.plan.problem, denoiser, model_input, timestep)
 
     def _denoised(self, x: Any, model_input: Any, prediction: Any, sigma: float) -> Any:

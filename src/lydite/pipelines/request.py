@@ -8,7 +8,7 @@ from lydite.core.errors import InputError
 from lydite.pipelines.images import Pixels
 from lydite.pipelines.noise import NOISES
 from lydite.sampling.conventions import find_convention
-from lydite.sampling.law import FLOW
+from lydite.sampling.noise_model import FLOW
 from lydite.sampling.samplers import Sampler, find_sampler
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
@@ -56,7 +56,7 @@ def check_request(request: Request) -> None:
     """What can be refused without a model."""
     find_convention(request.convention)
     sampler = find_sampler(request.sampler)
-    sampler.check_law(FLOW)
+    sampler.check_noise_model(FLOW)
     _check_numbers(sampler, request.options)
     if request.noise not in NOISES:
         raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")

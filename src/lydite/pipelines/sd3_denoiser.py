@@ -10,7 +10,7 @@ from lydite.models.mmdit import MMDiT, Modulation
 from lydite.pipelines.sd3_text import Conditioning
 from lydite.pipelines.watch import Watch, unwatched
 from lydite.sampling.guidance import Strength, cfg, cfg_rescale
-from lydite.sampling.law import FLOW
+from lydite.sampling.noise_model import FLOW
 from lydite.sampling.prediction import flow_denoised
 from lydite.sampling.schedules import Schedule
 
@@ -18,7 +18,7 @@ from lydite.sampling.schedules import Schedule
 class Denoiser:
     """Computes once what is constant over the steps, and then one velocity per step."""
 
-    law = FLOW
+    noise_model = FLOW
 
     def __init__(
         self,

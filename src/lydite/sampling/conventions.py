@@ -15,7 +15,7 @@ from lydite.core.errors import InputError
 from lydite.sampling.samplers.sampler import NoiseKind, Sampler
 from lydite.sampling.schedules import Schedule, find_schedule, from_step
 from lydite.sampling.schedules.flow import FlowSigmas, shifted
-from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, sealed
+from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, read_only_schedule
 from lydite.sampling.schedules.table import NoiseTable
 from lydite.sampling.streams import STREAMS, StreamRule
 from lydite.sampling.strength import Meaning, strength_steps
@@ -172,7 +172,9 @@ def discard_penultimate(schedule: Schedule) -> Schedule:
     if len(schedule.timesteps) < 2:
         raise InputError("one step alone has no penultimate sigma; make one step more.")
     kept = np.delete(schedule.sigmas, -2)
-    return sealed(schedule.name, kept, schedule.timesteps[:-1].copy(), schedule.told)
+    return read_only_schedule(
+        schedule.name, kept, schedule.timesteps[:-1].copy(), schedule.timestep_between
+    )
 
 
 def started_below_one(schedule: Schedule, model: ModelSigmas, share: float) -> Schedule:
@@ -182,7 +184,7 @@ def started_below_one(schedule: Schedule, model: ModelSigmas, share: float) -> S
     sigmas, timesteps = schedule.sigmas.copy(), schedule.timesteps.copy()
     sigmas[0] = shifted(1 - share, model.shift)
     timesteps[0] = model.timestep_of(float(sigmas[0]))
-    return sealed(schedule.name, sigmas, timesteps, schedule.told)
+    return read_only_schedule(schedule.name, sigmas, timesteps, schedule.timestep_between)
 
 
 def starts_whole(convention: Convention, schedule: Schedule, model: ModelSigmas) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.steps import A, Denoise
 
 # How strong guidance is at a sigma; 1 is the prompt alone, and needs no second prediction.
@@ -114,7 +114,7 @@ class Prompted(Protocol[A]):
     """A network with two prompts."""
 
     @property
-    def law(self) -> Law: ...
+    def noise_model(self) -> NoiseModel: ...
     def cond(self, x: A, sigma: float, /) -> A: ...
     def both(self, x: A, sigma: float, /) -> tuple[A, A]:
         """(uncond, cond), perhaps in one call of the network."""
@@ -129,8 +129,8 @@ class TwoPrompts(Generic[A]):
     without: Denoise[A]
 
     @property
-    def law(self) -> Law:
-        return self.with_prompt.law
+    def noise_model(self) -> NoiseModel:
+        return self.with_prompt.noise_model
 
     def cond(self, x: A, sigma: float) -> A:
         return self.with_prompt(x, sigma)
@@ -151,8 +151,8 @@ class Guided(Generic[A]):
     rescale: float = 0.0  # phi of `cfg_rescale`, on the denoised image
 
     @property
-    def law(self) -> Law:
-        return self.prompted.law
+    def noise_model(self) -> NoiseModel:
+        return self.prompted.noise_model
 
     def __call__(self, x: A, sigma: float) -> A:
         if self.strength(sigma) == 1:
@@ -172,7 +172,7 @@ class Distilled(Generic[A]):
 
     denoise: Callable[[A, float, float], A]  # (x, sigma, guidance) → denoised
     strength: Strength
-    law: Law
+    noise_model: NoiseModel
 
     def __call__(self, x: A, sigma: float) -> A:
         return self.denoise(x, sigma, float(self.strength(sigma)))

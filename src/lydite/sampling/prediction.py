@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import FLOW, VE, Law
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.steps import A
 
 PredictionName = Literal["eps", "v", "edm", "x0", "flow", "cosmos"]
@@ -28,7 +28,7 @@ class Prediction:
     sigma_data: float = 1.0
 
     @property
-    def law(self) -> Law:
+    def noise_model(self) -> NoiseModel:
         return FLOW if self.name == "flow" else VE
 
     def c_in(self, sigma: float) -> float:
@@ -59,7 +59,7 @@ class Prediction:
 
     def noised(self, image: A, noise: A, sigma: float) -> A:
         """Where img2img starts: the image with its share of noise at `sigma`."""
-        return noise * sigma + image * self.law.alpha(sigma)
+        return noise * sigma + image * self.noise_model.alpha(sigma)
 
     def start(self, noise: A, sigma: float, *, whole: bool = False) -> A:
         """Where text-to-image starts: noise at `sigma`.
@@ -72,7 +72,7 @@ class Prediction:
 
     def unscaled(self, x: A, sigma: float) -> A:
         """The image of a run that ended above 0: a flow latent there is still (1 − σ)·image."""
-        return x / self.law.alpha(sigma) if 0 < sigma < 1 else x
+        return x / self.noise_model.alpha(sigma) if 0 < sigma < 1 else x
 
     def _width(self, sigma: float) -> float:
         return math.hypot(sigma, self.sigma_data)
@@ -101,8 +101,8 @@ class Predicted(Generic[A]):
     timestep_of: Callable[[float], float]  # of a schedule, or of the model's sigmas
 
     @property
-    def law(self) -> Law:
-        return self.prediction.law
+    def noise_model(self) -> NoiseModel:
+        return self.prediction.noise_model
 
     def __call__(self, x: A, sigma: float) -> A:
         output = self.network(x * self.prediction.c_in(sigma), self.timestep_of(sigma))

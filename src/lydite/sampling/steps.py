@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 
 
 class Array(Protocol):
@@ -23,7 +23,7 @@ class Denoise(Protocol[A]):
     """The network as a sampler sees it: the clean image it makes out in `x` at `sigma`."""
 
     @property
-    def law(self) -> Law: ...
+    def noise_model(self) -> NoiseModel: ...
     def __call__(self, x: A, sigma: float, /) -> A: ...
 
 
@@ -42,10 +42,10 @@ Noise = Callable[[float, float], A]
 
 @dataclass(frozen=True)
 class FunctionDenoiser(Generic[A]):
-    """A plain function as a denoiser under a law."""
+    """A plain function as a denoiser under a noise model."""
 
     function: Callable[[A, float], A]
-    law: Law = VE
+    noise_model: NoiseModel = VE
 
     def __call__(self, x: A, sigma: float) -> A:
         return self.function(x, sigma)

@@ -30,9 +30,11 @@ NUMBERS: dict[str, tuple[float, ...]] = {
 
 
 def other_samplers(problem: Problem) -> Iterator[Mistake]:
-    """Every registered sampler that fits the law, and wants no more than the problem has."""
+    """Every registered sampler that fits the noise model and needs no more than the problem has."""
     for sampler in SAMPLERS.values():
-        fits = problem.law in sampler.laws and (sampler.noise == "none" or problem.normals)
+        fits = problem.noise_model in sampler.noise_models and (
+            sampler.noise == "none" or problem.normals
+        )
         if sampler.name != problem.sampler and fits and (problem.guidance or not sampler.pair):
             yield Mistake(
                 f"is-{sampler.name}",
@@ -63,7 +65,11 @@ def other_schedules(problem: Problem) -> Iterator[Mistake]:
     """Every registered schedule of the same model, from the given x and from its own sigma."""
     model = model_of(problem)
     for kind in SCHEDULES.values() if model else ():
-        if kind.name == problem.schedule or problem.law not in kind.laws or kind.needs:
+        if (
+            kind.name == problem.schedule
+            or problem.noise_model not in kind.noise_models
+            or kind.needs
+        ):
             continue
         for own_start in (False, True):
             yield Mistake(

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lydite.conform.mistakes.mistake import Mistake
-from lydite.conform.problem import law_of
+from lydite.conform.problem import noise_model_of
 from lydite.conform.replay import Plan, restarted
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 from lydite.sampling.steps import Step
 
 # (denoised, its forerunners newest first, half of 1/r with r = h_last/h) -> the directed denoised
@@ -21,10 +21,10 @@ def forgetful(plan: Plan) -> Plan | None:
 
 @dataclass(frozen=True)
 class _AsVe:
-    """A denoiser of a flow model that says it is of one of the law ve."""
+    """A denoiser of a flow model that says it is of one of the noise model ve."""
 
     inner: Any
-    law: Law = VE
+    noise_model: NoiseModel = VE
 
     def __call__(self, x: Any, sigma: float) -> Any:
         return self.inner(x, sigma)
@@ -35,7 +35,7 @@ class _AsVe:
 
 def taken_for_ve(plan: Plan) -> Plan | None:
     """On the ODE another discretisation, with noise another process."""
-    if plan.problem.law != "flow":
+    if plan.problem.noise_model != "flow":
         return None
 
     def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
@@ -50,7 +50,7 @@ def two_step(extrapolate: Extrapolate, *, in_sigma: bool = False) -> Callable[[P
     def apply(plan: Plan) -> Plan | None:
         if plan.problem.sampler != "dpmpp_2m":
             return None
-        law = law_of(plan.problem)
+        noise_model = noise_model_of(plan.problem)
 
         def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
             seen: list[Any] = []
@@ -60,13 +60,15 @@ def two_step(extrapolate: Extrapolate, *, in_sigma: bool = False) -> Callable[[P
                 directed = denoised
                 if seen and after > 0:
                     before = float(sigmas[at - 1])
-                    lambdas = [law.half_log_snr(each) for each in (before, sigma, after)]
+                    lambdas = [noise_model.half_log_snr(each) for each in (before, sigma, after)]
                     places = [-before, -sigma, -after] if in_sigma else lambdas
                     half = (places[2] - places[1]) / (places[1] - places[0]) / 2
                     if math.isfinite(half) and half > 0:
                         directed = extrapolate(denoised, seen, half)
                 ratio = after / sigma
-                x = x * ratio + directed * (law.alpha(after) - law.alpha(sigma) * ratio)
+                x = x * ratio + directed * (
+                    noise_model.alpha(after) - noise_model.alpha(sigma) * ratio
+                )
                 seen = [denoised, *seen]
                 yield Step(at, sigma, after, x, denoised)
 

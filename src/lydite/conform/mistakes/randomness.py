@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lydite.conform.mistakes.mistake import Mistake
-from lydite.conform.problem import Array, law_of
+from lydite.conform.problem import Array, noise_model_of
 from lydite.conform.replay import Plan
 from lydite.sampling.analytic import Zero
 from lydite.sampling.steps import Step
@@ -49,7 +49,7 @@ def drawn_from(pick: Callable[[int], int | None]) -> Callable[[Plan], Plan | Non
 
 def swapped_up_and_down(plan: Plan) -> Plan | None:
     """An ancestral step down to the noise's deviation, with the noise of the step down."""
-    if plan.problem.sampler != "euler_ancestral" or plan.problem.law != "ve":
+    if plan.problem.sampler != "euler_ancestral" or plan.problem.noise_model != "ve":
         return None
     if plan.problem.options.get("eta", 1.0) != 1.0:
         return None
@@ -87,7 +87,7 @@ def _deviations(plan: Plan) -> dict[float, float] | None:
     for at in range(len(plan.sigmas) - 1):
         source = _One([])
         sigmas = plan.sigmas[at : at + 2]
-        steps = list(plan.method(Zero(law_of(plan.problem)), np.zeros(()), sigmas, source))
+        steps = list(plan.method(Zero(noise_model_of(plan.problem)), np.zeros(()), sigmas, source))
         if len(steps) != 1 or len(source.calls) > 1:
             return None  # two draws in one step: none of them is the step's deviation
         if source.calls:

@@ -43,7 +43,7 @@ def shifted(sigmas: Array, shift: float) -> Array:
 def _shift(problem: Problem) -> float | None:
     """The shift of the problem's schedule, as a factor."""
     shift, mu = problem.settings.get("shift"), problem.settings.get("mu")
-    if problem.law != "flow":
+    if problem.noise_model != "flow":
         return None
     if isinstance(shift, int | float) and shift > 0:
         return float(shift)
@@ -131,14 +131,14 @@ def karras_without_rho(sigmas: Array, problem: Problem) -> Array | None:
 
 
 def unscaled_start(plan: Plan) -> Plan | None:
-    if plan.problem.law != "ve":
+    if plan.problem.noise_model != "ve":
         return None
     return replace(plan, start=np.array(plan.problem.noise).reshape(plan.problem.shape))
 
 
 def wider_start(plan: Plan) -> Plan | None:
     """√(1 + σ²)·noise where σ·noise was meant, or the other way round."""
-    if plan.problem.law != "ve":
+    if plan.problem.noise_model != "ve":
         return None
     noise, sigma = np.array(plan.problem.noise).reshape(plan.problem.shape), plan.problem.sigmas[0]
     narrow = noise * sigma

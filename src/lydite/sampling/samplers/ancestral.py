@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.samplers.heun import midpoint_step
 from lydite.sampling.samplers.renoise import ancestral_down, raised
 from lydite.sampling.samplers.sampler import Sampler
@@ -23,12 +23,12 @@ def sample_dpm_2_ancestral(
     s_noise: float = 1.0,
 ) -> Iterator[Step[A]]:
     """dpm_2 with ancestral noise."""
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
-        down = ancestral_down(law, sigma, sigma_next, eta)
+        down = ancestral_down(model, sigma, sigma_next, eta)
         x, denoised = midpoint_step(denoise, x, sigma, down)
         if down < sigma_next:
-            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
@@ -43,29 +43,31 @@ def sample_dpmpp_2s_ancestral(
     near_one: float = NEAR_ONE,
 ) -> Iterator[Step[A]]:
     """DPM-Solver++(2S) of Lu et al. (2022b), algorithm 1 with r = ½, with ancestral noise."""
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = directed = denoise(x, sigma)
-        down = ancestral_down(law, sigma, sigma_next, eta)
+        down = ancestral_down(model, sigma, sigma_next, eta)
         if down > 0:
-            middle = between(law, sigma, down, 0.5, near_one)
-            directed = denoise(toward(law, x, denoised, sigma, middle), middle)
-        x = toward(law, x, directed, sigma, down)
+            middle = between(model, sigma, down, 0.5, near_one)
+            directed = denoise(toward(model, x, denoised, sigma, middle), middle)
+        x = toward(model, x, directed, sigma, down)
         if down < sigma_next:
-            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
-def toward(law: Law, x: A, denoised: A, sigma: float, sigma_next: float) -> A:
+def toward(model: NoiseModel, x: A, denoised: A, sigma: float, sigma_next: float) -> A:
     """x at `sigma_next` if `denoised` stayed what it is: DPM-Solver++(1), or DDIM."""
     ratio = sigma_next / sigma
-    return x * ratio + denoised * (law.alpha(sigma_next) - law.alpha(sigma) * ratio)
+    return x * ratio + denoised * (model.alpha(sigma_next) - model.alpha(sigma) * ratio)
 
 
-def between(law: Law, sigma: float, sigma_next: float, share: float, near_one: float) -> float:
+def between(
+    model: NoiseModel, sigma: float, sigma_next: float, share: float, near_one: float
+) -> float:
     """The sigma that lies `share` of the way in λ; from pure noise, `near_one`."""
-    start, end = law.half_log_snr(sigma), law.half_log_snr(sigma_next)
-    return near_one if start == -math.inf else law.sigma_at(start + share * (end - start))
+    start, end = model.half_log_snr(sigma), model.half_log_snr(sigma_next)
+    return near_one if start == -math.inf else model.sigma_at(start + share * (end - start))
 
 
 FAMILY = (

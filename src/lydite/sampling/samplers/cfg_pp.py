@@ -4,9 +4,9 @@ A step goes to the guided image and puts back the noise that the *unconditional*
 x. That is the plain step from x moved by α·(guided − uncond). The paper's guidance weight lies
 between 0 and 1; A1111 divides the weight its users set by 12.5.
 
-`written_for` is the law of a step. ComfyUI, whose names these are, writes all but Euler's for VE,
-also on flow models, where they lean on the prompt by σ'·(guided − uncond) too much and their
-ancestral noise leaves too much image; "model" takes the model's own law and does neither.
+`written_for` is the noise model of a step. ComfyUI, whose names these are, writes all but Euler's
+for VE, also on flow models, where they lean on the prompt by σ'·(guided − uncond) too much and
+their ancestral noise leaves too much image; "model" takes the model's own and does neither.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 from lydite.sampling.samplers.ancestral import NEAR_ONE, between
 from lydite.sampling.samplers.exponential import carried, fall
 from lydite.sampling.samplers.renoise import raised, reverse_down
@@ -28,10 +28,10 @@ def sample_euler_cfg_pp(
     denoise: PairDenoise[A], x: A, sigmas: Iterable[float]
 ) -> Iterator[Step[A]]:
     """The DDIM of Chung et al. (2024), which in these coordinates is Euler's method."""
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = denoise.pair(x, sigma)
-        x = renoised(law, x, guided, uncond, sigma, sigma_next)
+        x = renoised(model, x, guided, uncond, sigma, sigma_next)
         yield Step(index, sigma, sigma_next, x, guided)
 
 
@@ -46,16 +46,16 @@ def sample_euler_ancestral_cfg_pp(
 ) -> Iterator[Step[A]]:
     """`euler_cfg_pp` beyond the next sigma, and back with fresh noise; DDIM's η is `eta`.
 
-    Under the law `flow` the noise is that of the diffusion's own reverse, unlike the share of the
-    step that `euler_ancestral` takes there.
+    With noise model `flow` the noise is that of the diffusion's own reverse, unlike the share of
+    the step that `euler_ancestral` takes there.
     """
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = denoise.pair(x, sigma)
-        down = reverse_down(law, sigma, sigma_next, eta)
-        x = renoised(law, x, guided, uncond, sigma, down)
+        down = reverse_down(model, sigma, sigma_next, eta)
+        x = renoised(model, x, guided, uncond, sigma, down)
         if down < sigma_next:
-            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, guided)
 
 
@@ -94,19 +94,19 @@ def sample_dpmpp_2s_ancestral_cfg_pp(
     "start". Even where guided = uncond, that is not DPM-Solver++(2S): it loses contrast, and more
     steps do not mend it. "start" is the method.
     """
-    law = law_of(written_for, denoise)
+    model = model_of(written_for, denoise)
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = denoise.pair(x, sigma)
         directed = guided
-        down = reverse_down(law, sigma, sigma_next, eta)
+        down = reverse_down(model, sigma, sigma_next, eta)
         if down > 0:
-            middle = between(law, sigma, down, 0.5, near_one)
-            halfway = renoised(law, x, guided, uncond, sigma, middle)
+            middle = between(model, sigma, down, 0.5, near_one)
+            halfway = renoised(model, x, guided, uncond, sigma, middle)
             directed, latest = denoise.pair(halfway, middle)
             uncond = latest if uncond_of == "middle" else uncond
-        x = carried(law, shifted(law, x, guided, uncond, sigma), directed, sigma, down)
+        x = carried(model, shifted(model, x, guided, uncond, sigma), directed, sigma, down)
         if down < sigma_next:
-            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, guided)
 
 
@@ -117,32 +117,32 @@ def sample_dpmpp_2m_cfg_pp(
 
     The slope is that from the last unconditional prediction to this guided one.
     """
-    law = law_of(written_for, denoise)
+    model = model_of(written_for, denoise)
     before: tuple[A, float] | None = None  # unconditional, and the step in λ after it
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = denoise.pair(x, sigma)
-        h = law.half_log_snr(sigma_next) - law.half_log_snr(sigma)
-        x = renoised(law, x, guided, uncond, sigma, sigma_next)
+        h = model.half_log_snr(sigma_next) - model.half_log_snr(sigma)
+        x = renoised(model, x, guided, uncond, sigma, sigma_next)
         if before is not None and sigma_next > 0:
-            share = law.alpha(sigma_next) * (1 - fall(law, sigma, sigma_next))
+            share = model.alpha(sigma_next) * (1 - fall(model, sigma, sigma_next))
             x = x + (guided - before[0]) * (share * h / (2 * before[1]))
         before = uncond, h
         yield Step(index, sigma, sigma_next, x, guided)
 
 
-def law_of(written_for: Written, denoise: Denoise[Any]) -> Law:
-    return VE if written_for == "ve" else denoise.law
+def model_of(written_for: Written, denoise: Denoise[Any]) -> NoiseModel:
+    return VE if written_for == "ve" else denoise.noise_model
 
 
-def renoised(law: Law, x: A, guided: A, uncond: A, sigma: float, sigma_to: float) -> A:
+def renoised(model: NoiseModel, x: A, guided: A, uncond: A, sigma: float, sigma_to: float) -> A:
     """The guided image with the noise of the unconditional one, at `sigma_to`."""
-    rest = x - uncond * law.alpha(sigma)
-    return guided * law.alpha(sigma_to) + rest * (sigma_to / sigma)
+    rest = x - uncond * model.alpha(sigma)
+    return guided * model.alpha(sigma_to) + rest * (sigma_to / sigma)
 
 
-def shifted(law: Law, x: A, guided: A, uncond: A, sigma: float) -> A:
+def shifted(model: NoiseModel, x: A, guided: A, uncond: A, sigma: float) -> A:
     """x from which a plain step is one of CFG++."""
-    return x if guided is uncond else x + (guided - uncond) * law.alpha(sigma)
+    return x if guided is uncond else x + (guided - uncond) * model.alpha(sigma)
 
 
 FAMILY = (

@@ -17,12 +17,12 @@ def sample_lcm(
 
     The boundary scalings of a consistency model belong to its prediction type.
     """
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = denoise(x, sigma)
         x = denoised
         if sigma_next > 0:
-            x = denoised * law.alpha(sigma_next) + noise(sigma, sigma_next) * sigma_next
+            x = denoised * model.alpha(sigma_next) + noise(sigma, sigma_next) * sigma_next
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
@@ -43,15 +43,15 @@ def sample_tcd(
     """
     if not 0 <= gamma <= 1:
         raise InputError(f"gamma is {gamma}; expected a number from 0 to 1.")
-    levels, law = [float(sigma) for sigma in sigmas], denoise.law
+    levels, model = [float(sigma) for sigma in sigmas], denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
         down = sigma_next
         if index < len(levels) - 2:
             down = (1 - gamma) * sigma_next if below is None else float(below(sigma_next))
-        x = toward(law, x, denoised, sigma, down)
+        x = toward(model, x, denoised, sigma, down)
         if down < sigma_next:
-            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next))
+            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next))
         yield Step(index, sigma, sigma_next, x, denoised)
 
 

@@ -1,6 +1,6 @@
 """DDIM and what is DDIM in disguise: DDPM is its noisiest form, inversion its way back.
 
-Song et al. (2021), arXiv 2010.02502, eq. 12 and 16, written for any law: there √ᾱ is α and √(1−ᾱ)
+Song et al. (2021), arXiv 2010.02502, eq. 12 and 16, for any noise model: there √ᾱ is α and √(1−ᾱ)
 is σ. DPM-Solver of order 1 is the same step, in either of its forms.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -27,13 +27,13 @@ def sample_ddim(
         raise InputError(f"eta is {eta}; expected a number from 0 to 1.")
     if eta and noise is None:
         raise InputError(f"eta is {eta}; pass a source of noise, or leave eta at 0.")
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = denoise(x, sigma)
-        fresh = eta * reverse_spread(law, sigma, sigma_next) if eta else 0.0
+        fresh = eta * reverse_spread(model, sigma, sigma_next) if eta else 0.0
         kept = math.sqrt(sigma_next**2 - fresh**2)
-        seen = (x - denoised * law.alpha(sigma)) / sigma
-        x = denoised * law.alpha(sigma_next) + seen * kept
+        seen = (x - denoised * model.alpha(sigma)) / sigma
+        x = denoised * model.alpha(sigma_next) + seen * kept
         if noise is not None and fresh > 0:
             x = x + noise(sigma, sigma_next) * fresh
         yield Step(index, sigma, sigma_next, x, denoised)
@@ -52,27 +52,27 @@ def sample_ddim_inverse(denoise: Denoise[A], x: A, sigmas: Iterable[float]) -> I
     Of a step's two ends the network is asked at the noisier, as in diffusers' DDIMInverseScheduler:
     x goes in as it would stand there, so that a start at sigma 0 can be asked about as well.
     """
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         asked = max(sigma, sigma_next)
-        there = x * (_size(law, asked) / _size(law, sigma))
+        there = x * (_size(model, asked) / _size(model, sigma))
         denoised = denoise(there, asked)
-        seen = (there - denoised * law.alpha(asked)) / asked
+        seen = (there - denoised * model.alpha(asked)) / asked
         if asked > sigma:
-            denoised = (x - seen * sigma) / law.alpha(sigma)
-        x = denoised * law.alpha(sigma_next) + seen * sigma_next
+            denoised = (x - seen * sigma) / model.alpha(sigma)
+        x = denoised * model.alpha(sigma_next) + seen * sigma_next
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
-def reverse_spread(law: Law, sigma: float, sigma_next: float) -> float:
+def reverse_spread(model: NoiseModel, sigma: float, sigma_next: float) -> float:
     """The spread of x at `sigma_next` where x at `sigma` and the image are known (eq. 16)."""
-    fall = sigma_next * law.alpha(sigma) / (sigma * law.alpha(sigma_next))  # exp(−h)
+    fall = sigma_next * model.alpha(sigma) / (sigma * model.alpha(sigma_next))  # exp(−h)
     return sigma_next * math.sqrt(1 - fall**2)
 
 
-def _size(law: Law, sigma: float) -> float:
+def _size(model: NoiseModel, sigma: float) -> float:
     """How large x is for the network: VE latents reach it divided by √(1 + σ²), flow ones as is."""
-    return math.hypot(1.0, sigma) if law == VE else 1.0
+    return math.hypot(1.0, sigma) if model == VE else 1.0
 
 
 FAMILY = (

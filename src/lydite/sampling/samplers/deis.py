@@ -32,19 +32,19 @@ def sample_deis(
 
     `lower_order_final` lowers the order towards the end in runs of fewer than 15 steps.
     """
-    levels, law = [float(sigma) for sigma in sigmas], denoise.law
+    levels, model = [float(sigma) for sigma in sigmas], denoise.noise_model
     past: list[Call[A]] = []  # newest first
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        past = [called("noise", law, x, denoised, sigma), *past][:order]
+        past = [called("noise", model, x, denoised, sigma), *past][:order]
         allowed = final_order(levels, index, order, lower_order_final)
         seen = [call for call in past[:allowed] if call.half_log_snr > -math.inf]
         if len(seen) < 2:
-            x = straight("noise", law, x, past[0], sigma_next)
+            x = straight("noise", model, x, past[0], sigma_next)
         else:
-            end = law.half_log_snr(sigma_next)
+            end = model.half_log_snr(sigma_next)
             nodes = [call.half_log_snr - end for call in seen]
-            x = x * (law.alpha(sigma_next) / law.alpha(sigma))
+            x = x * (model.alpha(sigma_next) / model.alpha(sigma))
             for call, weight in zip(seen, weights(nodes, -nodes[0], -1.0), strict=True):
                 x = x - call.value * (sigma_next * weight)
         yield Step(index, sigma, sigma_next, x, denoised)
@@ -53,7 +53,7 @@ def sample_deis(
 def sample_deis_tab(
     denoise: Denoise[A], x: A, sigmas: Iterable[float], *, order: int = 3
 ) -> Iterator[Step[A]]:
-    """tAB-DEIS on dx/dσ, the variable being the time of a VP diffusion under either law.
+    """tAB-DEIS on dx/dσ, the variable being the time of a VP diffusion under either noise model.
 
     A step to 0 is of order 1. ComfyUI sums the integral over ten thousand rectangles and is off by
     up to 4e-5 for it; here it is exact.

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.samplers.multistep import (
     Call,
     Kind,
@@ -48,18 +48,18 @@ def sample_dpm_multistep(
     3 diffusers counts the second derivative by half, as k-diffusion's 3M does, which leaves the
     error of order 2; `curvature` 1 counts it whole.
     """
-    levels, law = [float(sigma) for sigma in sigmas], denoise.law
+    levels, model = [float(sigma) for sigma in sigmas], denoise.noise_model
     past: list[Call[A]] = []  # newest first
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        past = [called(kind, law, x, denoised, sigma), *past][:order]
+        past = [called(kind, model, x, denoised, sigma), *past][:order]
         allowed = final_order(levels, index, order, lower_order_final)
         if euler_at_final and index == len(levels) - 2:
             allowed = 1
-        x = straight(kind, law, x, past[0], sigma_next)
+        x = straight(kind, model, x, past[0], sigma_next)
         if min(allowed, len(past)) > 1:
-            h = law.half_log_snr(sigma_next) - past[0].half_log_snr
-            scale, g = frame(kind, law, sigma_next, h)
+            h = model.half_log_snr(sigma_next) - past[0].half_log_snr
+            scale, g = frame(kind, model, sigma_next, h)
             x = x - _bend(past[:allowed], h, g, solver, curvature) * scale
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -80,19 +80,19 @@ def sample_sde_dpm_multistep(
     On the image it is `ddpm` in order 1 and `dpmpp_2m_sde` in order 2. The step to 0 takes the
     denoised image: the formula would leave all of a step's fresh noise in it.
     """
-    levels, law = [float(sigma) for sigma in sigmas], denoise.law
+    levels, model = [float(sigma) for sigma in sigmas], denoise.noise_model
     past: list[Call[A]] = []
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        past = [called("noise", law, x, denoised, sigma), *past][:order]
+        past = [called("noise", model, x, denoised, sigma), *past][:order]
         allowed = final_order(levels, index, order, lower_order_final)
         if euler_at_final and index == len(levels) - 2:
             allowed = 1
         if sigma_next == 0:
             x = denoised
         else:
-            h = law.half_log_snr(sigma_next) - past[0].half_log_snr
-            keep, twice = law.alpha(sigma_next) / law.alpha(sigma), 2 * sigma_next
+            h = model.half_log_snr(sigma_next) - past[0].half_log_snr
+            keep, twice = model.alpha(sigma_next) / model.alpha(sigma), 2 * sigma_next
             x = x * keep - past[0].value * (twice * math.expm1(h))
             if min(allowed, len(past)) > 1:
                 x = x - _bend(past[:2], h, h, solver) * twice
@@ -116,18 +116,18 @@ def sample_dpm_singlestep(
     A step to 0 is always of order 1, and so is the last of a whole group with `lower_order_final`.
     From pure noise, where λ has no end, the first step is a group of its own.
     """
-    levels, law = [float(sigma) for sigma in sigmas], denoise.law
+    levels, model = [float(sigma) for sigma in sigmas], denoise.noise_model
     start, group = x, list[Call[A]]()  # oldest first
-    places = _places(law, levels, order, lower_order_final)
+    places = _places(model, levels, order, lower_order_final)
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
         if places[index] == 1:
             start, group = x, []
-        group = [*group, called(kind, law, x, denoised, sigma)]
-        x = straight(kind, law, start, group[0], sigma_next)
+        group = [*group, called(kind, model, x, denoised, sigma)]
+        x = straight(kind, model, start, group[0], sigma_next)
         if len(group) > 1:
-            h = law.half_log_snr(sigma_next) - group[0].half_log_snr
-            scale, g = frame(kind, law, sigma_next, h)
+            h = model.half_log_snr(sigma_next) - group[0].half_log_snr
+            scale, g = frame(kind, model, sigma_next, h)
             x = x - _group_bend(group, h, g, solver) * scale
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -163,9 +163,9 @@ def _group_bend(group: Sequence[Call[A]], h: float, g: float, solver: Solver) ->
     return slope * psi_2(g) + second * psi_3(g)
 
 
-def _places(law: Law, levels: Sequence[float], order: int, lower: bool) -> list[int]:
+def _places(model: NoiseModel, levels: Sequence[float], order: int, lower: bool) -> list[int]:
     """For each step its place in its group, from 1."""
-    alone = int(law.alpha(levels[0]) == 0)
+    alone = int(model.alpha(levels[0]) == 0)
     places = [1 + step % order for step in range(len(levels) - 1 - alone)]
     if places and (levels[-1] == 0 or (lower and places[-1] == order)):
         places[-1] = 1
@@ -240,7 +240,7 @@ FAMILY = (
         SECOND,
         proofs=(f"diffusers {MULTISTEP} sde-dpmsolver", "stationarity"),
         noise="stream",
-        laws=("ve",),
+        noise_models=("ve",),
     ),
     Sampler(
         "sde_dpmsolver_2m",
@@ -249,6 +249,6 @@ FAMILY = (
         SECOND,
         proofs=(f"diffusers {MULTISTEP} sde-dpmsolver", "stationarity"),
         noise="stream",
-        laws=("ve",),
+        noise_models=("ve",),
     ),
 )

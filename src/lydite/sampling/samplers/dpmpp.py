@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Literal
 
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 from lydite.sampling.samplers.ancestral import NEAR_ONE, between, toward
 from lydite.sampling.samplers.renoise import raised, reverse_down
 from lydite.sampling.samplers.sampler import Sampler
@@ -27,15 +27,15 @@ def sample_dpmpp_2m(
 
     On a flow model ComfyUI measures its steps in −ln σ, `clock` "sigma"; diffusers, in λ.
     """
-    law = denoise.law
-    clock_law = law if clock == "snr" else VE
+    model = denoise.noise_model
+    clock_noise_model = model if clock == "snr" else VE
     before: tuple[A, float] | None = None  # denoised, and the step in λ after it
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = directed = denoise(x, sigma)
-        h = step_in_lambda(clock_law, sigma, sigma_next)
+        h = step_in_lambda(clock_noise_model, sigma, sigma_next)
         if before is not None and sigma_next > 0:
             directed = denoised + (denoised - before[0]) * (h / (2 * before[1]))
-        x = toward(law, x, directed, sigma, sigma_next)
+        x = toward(model, x, directed, sigma, sigma_next)
         before = denoised, h
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -52,19 +52,19 @@ def sample_dpmpp_sde(
     near_one: float = NEAR_ONE,
 ) -> Iterator[Step[A]]:
     """DPM-Solver++(2S) as an SDE: fresh noise in the middle, a share `r` on, and at the end."""
-    law = denoise.law
+    model = denoise.noise_model
 
     def drift(x: A, directed: A, sigma: float, sigma_next: float) -> A:
-        down = reverse_down(law, sigma, sigma_next, eta)
-        x = toward(law, x, directed, sigma, down)
+        down = reverse_down(model, sigma, sigma_next, eta)
+        x = toward(model, x, directed, sigma, down)
         if down == sigma_next:
             return x
-        return raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+        return raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
 
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = directed = denoise(x, sigma)
         if sigma_next > 0:
-            middle = between(law, sigma, sigma_next, r, near_one)
+            middle = between(model, sigma, sigma_next, r, near_one)
             second = denoise(drift(x, denoised, sigma, middle), middle)
             directed = denoised + (second - denoised) * (1 / (2 * r))
         x = drift(x, directed, sigma, sigma_next)
@@ -82,19 +82,19 @@ def sample_dpmpp_2m_sde(
     solver: Literal["midpoint", "heun"] = "midpoint",
 ) -> Iterator[Step[A]]:
     """DPM-Solver++(2M) as an SDE; `solver` says how the slope of D enters."""
-    law = denoise.law
+    model = denoise.noise_model
     before: tuple[A, float] | None = None
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = denoise(x, sigma)
-        h = step_in_lambda(law, sigma, sigma_next)
+        h = step_in_lambda(model, sigma, sigma_next)
         if sigma_next == 0:
             x = denoised
         else:
-            x = _held(law, x, denoised, sigma, sigma_next, eta)
+            x = _held(model, x, denoised, sigma, sigma_next, eta)
             if before is not None and h:
                 whole = h * (1 + eta)
                 lean = -math.expm1(-whole) / 2 if solver == "midpoint" else _phi_2(whole)
-                lean = lean * law.alpha(sigma_next) * (h / before[1])
+                lean = lean * model.alpha(sigma_next) * (h / before[1])
                 x = x + (denoised - before[0]) * lean
             if eta:
                 x = x + noise(sigma, sigma_next) * (_fresh(h, eta) * sigma_next * s_noise)
@@ -132,34 +132,34 @@ def sample_dpmpp_3m_sde(
     k-diffusion and diffusers count the second derivative of D by half, so that theirs is of order
     2; `curvature` 1 counts it whole, and with eta = 0 the order is 3.
     """
-    law = denoise.law
+    model = denoise.noise_model
     past: list[tuple[A, float]] = []  # (denoised, the step in λ after it), newest first
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = denoise(x, sigma)
-        h = step_in_lambda(law, sigma, sigma_next)
+        h = step_in_lambda(model, sigma, sigma_next)
         if sigma_next == 0:
             x = denoised
         else:
-            x = _held(law, x, denoised, sigma, sigma_next, eta)
+            x = _held(model, x, denoised, sigma, sigma_next, eta)
             if past and h:
                 bend = _bend(denoised, past, h, h * (1 + eta), curvature)
-                x = x + bend * law.alpha(sigma_next)
+                x = x + bend * model.alpha(sigma_next)
             if eta:
                 x = x + noise(sigma, sigma_next) * (_fresh(h, eta) * sigma_next * s_noise)
         past = [(denoised, h), *past][:2]
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
-def step_in_lambda(law: Law, sigma: float, sigma_next: float) -> float:
+def step_in_lambda(model: NoiseModel, sigma: float, sigma_next: float) -> float:
     """h, the growth of the half log-SNR."""
-    return law.half_log_snr(sigma_next) - law.half_log_snr(sigma)
+    return model.half_log_snr(sigma_next) - model.half_log_snr(sigma)
 
 
-def _held(law: Law, x: A, denoised: A, sigma: float, sigma_next: float, eta: float) -> A:
+def _held(model: NoiseModel, x: A, denoised: A, sigma: float, sigma_next: float, eta: float) -> A:
     """The drift of the SDE over one step with `denoised` held."""
-    h = step_in_lambda(law, sigma, sigma_next)
+    h = step_in_lambda(model, sigma, sigma_next)
     more = eta * h if eta else 0.0  # 0·∞ from pure noise
-    share = -math.expm1(-h - more) * law.alpha(sigma_next)
+    share = -math.expm1(-h - more) * model.alpha(sigma_next)
     return x * (sigma_next / sigma * math.exp(-more)) + denoised * share
 
 

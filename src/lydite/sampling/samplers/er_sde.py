@@ -36,9 +36,9 @@ def sample_er_sde(
     The third makes errors smaller, not of higher order: the slope stays that between two images.
     Integrals over 1/f are left sums of `points` values: 200 in ComfyUI, 100 in the authors' own.
     """
-    law = denoise.law
-    sigmas = finite_start(law, sigmas, near_one)
-    ratios = [sigma / law.alpha(sigma) for sigma in sigmas]
+    model = denoise.noise_model
+    sigmas = finite_start(model, sigmas, near_one)
+    ratios = [sigma / model.alpha(sigma) for sigma in sigmas]
     last: A | None = None
     last_slope: A | None = None
     for index, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
@@ -47,9 +47,9 @@ def sample_er_sde(
             x = denoised
         else:
             here, there = ratios[index], ratios[index + 1]
-            scale = law.alpha(sigma_next)
+            scale = model.alpha(sigma_next)
             keep = noise_scaling(there) / noise_scaling(here)
-            x = x * (scale / law.alpha(sigma) * keep) + denoised * (scale * (1 - keep))
+            x = x * (scale / model.alpha(sigma) * keep) + denoised * (scale * (1 - keep))
             if stages > 1 and last is not None:
                 slope = (denoised - last) / (here - ratios[index - 1])
                 first, second = _bends(noise_scaling, here, there, points)

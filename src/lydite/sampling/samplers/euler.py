@@ -16,7 +16,7 @@ def sample_euler(
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         start = sigma
         if churn is not None:
-            x, start = churn.lift(denoise.law, x, sigma, len(levels) - 1)
+            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
         denoised = denoise(x, start)
         x = x + slope(x, denoised, start) * (sigma_next - start)
         yield Step(index, sigma, sigma_next, x, denoised)
@@ -35,18 +35,18 @@ def sample_euler_ancestral(
 
     Song et al. (2021), DDIM, in k-diffusion's form; flow models take the rectified-flow form.
     """
-    law = denoise.law
+    model = denoise.noise_model
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = denoise(x, sigma)
-        down = ancestral_down(law, sigma, sigma_next, eta)
+        down = ancestral_down(model, sigma, sigma_next, eta)
         x = x + slope(x, denoised, sigma) * (down - sigma)
         if down < sigma_next:
-            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
 def slope(x: A, denoised: A, sigma: float) -> A:
-    """dx/dσ of the ODE, the same under both laws."""
+    """dx/dσ of the ODE, the same under both noise models."""
     return (x - denoised) / sigma
 
 

@@ -7,20 +7,22 @@ Gonzalez et al. (2023), arXiv 2305.14267. h is the growth of λ over a step, η 
 import math
 from collections.abc import Iterable
 
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.steps import A
 
 
-def carried(law: Law, x: A, denoised: A, sigma: float, sigma_to: float, eta: float = 0.0) -> A:
+def carried(
+    model: NoiseModel, x: A, denoised: A, sigma: float, sigma_to: float, eta: float = 0.0
+) -> A:
     """x at `sigma_to` if `denoised` stayed what it is, by the SDE's drift; η = 0 is the ODE."""
     ratio = sigma_to / sigma
-    keep = ratio * fall(law, sigma, sigma_to) ** eta
-    return x * keep + denoised * (law.alpha(sigma_to) - law.alpha(sigma) * keep)
+    keep = ratio * fall(model, sigma, sigma_to) ** eta
+    return x * keep + denoised * (model.alpha(sigma_to) - model.alpha(sigma) * keep)
 
 
-def fall(law: Law, sigma: float, sigma_to: float) -> float:
+def fall(model: NoiseModel, sigma: float, sigma_to: float) -> float:
     """exp(−h): 0 from pure noise and to no noise, where h has no end."""
-    return sigma_to * law.alpha(sigma) / (sigma * law.alpha(sigma_to))
+    return sigma_to * model.alpha(sigma) / (sigma * model.alpha(sigma_to))
 
 
 def slope_weight(h: float) -> float:
@@ -30,13 +32,13 @@ def slope_weight(h: float) -> float:
     return 1 + math.expm1(-h) / h
 
 
-def finite_start(law: Law, sigmas: Iterable[float], near_one: float) -> list[float]:
+def finite_start(model: NoiseModel, sigmas: Iterable[float], near_one: float) -> list[float]:
     """The sigmas, with `near_one` for the pure noise a flow starts from: its λ is −∞.
 
     x is left as it is. ComfyUI's value is what the model's shift s makes of 0.9999: with u for it,
     s·u / (1 + (s − 1)·u).
     """
     levels = [float(sigma) for sigma in sigmas]
-    if levels and law.alpha(levels[0]) <= 0:
+    if levels and model.alpha(levels[0]) <= 0:
         levels[0] = near_one
     return levels

@@ -6,7 +6,7 @@ The last step, to σ = 0, takes the denoised image as it is, as ComfyUI does.
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from lydite.sampling.samplers.cfg_pp import Written, law_of, renoised
+from lydite.sampling.samplers.cfg_pp import Written, model_of, renoised
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, PairDenoise, Step
 
@@ -40,12 +40,12 @@ def sample_gradient_estimation_cfg_pp(
 
     ComfyUI's CFG++ step is VE's on every model: see `cfg_pp`.
     """
-    law = law_of(written_for, denoise)
+    model = model_of(written_for, denoise)
     last: A | None = None
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = denoise.pair(x, sigma)
         slope = (x - uncond) / sigma
-        x = renoised(law, x, guided, uncond, sigma, sigma_next)
+        x = renoised(model, x, guided, uncond, sigma, sigma_next)
         if last is not None and sigma_next > 0:
             x = x + (slope - last) * ((gamma - 1) * (sigma_next - sigma))
         last = slope

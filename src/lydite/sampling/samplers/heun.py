@@ -18,7 +18,7 @@ def sample_heun(
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         start = sigma
         if churn is not None:
-            x, start = churn.lift(denoise.law, x, sigma, len(levels) - 1)
+            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
         x, denoised = heun_step(denoise, x, start, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -42,7 +42,7 @@ def sample_dpm_2(
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         start = sigma
         if churn is not None:
-            x, start = churn.lift(denoise.law, x, sigma, len(levels) - 1)
+            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
         x, denoised = midpoint_step(denoise, x, start, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -71,7 +71,7 @@ def sample_heunpp2(
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         start = sigma
         if churn is not None:
-            x, start = churn.lift(denoise.law, x, sigma, len(levels) - 1)
+            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
         denoised = denoise(x, start)
         first = slope(x, denoised, start)
         ahead = levels[index + 1 : -1][:2]

@@ -1,7 +1,7 @@
 """DPM-Solver with steps of its own choice: in a fixed number of calls, or to a tolerance.
 
-Lu et al. (2022), arXiv 2206.00927, in k-diffusion's form: the clock is t = −ln σ under either law,
-so each step is a step on dx/dσ, which both laws share. Of the sigmas only the first, the last one
+Lu et al. (2022), arXiv 2206.00927, in k-diffusion's form: the clock is t = −ln σ under either noise
+model, so each step is a step on dx/dσ, which both share. Of the sigmas only the first, the last one
 above 0 and their number count. The end is that last sigma: its noise stays in x.
 """
 
@@ -38,11 +38,13 @@ def sample_dpm_fast(
         return
     source = _noise(noise, eta)
     for index, (order, sigma, sigma_next) in enumerate(_fast_steps(first, last, calls)):
-        down = max(last, ancestral_down(denoise.law, sigma, sigma_next, eta))
+        down = max(last, ancestral_down(denoise.noise_model, sigma, sigma_next, eta))
         denoised = denoise(x, sigma)
         x = _orders(denoise, x, denoised, sigma, down, order)[-1]
         if source is not None and down < sigma_next:
-            x = raised(denoise.law, x, down, sigma_next, source(sigma, sigma_next) * s_noise)
+            x = raised(
+                denoise.noise_model, x, down, sigma_next, source(sigma, sigma_next) * s_noise
+            )
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
@@ -81,7 +83,7 @@ def sample_dpm_adaptive(
     while t < end - NEAR:
         t_next = min(end, t + controller.width)
         sigma_next = last if t_next == end else math.exp(-t_next)
-        down = max(last, ancestral_down(denoise.law, sigma, sigma_next, eta))
+        down = max(last, ancestral_down(denoise.noise_model, sigma, sigma_next, eta))
         if denoised is None:  # a step tried again starts from the same call
             denoised = denoise(x, sigma)
         *_, low, high = _orders(denoise, x, denoised, sigma, down, order)
@@ -93,7 +95,9 @@ def sample_dpm_adaptive(
         if controller.accepts(error):
             x, low_before = high, low
             if source is not None and down < sigma_next:
-                x = raised(denoise.law, x, down, sigma_next, source(sigma, sigma_next) * s_noise)
+                x = raised(
+                    denoise.noise_model, x, down, sigma_next, source(sigma, sigma_next) * s_noise
+                )
             yield Step(index, sigma, sigma_next, x, denoised)
             t, sigma, denoised, index = t_next, sigma_next, None, index + 1
         elif controller.width < SMALLEST:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal
 
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.samplers.ancestral import toward
 from lydite.sampling.steps import A
 
@@ -28,23 +28,23 @@ class Call(Generic[A]):
     value: A  # what is integrated: `denoised`, or the noise
 
 
-def called(kind: Kind, law: Law, x: A, denoised: A, sigma: float) -> Call[A]:
-    value = denoised if kind == "data" else (x - denoised * law.alpha(sigma)) / sigma
-    return Call(sigma, law.half_log_snr(sigma), denoised, value)
+def called(kind: Kind, model: NoiseModel, x: A, denoised: A, sigma: float) -> Call[A]:
+    value = denoised if kind == "data" else (x - denoised * model.alpha(sigma)) / sigma
+    return Call(sigma, model.half_log_snr(sigma), denoised, value)
 
 
-def straight(kind: Kind, law: Law, x: A, call: Call[A], sigma_next: float) -> A:
+def straight(kind: Kind, model: NoiseModel, x: A, call: Call[A], sigma_next: float) -> A:
     """x at `sigma_next` if the value of `call` stayed: order 1. x may have been corrected since."""
-    alpha = law.alpha(call.sigma)
+    alpha = model.alpha(call.sigma)
     if kind == "data" or alpha == 0:
-        return toward(law, x, call.denoised, call.sigma, sigma_next)
-    keep = law.alpha(sigma_next) / alpha
+        return toward(model, x, call.denoised, call.sigma, sigma_next)
+    keep = model.alpha(sigma_next) / alpha
     return x * keep + call.value * (sigma_next - keep * call.sigma)
 
 
-def frame(kind: Kind, law: Law, sigma_next: float, h: float) -> tuple[float, float]:
+def frame(kind: Kind, model: NoiseModel, sigma_next: float, h: float) -> tuple[float, float]:
     """(scale, g): a value that changes by d over the step bends it by −scale·d·psi_2(g)."""
-    return (law.alpha(sigma_next), -h) if kind == "data" else (sigma_next, h)
+    return (model.alpha(sigma_next), -h) if kind == "data" else (sigma_next, h)
 
 
 def psi_2(g: float) -> float:

@@ -1,17 +1,17 @@
 """RES: refined exponential solver, Zhang et al. (2023), arXiv 2308.02157, second order, multistep.
 
-`written_for` is the law whose λ a step is taken in. ComfyUI, whose names these are, takes λ = −ln σ
-and VE noise for every model. For the ODE that is only another choice of steps. On a flow model its
-ancestral form leaves too much image in x, and its CFG++ leans on the prompt by σ'·(guided − uncond)
-too much; "model" takes the model's own law and does neither.
+`written_for` is the noise model whose λ a step is taken in. ComfyUI, whose names these are, takes
+λ = −ln σ and VE noise for every model. For the ODE that is only another choice of steps. On a
+flow model its ancestral form leaves too much image in x, and its CFG++ leans on the prompt by
+σ'·(guided − uncond) too much; "model" takes the model's own and does neither.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from lydite.sampling.law import Law
-from lydite.sampling.samplers.cfg_pp import Written, law_of, renoised, shifted
+from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.samplers.cfg_pp import Written, model_of, renoised, shifted
 from lydite.sampling.samplers.exponential import carried, slope_weight
 from lydite.sampling.samplers.renoise import raised, reverse_down
 from lydite.sampling.samplers.sampler import Sampler
@@ -22,7 +22,7 @@ def sample_res_multistep(
     denoise: Denoise[A], x: A, sigmas: Iterable[float], *, written_for: Written = "ve"
 ) -> Iterator[Step[A]]:
     """The multistep scheme of RES, order 2; the first step and a step to 0 are Euler's."""
-    return _steps(_twice(denoise), x, sigmas, law_of(written_for, denoise), None, 0.0, 1.0)
+    return _steps(_twice(denoise), x, sigmas, model_of(written_for, denoise), None, 0.0, 1.0)
 
 
 def sample_res_multistep_ancestral(
@@ -36,7 +36,7 @@ def sample_res_multistep_ancestral(
     written_for: Written = "ve",
 ) -> Iterator[Step[A]]:
     """RES beyond the next sigma, and back with fresh noise."""
-    return _steps(_twice(denoise), x, sigmas, law_of(written_for, denoise), noise, eta, s_noise)
+    return _steps(_twice(denoise), x, sigmas, model_of(written_for, denoise), noise, eta, s_noise)
 
 
 def sample_res_multistep_cfg_pp(
@@ -48,7 +48,7 @@ def sample_res_multistep_cfg_pp(
     prediction, so that of the guidance only σ'/σ is left after them. Steps of order 1, the last
     among them, are CFG++ as Chung et al. (2024) write it.
     """
-    return _steps(denoise.pair, x, sigmas, law_of(written_for, denoise), None, 0.0, 1.0)
+    return _steps(denoise.pair, x, sigmas, model_of(written_for, denoise), None, 0.0, 1.0)
 
 
 def sample_res_multistep_ancestral_cfg_pp(
@@ -62,7 +62,7 @@ def sample_res_multistep_ancestral_cfg_pp(
     written_for: Written = "ve",
 ) -> Iterator[Step[A]]:
     """`res_multistep_cfg_pp` beyond the next sigma, and back with fresh noise."""
-    return _steps(denoise.pair, x, sigmas, law_of(written_for, denoise), noise, eta, s_noise)
+    return _steps(denoise.pair, x, sigmas, model_of(written_for, denoise), noise, eta, s_noise)
 
 
 Pair = Callable[[Any, float], tuple[Any, Any]]
@@ -80,7 +80,7 @@ def _steps(
     pair: Pair,
     x: Any,
     sigmas: Iterable[float],
-    law: Law,
+    model: NoiseModel,
     noise: Noise[Any] | None,
     eta: float,
     s_noise: float,
@@ -88,18 +88,18 @@ def _steps(
     before: tuple[Any, float] | None = None  # unconditional, and the step in λ after it
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = pair(x, sigma)
-        down = reverse_down(law, sigma, sigma_next, eta)
-        h = law.half_log_snr(down) - law.half_log_snr(sigma)
+        down = reverse_down(model, sigma, sigma_next, eta)
+        h = model.half_log_snr(down) - model.half_log_snr(sigma)
         if before is None or down == 0:
-            x = renoised(law, x, guided, uncond, sigma, down)
+            x = renoised(model, x, guided, uncond, sigma, down)
         else:
-            x = shifted(law, x, guided, uncond, sigma)
-            x = carried(law, x, uncond, sigma, down)
+            x = shifted(model, x, guided, uncond, sigma)
+            x = carried(model, x, uncond, sigma, down)
             # the slope is taken over the step before as it was solved, without its fresh noise
-            weight = slope_weight(h) * h / before[1] * law.alpha(down)
+            weight = slope_weight(h) * h / before[1] * model.alpha(down)
             x = x + (uncond - before[0]) * weight
         if noise is not None and down < sigma_next:
-            x = raised(law, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         before = uncond, h
         yield Step(index, sigma, sigma_next, x, guided)
 

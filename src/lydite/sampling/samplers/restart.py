@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.samplers.heun import heun_step
 from lydite.sampling.samplers.renoise import raised
 from lydite.sampling.samplers.sampler import Sampler
@@ -42,21 +42,23 @@ def sample_restart(
 
     Without `restarts` the choice is A1111's, which takes their steps out of the number asked for.
     """
-    law = denoise.law
+    model = denoise.noise_model
     levels = [float(sigma) for sigma in sigmas]
     if restarts is None:
-        levels, restarts = a1111_plan(law, levels)
+        levels, restarts = a1111_plan(model, levels)
     index = 0
     for sigma, sigma_next in _with_restarts(levels, restarts):
         if sigma_next > sigma:
-            x = raised(law, x, sigma, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = raised(model, x, sigma, sigma_next, noise(sigma, sigma_next) * s_noise)
             continue
         x, denoised = heun_step(denoise, x, sigma, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
         index += 1
 
 
-def a1111_plan(law: Law, sigmas: Sequence[float]) -> tuple[list[float], tuple[Restart, ...]]:
+def a1111_plan(
+    model: NoiseModel, sigmas: Sequence[float]
+) -> tuple[list[float], tuple[Restart, ...]]:
     """The sigmas and restarts that A1111 makes of the sigmas of n steps, n steps in all.
 
     Below 20 steps there is no restart, below 36 one of 9 steps, from there on two, each a quarter
@@ -69,7 +71,7 @@ def a1111_plan(law: Law, sigmas: Sequence[float]) -> tuple[list[float], tuple[Re
     steps, times = (9, 1) if n < 36 else (n // 4, 2)
     positive = sigmas[:-1] if sigmas[-1] == 0 else sigmas
     levels = _karras(positive[0], positive[-1], len(positive) - steps * times)
-    low, high = (_nearest(levels, law.sigma_at(-math.log(ratio))) for ratio in (0.1, 2.0))
+    low, high = (_nearest(levels, model.sigma_at(-math.log(ratio))) for ratio in (0.1, 2.0))
     restarts = (Restart(low, high, steps, times),) if low < high else ()
     return [*levels, 0.0] if sigmas[-1] == 0 else levels, restarts
 

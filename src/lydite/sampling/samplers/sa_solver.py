@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Generic
 
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 from lydite.sampling.samplers.multistep import Call, called, weights
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
@@ -48,8 +48,8 @@ def sample_sa_solver(
     corrector's k + `taper[1]`. ComfyUI has orders 3 and 4, no simple order 2, taper (−1, 0) and a τ
     of the end of a step. `pece` calls again after each correction. A step's x is the predicted one.
     """
-    levels, law = [float(sigma) for sigma in sigmas], denoise.law
-    share = tau or default_tau(law)
+    levels, model = [float(sigma) for sigma in sigmas], denoise.noise_model
+    share = tau or default_tau(model)
     most = max(predictor_order, corrector_order)
     past: list[Call[A]] = []  # newest first
     jump: _Jump[A] | None = None  # the last prediction, to be corrected
@@ -57,19 +57,19 @@ def sample_sa_solver(
         left = len(levels) - 1 - index
         ahead, behind = (left + more for more in taper) if taper else (most, most)
         denoised = denoise(x, sigma)
-        past = [called("data", law, x, denoised, sigma), *past][:most]
+        past = [called("data", model, x, denoised, sigma), *past][:most]
         order = min(corrector_order, len(past), behind)
         if jump is not None:
-            x = jump.land(law, past[:order], simple_order_2)
+            x = jump.land(model, past[:order], simple_order_2)
             if pece:
                 denoised = denoise(x, sigma)
-                past[0] = called("data", law, x, denoised, sigma)
+                past[0] = called("data", model, x, denoised, sigma)
         order = max(1, min(predictor_order, len(past), ahead))
         jump = _Jump(x, sigma, sigma_next, share(sigma, sigma_next), None)
         if jump.tau > 0 and sigma_next > 0:
             normals = noise(sigma, sigma_next) * s_noise
             jump = _Jump(x, sigma, sigma_next, jump.tau, normals)
-        x = jump.land(law, past[:order], simple_order_2)
+        x = jump.land(model, past[:order], simple_order_2)
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
@@ -83,14 +83,14 @@ class _Jump(Generic[A]):
     tau: float
     normals: A | None
 
-    def land(self, law: Law, calls: Sequence[Call[A]], simple: bool) -> A:
+    def land(self, model: NoiseModel, calls: Sequence[Call[A]], simple: bool) -> A:
         """x at the end of the step, by a polynomial through `calls`."""
-        end = law.half_log_snr(self.sigma_next)
-        h, kappa = end - law.half_log_snr(self.sigma), 1 + self.tau**2
+        end = model.half_log_snr(self.sigma_next)
+        h, kappa = end - model.half_log_snr(self.sigma), 1 + self.tau**2
         fall = math.exp(-(self.tau**2) * h) if self.tau else 1.0  # 0·∞ from pure noise
         x = self.x * (self.sigma_next / self.sigma * fall)
         for call, weight in zip(*_weighted(calls, end, h, kappa, simple), strict=True):
-            x = x + call.denoised * (law.alpha(self.sigma_next) * weight)
+            x = x + call.denoised * (model.alpha(self.sigma_next) * weight)
         if self.normals is not None:
             x = x + self.normals * (self.sigma_next * math.sqrt(1 - fall**2))
         return x
@@ -112,9 +112,9 @@ def _weighted(
     return seen, values
 
 
-def default_tau(law: Law) -> Tau:
+def default_tau(model: NoiseModel) -> Tau:
     """1 in the middle of the way, where fresh noise mends most, and 0 near both ends."""
-    low, high = BANDS["ve" if law == VE else "flow"]
+    low, high = BANDS["ve" if model == VE else "flow"]
     return lambda sigma, _: 1.0 if low <= sigma <= high else 0.0
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.steps import Denoise, Noise, Step
 
 NoiseKind = Literal["none", "stream", "path"]  # "path": a Brownian one
@@ -27,7 +27,7 @@ class Sampler:
     calls: int = 1  # of the network in a step
     noise: NoiseKind = "none"  # what it adds as it stands
     noise_with_eta: bool = False  # adds none as it stands, but a stream's where `eta` is above 0
-    laws: tuple[str, ...] = ("ve", "flow")
+    noise_models: tuple[str, ...] = ("ve", "flow")
     pair: bool = False  # needs the unconditional prediction beside the guided one
 
     def run(
@@ -40,7 +40,7 @@ class Sampler:
         **options: Any,
     ) -> Iterator[Step[Any]]:
         """The steps; `noise` is left out for a sampler that adds none."""
-        self.check_law(denoise.law)
+        self.check_noise_model(denoise.noise_model)
         self.check_options(options)
         levels = self._levels(sigmas)
         if self.noise_for(options) != "none":
@@ -60,12 +60,12 @@ class Sampler:
         named = (each for each in parameters if each.kind is each.KEYWORD_ONLY)
         return {each.name: each.default for each in named if each.name != "noise"}
 
-    def check_law(self, law: Law) -> None:
-        if law.name not in self.laws:
+    def check_noise_model(self, model: NoiseModel) -> None:
+        if model.name not in self.noise_models:
             kinds = {"ve": "eps and v", "flow": "flow"}
             raise InputError(
-                f"sampler {self.name} is for {kinds[self.laws[0]]} models; this is a "
-                f"{kinds[law.name]} model. See `lydite sampler list`."
+                f"sampler {self.name} is for {kinds[self.noise_models[0]]} models; this is a "
+                f"{kinds[model.name]} model. See `lydite sampler list`."
             )
 
     def check_options(self, options: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Literal
 
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.samplers.ancestral import NEAR_ONE, between
 from lydite.sampling.samplers.exponential import carried, fall, finite_start, slope_weight
 from lydite.sampling.samplers.sampler import Sampler
@@ -32,20 +32,20 @@ def sample_seeds_2(
 
     `phi_1` weighs the slope of the denoised by φ₁/2, as DPM-Solver++ does; `phi_2` by φ₂.
     """
-    law = denoise.law
-    for index, (sigma, sigma_next) in enumerate(pairwise(finite_start(law, sigmas, near_one))):
+    model = denoise.noise_model
+    for index, (sigma, sigma_next) in enumerate(pairwise(finite_start(model, sigmas, near_one))):
         denoised = denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
         else:
-            path = _Path(law, noise, eta, s_noise)
-            middle = sigma_next if r == 1 else between(law, sigma, sigma_next, r, near_one)
-            halfway = carried(law, x, denoised, sigma, middle, eta)
+            path = _Path(model, noise, eta, s_noise)
+            middle = sigma_next if r == 1 else between(model, sigma, sigma_next, r, near_one)
+            halfway = carried(model, x, denoised, sigma, middle, eta)
             lean = denoise(path.noised(halfway, sigma, middle), middle) - denoised
-            whole = -(1 + eta) * math.log(fall(law, sigma, sigma_next))
+            whole = -(1 + eta) * math.log(fall(model, sigma, sigma_next))
             weight = slope_weight(whole) if solver == "phi_2" else -math.expm1(-whole) / 2
-            x = carried(law, x, denoised, sigma, sigma_next, eta)
-            x = path.noised(x + lean * (law.alpha(sigma_next) * weight / r), middle, sigma_next)
+            x = carried(model, x, denoised, sigma, sigma_next, eta)
+            x = path.noised(x + lean * (model.alpha(sigma_next) * weight / r), middle, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
@@ -62,24 +62,24 @@ def sample_seeds_3(
     near_one: float = NEAR_ONE,
 ) -> Iterator[Step[A]]:
     """SEEDS-3, three calls a step: shares `r_1` and `r_2` of the way in λ."""
-    law = denoise.law
-    for index, (sigma, sigma_next) in enumerate(pairwise(finite_start(law, sigmas, near_one))):
+    model = denoise.noise_model
+    for index, (sigma, sigma_next) in enumerate(pairwise(finite_start(model, sigmas, near_one))):
         denoised = denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
         else:
-            path = _Path(law, noise, eta, s_noise)
-            whole = -(1 + eta) * math.log(fall(law, sigma, sigma_next))
-            middles = [between(law, sigma, sigma_next, r, near_one) for r in (r_1, r_2)]
-            x_1 = carried(law, x, denoised, sigma, middles[0], eta)
+            path = _Path(model, noise, eta, s_noise)
+            whole = -(1 + eta) * math.log(fall(model, sigma, sigma_next))
+            middles = [between(model, sigma, sigma_next, r, near_one) for r in (r_1, r_2)]
+            x_1 = carried(model, x, denoised, sigma, middles[0], eta)
             x_1 = path.noised(x_1, sigma, middles[0])
             lean = denoise(x_1, middles[0]) - denoised
-            weight = law.alpha(middles[1]) * slope_weight(r_2 * whole) * r_2 / r_1
-            x_2 = carried(law, x, denoised, sigma, middles[1], eta) + lean * weight
+            weight = model.alpha(middles[1]) * slope_weight(r_2 * whole) * r_2 / r_1
+            x_2 = carried(model, x, denoised, sigma, middles[1], eta) + lean * weight
             x_2 = path.noised(x_2, *middles)
             lean = denoise(x_2, middles[1]) - denoised
-            weight = law.alpha(sigma_next) * slope_weight(whole) / r_2
-            x = carried(law, x, denoised, sigma, sigma_next, eta) + lean * weight
+            weight = model.alpha(sigma_next) * slope_weight(whole) / r_2
+            x = carried(model, x, denoised, sigma, sigma_next, eta) + lean * weight
             x = path.noised(x, middles[1], sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -130,8 +130,8 @@ def sample_exp_heun_2_x0_sde(
 class _Path:
     """The noise of one step, gathered on the way from sigma to sigma."""
 
-    def __init__(self, law: Law, noise: Noise[Any], eta: float, s_noise: float):
-        self.law, self.noise, self.eta, self.s_noise = law, noise, eta, s_noise
+    def __init__(self, model: NoiseModel, noise: Noise[Any], eta: float, s_noise: float):
+        self.noise_model, self.noise, self.eta, self.s_noise = model, noise, eta, s_noise
         self.gathered: Any = None
         self.start = 0.0
 
@@ -139,7 +139,9 @@ class _Path:
         """x with the noise gathered so far and that of the way from `sigma` to `sigma_to`."""
         if self.eta == 0:
             return x
-        kept = min(1.0, fall(self.law, sigma, sigma_to) ** self.eta)  # rounded, where they meet
+        kept = min(
+            1.0, fall(self.noise_model, sigma, sigma_to) ** self.eta
+        )  # rounded, where they meet
         if self.gathered is None:
             self.start = sigma
             self.gathered = self.noise(sigma, sigma_to) * math.sqrt(1 - kept**2)

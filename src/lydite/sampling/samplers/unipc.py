@@ -35,27 +35,27 @@ def sample_uni_pc(
     A step's x is the predicted one. `disable_corrector` lists steps that stay as predicted, as does
     a step from pure noise, where λ has no end. A step to 0 is always of order 1.
     """
-    levels, law = [float(sigma) for sigma in sigmas], denoise.law
+    levels, model = [float(sigma) for sigma in sigmas], denoise.noise_model
     past: list[Call[A]] = []  # newest first
     start, used = x, 0  # of the step before
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        here = called(kind, law, x, denoised, sigma)
+        here = called(kind, model, x, denoised, sigma)
         if past and index - 1 not in disable_corrector and past[0].half_log_snr > -math.inf:
             h = here.half_log_snr - past[0].half_log_snr
-            scale, g = frame(kind, law, sigma, h)
+            scale, g = frame(kind, model, sigma, h)
             bend = _correction([here, *past[:used]], h, g, variant)
-            x = straight(kind, law, start, past[0], sigma) - bend * scale
+            x = straight(kind, model, start, past[0], sigma) - bend * scale
         past = [here, *past][:order]
         left = len(levels) - 1 - index
         used = min(left if lower_order_final else order, len(past))
         if sigma_next == 0:
             used = 1
         start = x
-        x = straight(kind, law, x, here, sigma_next)
+        x = straight(kind, model, x, here, sigma_next)
         if used > 1:
-            h = law.half_log_snr(sigma_next) - here.half_log_snr
-            scale, g = frame(kind, law, sigma_next, h)
+            h = model.half_log_snr(sigma_next) - here.half_log_snr
+            scale, g = frame(kind, model, sigma_next, h)
             bend = _prediction(past[:used], h, g, variant)
             x = x if bend is None else x - bend * scale
         yield Step(index, sigma, sigma_next, x, denoised)

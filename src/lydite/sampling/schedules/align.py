@@ -47,7 +47,7 @@ def align_your_steps(
             f"{', '.join(tables)}, and replace or append."
         )
     if by == "sigma":
-        sigmas = under(model.law, np.array(SIGMAS[family]))
+        sigmas = under(model.noise_model, np.array(SIGMAS[family]))
     elif isinstance(model, NoiseTable) and len(model.levels) == 1000:
         sigmas = model.levels[list(TIMESTEPS[family])]
     else:

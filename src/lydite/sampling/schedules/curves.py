@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.schedules.beta import beta_quantile
 from lydite.sampling.schedules.kind import ScheduleKind
 from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points
@@ -120,7 +120,9 @@ def vp(
 ) -> Points:
     """The continuous VP process of Song et al. (2021) in even steps of its time."""
     time = np.linspace(1, eps_s, steps)
-    return Points(under(model.law, np.sqrt(np.expm1(beta_d * time**2 / 2 + beta_min * time))))
+    return Points(
+        under(model.noise_model, np.sqrt(np.expm1(beta_d * time**2 / 2 + beta_min * time)))
+    )
 
 
 def laplace(
@@ -137,7 +139,7 @@ def laplace(
     share = np.linspace(0, 1, steps)
     inside = 1 - 2 * np.abs(0.5 - share) + 1e-5  # so that the ends are finite
     log_sigma = mu - beta * np.sign(0.5 - share) * np.log(inside)
-    return Points(np.clip(under(model.law, np.exp(log_sigma)), low, high))
+    return Points(np.clip(under(model.noise_model, np.exp(log_sigma)), low, high))
 
 
 def custom(model: ModelSigmas, steps: int, *, sigmas: list[float]) -> Points:
@@ -166,9 +168,9 @@ def beta_between(
     return low + np.array([beta_quantile(share, alpha, beta) for share in shares]) * (high - low)
 
 
-def under(law: Law, sigma: Floats) -> Floats:
-    """A sigma of the law `ve` as the one with the same signal-to-noise ratio."""
-    return sigma if law.name == "ve" else sigma / (1 + sigma)
+def under(noise_model: NoiseModel, sigma: Floats) -> Floats:
+    """A sigma of the noise model `ve` as the one with the same signal-to-noise ratio."""
+    return sigma if noise_model.name == "ve" else sigma / (1 + sigma)
 
 
 def _even_angles(high: float, low: float, count: int) -> Floats:

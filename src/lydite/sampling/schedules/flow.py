@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import FLOW, Law
+from lydite.sampling.noise_model import FLOW, NoiseModel
 from lydite.sampling.schedules.curves import beta_between, exponential_between, karras_between
 from lydite.sampling.schedules.kind import ScheduleKind
 from lydite.sampling.schedules.schedule import (
@@ -77,13 +77,13 @@ def stretched(sigmas: Floats, terminal: float) -> Floats:
 
 @dataclass(frozen=True)
 class FlowSigmas:
-    """T levels u = 1/T … 1, shifted once; the network is told σ times `full`."""
+    """T levels u = 1/T … 1, shifted once; the timestep is σ times `full`."""
 
     shift: float = 1.0  # `shift_of_mu(mu)` for a model that gives mu: FLUX, Qwen-Image
     train: int = 1000
     full: float = 1000.0
     rule: Rule = "interpolate"
-    law: Law = FLOW
+    noise_model: NoiseModel = FLOW
     levels: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ FAMILY = (
         "even steps from 1 to 1/T, shifted once",
         "Esser et al. (2024), arXiv 2403.03206, eq. 23",
         _DIFFUSERS,
-        laws=("flow",),
+        noise_models=("flow",),
     ),
     ScheduleKind(
         "sd3_diffusers",
@@ -196,7 +196,7 @@ FAMILY = (
         "even steps from 1, shifted twice at the low end, as diffusers and ComfyUI do",
         "diffusers, issue 13243",
         (*_DIFFUSERS, "ComfyUI normal"),
-        laws=("flow",),
+        noise_models=("flow",),
     ),
     ScheduleKind(
         "flux",
@@ -204,7 +204,7 @@ FAMILY = (
         "even steps from 1 to 1/n, shifted once",
         "Black Forest Labs, FLUX.1",
         (*_DIFFUSERS, "diffusers FluxPipeline"),
-        laws=("flow",),
+        noise_models=("flow",),
     ),
     ScheduleKind(
         "flow_match",
@@ -212,6 +212,6 @@ FAMILY = (
         "a grid of choice, shifted, stretched to a terminal sigma, bent to a curve",
         "diffusers FlowMatchEulerDiscreteScheduler",
         (*_DIFFUSERS, "diffusers DPMSolverMultistepScheduler"),
-        laws=("flow",),
+        noise_models=("flow",),
     ),
 )

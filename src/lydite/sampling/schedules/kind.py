@@ -26,7 +26,7 @@ class ScheduleKind:
     about: str  # in one line
     source: str  # where it is from: the paper, or the program that made it known
     proofs: tuple[str, ...]  # "k-diffusion", "diffusers EulerDiscreteScheduler", "ComfyUI", …
-    laws: tuple[str, ...] = ("ve", "flow")
+    noise_models: tuple[str, ...] = ("ve", "flow")
     count: str = "n"  # how many steps come of n
     needs: tuple[str, ...] = ()  # options without a default
 
@@ -35,11 +35,11 @@ class ScheduleKind:
     ) -> Schedule:
         """The schedule in `steps` steps for one model."""
         check_count("steps", steps, MOST_STEPS)
-        if model.law.name not in self.laws:
+        if model.noise_model.name not in self.noise_models:
             kinds = {"ve": "eps and v", "flow": "flow"}
             raise InputError(
-                f"schedule {self.name} is for {kinds[self.laws[0]]} models, not for "
-                f"{kinds[model.law.name]} ones. See `lydite sampler list`."
+                f"schedule {self.name} is for {kinds[self.noise_models[0]]} models, not for "
+                f"{kinds[model.noise_model.name]} ones. See `lydite sampler list`."
             )
         self._check_options(options)
         return finished(self.name, self.points(model, steps, **options), model, final)

@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import Law
+from lydite.sampling.noise_model import NoiseModel
 
 MOST_STEPS = 10_000
 Floats = NDArray[np.float64]
 
-# How a sigma becomes the timestep that the network is told. `nearest` and `round` are the same but
+# How a sigma becomes a timestep of the network. `nearest` and `round` are the same but
 # for ties: between two levels log sigma is taken as linear in the index.
 Rule = Literal["interpolate", "nearest", "round", "truncate"]
 Final = Literal["zero", "sigma_min"]
 
 
 class ModelSigmas(Protocol):
-    """The noise levels that a model was trained at, and what it was told at each."""
+    """The noise levels that a model was trained at, and the timestep of each."""
 
     @property
-    def law(self) -> Law: ...
+    def noise_model(self) -> NoiseModel: ...
     @property
     def levels(self) -> Floats:
         """(T), rising."""
@@ -40,26 +40,28 @@ class ModelSigmas(Protocol):
         ...
 
     def timestep_of(self, sigma: float) -> float:
-        """What the network is told at any sigma above 0."""
+        """The timestep of any sigma above 0."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """`n` steps from `sigmas[i]` to `sigmas[i + 1]`; `timesteps[i]` is what the network is told."""
+    """`n` steps from `sigmas[i]` to `sigmas[i + 1]`; `timesteps[i]` is the network's."""
 
     name: str
     sigmas: Floats  # (n + 1), falling; almost all end in 0
     timesteps: Floats  # (n)
-    told: Callable[[float], float] | None = None  # the timestep of a sigma that is no grid point
+    timestep_between: Callable[[float], float] | None = (
+        None  # the timestep of a sigma that is no grid point
+    )
 
     def timestep_of(self, sigma: float) -> float:
-        """What the network is told at any sigma: heun and dpm_2 call it between grid points."""
+        """The timestep of any sigma: heun and dpm_2 call it between grid points."""
         at = np.flatnonzero(self.sigmas[:-1] == sigma)
         if at.size:
             return float(self.timesteps[at[0]])
-        if self.told is not None:
-            return self.told(sigma)
+        if self.timestep_between is not None:
+            return self.timestep_between(sigma)
         return float(np.interp(sigma, self.sigmas[-2::-1], self.timesteps[::-1]))
 
 
@@ -81,28 +83,34 @@ def finished(name: str, points: Points, model: ModelSigmas, final: Final = "zero
     sigmas = sigmas[fresh]
     if len(sigmas) < 2 or not np.all(np.isfinite(sigmas)) or np.any(np.diff(sigmas) >= 0):
         raise InputError(f"schedule {name}: its sigmas do not fall: {_few(sigmas)}.")
-    if sigmas[-1] < 0 or (model.law.name == "flow" and sigmas[0] > 1):
+    if sigmas[-1] < 0 or (model.noise_model.name == "flow" and sigmas[0] > 1):
         raise InputError(f"schedule {name}: sigmas outside what the model knows: {_few(sigmas)}.")
     if timesteps is None:
         timesteps = np.array([model.timestep_of(float(sigma)) for sigma in sigmas[:-1]])
     else:
         timesteps = timesteps[fresh[: len(timesteps)]][: len(sigmas) - 1]
-    return sealed(name, sigmas, timesteps, model.timestep_of)
+    return read_only_schedule(name, sigmas, timesteps, model.timestep_of)
 
 
-def sealed(
-    name: str, sigmas: Floats, timesteps: Floats, told: Callable[[float], float] | None = None
+def read_only_schedule(
+    name: str,
+    sigmas: Floats,
+    timesteps: Floats,
+    timestep_between: Callable[[float], float] | None = None,
 ) -> Schedule:
     """A schedule whose arrays cannot be written into."""
     for values in (sigmas, timesteps):
         values.setflags(write=False)
-    return Schedule(name, sigmas, timesteps, told)
+    return Schedule(name, sigmas, timesteps, timestep_between)
 
 
 def from_step(schedule: Schedule, start: int) -> Schedule:
     """The schedule without its first `start` steps."""
     return Schedule(
-        schedule.name, schedule.sigmas[start:], schedule.timesteps[start:], schedule.told
+        schedule.name,
+        schedule.sigmas[start:],
+        schedule.timesteps[start:],
+        schedule.timestep_between,
     )
 
 

@@ -44,30 +44,30 @@ def linspace(model: ModelSigmas, steps: int) -> Points:
 
     One step starts at the lowest level there, and so here.
     """
-    return _told(model, np.linspace(0, _top(model), steps)[::-1])
+    return _at_indices(model, np.linspace(0, _top(model), steps)[::-1])
 
 
 def linspace_dpm(model: ModelSigmas, steps: int) -> Points:
     """As `sgm_uniform`, the index rounded: `linspace` of diffusers' DPM-Solver, DEIS and UniPC."""
-    return _told(model, np.linspace(0, _top(model), steps + 1).round()[:0:-1])
+    return _at_indices(model, np.linspace(0, _top(model), steps + 1).round()[:0:-1])
 
 
 def leading(model: ModelSigmas, steps: int, *, offset: int = 1) -> Points:
     """Every T//n-th level from `offset` upwards; the checkpoints of SD 1.5 and SDXL say 1."""
     stride = max(len(model.levels) // steps, 1)
-    return _told(model, np.arange(steps)[::-1] * float(stride) + offset)
+    return _at_indices(model, np.arange(steps)[::-1] * float(stride) + offset)
 
 
 def leading_dpm(model: ModelSigmas, steps: int, *, offset: int = 1) -> Points:
     """As `leading` with T//(n + 1), the lowest left out: diffusers' DPM-Solver, DEIS and UniPC."""
     stride = max(len(model.levels) // (steps + 1), 1)
-    return _told(model, np.arange(1, steps + 1)[::-1] * float(stride) + offset)
+    return _at_indices(model, np.arange(1, steps + 1)[::-1] * float(stride) + offset)
 
 
 def trailing(model: ModelSigmas, steps: int) -> Points:
     """Every T/n-th level from the last one down, the index rounded (Lin et al. 2023)."""
     count = len(model.levels)
-    return _told(model, (count - np.arange(steps) * (count / steps)).round() - 1)
+    return _at_indices(model, (count - np.arange(steps) * (count / steps)).round() - 1)
 
 
 def beta_timesteps(
@@ -88,8 +88,8 @@ def _low(model: ModelSigmas, double_shift: bool) -> float:
     return model.index_of(float(model.levels[0])) if double_shift else 0.0
 
 
-def _told(model: ModelSigmas, indices: NDArray[np.floating[Any]]) -> Points:
-    """Levels by index, and the index as the timestep where the network is told one."""
+def _at_indices(model: ModelSigmas, indices: NDArray[np.floating[Any]]) -> Points:
+    """Levels by index, and the index as the timestep where the model has a table."""
     indices = np.clip(indices, 0, _top(model)).astype(np.float64)
     if not isinstance(model, NoiseTable):
         return Points(model.sigma_at(indices))

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
-from lydite.sampling.law import VE, Law
+from lydite.sampling.noise_model import VE, NoiseModel
 from lydite.sampling.schedules.schedule import Floats, Rule, check_count, check_positive, ruled
 
 BetaKind = Literal["scaled_linear", "linear", "squaredcos_cap_v2"]
-Told = Literal["edm", "v", "cosmos"]
+TimestepFormula = Literal["edm", "v", "cosmos"]
 
 # The last ᾱ after the zero-terminal-SNR rescale, where 0 would be a sigma without end.
 DIFFUSERS_CLAMP = 2.0**-24  # sigma 4096
@@ -58,11 +58,11 @@ def zero_terminal_snr(alphas_cumprod: Floats, clamp: float = DIFFUSERS_CLAMP) ->
 
 @dataclass(frozen=True, eq=False)
 class NoiseTable:
-    """T levels that a network was told by their index; σ = √((1 − ᾱ)/ᾱ)."""
+    """T levels indexed by the timestep; σ = √((1 − ᾱ)/ᾱ)."""
 
     levels: Floats  # (T), rising, above 0
     rule: Rule = "interpolate"
-    law: Law = VE
+    noise_model: NoiseModel = VE
 
     def __post_init__(self) -> None:
         levels = self.levels
@@ -106,16 +106,16 @@ STABLE_DIFFUSION = noise_table(alphas_cumprod(betas("scaled_linear", 0.00085, 0.
 
 @dataclass(frozen=True)
 class ContinuousSigmas:
-    """A range of sigmas without a table, told by a formula: EDM, v-diffusion, Cosmos.
+    """A range of sigmas without a table, the timestep a formula: EDM, v-diffusion, Cosmos.
 
-    `levels` and `sigma_at` go in even steps of what is told.
+    `levels` and `sigma_at` go in even steps of the timestep.
     """
 
     sigma_min: float = 0.002
     sigma_max: float = 80.0
-    told: Told = "edm"
+    timestep_formula: TimestepFormula = "edm"
     count: int = 1000
-    law: Law = VE
+    noise_model: NoiseModel = VE
     levels: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -130,9 +130,9 @@ class ContinuousSigmas:
     def sigma_at(self, index: Floats) -> Floats:
         low, high = self.timestep_of(self.sigma_min), self.timestep_of(self.sigma_max)
         timestep = low + (high - low) * np.clip(index / (self.count - 1), 0, 1)
-        if self.told == "edm":
+        if self.timestep_formula == "edm":
             sigma = np.exp(4 * timestep)
-        elif self.told == "v":
+        elif self.timestep_formula == "v":
             sigma = np.tan(timestep * math.pi / 2)
         else:
             sigma = timestep / (1 - timestep)
@@ -145,6 +145,8 @@ class ContinuousSigmas:
     def timestep_of(self, sigma: float) -> float:
         """¼·ln σ of Karras et al. (2022); 2/π·atan σ of v-diffusion; σ/(σ + 1) of Cosmos."""
         sigma = sigma or self.sigma_min  # at 0 as at the lowest: inverse DDIM asks there
-        if self.told == "edm":
+        if self.timestep_formula == "edm":
             return 0.25 * math.log(sigma)
-        return math.atan(sigma) * 2 / math.pi if self.told == "v" else sigma / (sigma + 1)
+        return (
+            math.atan(sigma) * 2 / math.pi if self.timestep_formula == "v" else sigma / (sigma + 1)
+        )

@@ -1,7 +1,7 @@
 """How much of a latent is image and how much is noise: x = α(σ)·image + σ·noise.
 
-Samplers are written once, against a law. On the ODE dx/dσ = (x − D)/σ both laws agree; they differ
-where the half log-SNR λ = ln(α/σ) enters. VP latents are VE ones divided by √(1 + σ²).
+Samplers are written once, against a noise model. On the ODE dx/dσ = (x − D)/σ both models agree;
+they differ where the half log-SNR λ = ln(α/σ) enters. VP latents are VE ones divided by √(1 + σ²).
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Law:
+class NoiseModel:
     """`ve`: α = 1, σ without end (SD 1.5, SDXL, EDM). `flow`: α = 1 − σ, σ up to 1 (SD3, FLUX)."""
 
     name: Literal["ve", "flow"]
@@ -35,4 +35,4 @@ class Law:
         return 1 / (1 + math.exp(half_log_snr))
 
 
-VE, FLOW = Law("ve"), Law("flow")
+VE, FLOW = NoiseModel("ve"), NoiseModel("flow")
