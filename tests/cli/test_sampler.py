@@ -56,7 +56,7 @@ def test_list_has_every_name_with_proof_and_source() -> None:
 def test_list_can_be_narrowed() -> None:
     found = json.loads(run("list", "karras", "--json").stdout)
     assert [each["name"] for each in found["schedules"]] == ["karras"] and not found["samplers"]
-    flow = json.loads(run("list", "--noise model", "flow", "--json").stdout)
+    flow = json.loads(run("list", "--noise-model", "flow", "--json").stdout)
     assert all("flow" in each["laws"] for each in flow["samplers"])
     assert "in its name" in refused("list", "nothing-like-it")
 
@@ -272,7 +272,7 @@ def test_the_writer_of_the_example_is_the_documented_one() -> None:
         (["conform", "--write", "p.json", "--guidance", "3", "--denoiser", "zero"], "nothing"),
         (["conform", "--write", "p.json", "--guidance", "nan"], "finite"),
         (["conform", "--write", "p.json", "--prediction", "eps", "-m", "sd3"], "noise table"),
-        (["conform", "--write", "p.json", "--prediction", "edm"], "needs a model that is told so"),
+        (["conform", "--write", "p.json", "--prediction", "edm"], "needs the model"),
         (["conform", "--write", "p.json", "--option", "bogus=1"], "has no option 'bogus'"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers.renoise import ancestral_down
-from lydite.sampling.schedules import flow_shift
+from lydite.sampling.schedules import FlowSigmas, make_schedule
 
 from .foreign import (
     Driven,
@@ -207,7 +207,8 @@ def in_k_coordinates(name: str, config: Any, steps: int, denoiser: str) -> Drive
 
 
 def ltx(name: str, config: Any, steps: int, denoiser: str) -> Driven:
-    scheduler = respaced(made(name, **config), sigmas=flow_shift(steps, 3.0).sigmas.tolist())
+    sigmas = make_schedule("flow_shift", steps, FlowSigmas(3.0)).sigmas.tolist()
+    scheduler = respaced(made(name, **config), sigmas=sigmas)
     foreign = Foreign(scheduler, denoiser, FLOW, one, slope)
     return foreign.drive(scheduler.sigmas.tolist(), scheduler.timesteps[:-1])
 

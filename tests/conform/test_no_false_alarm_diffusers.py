@@ -14,7 +14,7 @@ from lydite.conform.problem import Problem
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.schedules import ContinuousSigmas, FlowSigmas
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
-from schedulers import (
+from support.schedulers import (
     ABOVE_ZERO,
     DRAWN,
     FLOW_SIGMAS,

@@ -14,7 +14,7 @@ from lydite.core.errors import InputError
 from lydite.sampling.brownian import LEVELS, BrownianNoise, BrownianPath
 from lydite.sampling.samplers import find_sampler
 from lydite.sampling.schedules import STABLE_DIFFUSION, make_schedule
-from lydite.sampling.steps import FunctionDenoiser
+from support.denoisers import FunctionDenoiser
 
 SHAPE = (4, 6, 5)
 SIGMAS = st.floats(0, 5000, allow_subnormal=False)

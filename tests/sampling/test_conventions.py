@@ -28,7 +28,6 @@ from lydite.sampling.schedules import (
     ContinuousSigmas,
     FlowSigmas,
     make_schedule,
-    sd3_diffusers,
 )
 
 FLOW = FlowSigmas(3.0)
@@ -101,7 +100,8 @@ def test_a_flow_model_keeps_its_fractions_in_comfyui():
 
 def test_comfyui_shifts_twice_and_options_can_say_otherwise():
     twice = plan("comfyui", schedule="normal", model=FLOW)
-    np.testing.assert_allclose(twice.sigmas, sd3_diffusers(20, 3.0).sigmas, rtol=1e-12)
+    wanted = make_schedule("sd3_diffusers", 20, FlowSigmas(3.0))
+    np.testing.assert_allclose(twice.sigmas, wanted.sigmas, rtol=1e-12)
     once = plan("comfyui", schedule="normal", model=FLOW, double_shift=False)
     assert once.sigmas[-2] < twice.sigmas[-2]
     np.testing.assert_array_equal(once.sigmas, plan("lydite", schedule="normal", model=FLOW).sigmas)

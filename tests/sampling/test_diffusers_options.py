@@ -12,7 +12,16 @@ from lydite.sampling.samplers.dpm_solver import (
     sample_sde_dpm_multistep,
 )
 from lydite.sampling.samplers.unipc import sample_uni_pc
-from schedulers import ABOVE_ZERO, DOUBLE, FLOW_SIGMAS, MULTISTEP, STEPS, Case, Sample, distance
+from support.schedulers import (
+    ABOVE_ZERO,
+    DOUBLE,
+    FLOW_SIGMAS,
+    MULTISTEP,
+    STEPS,
+    Case,
+    Sample,
+    distance,
+)
 
 pytestmark = pytest.mark.parity
 

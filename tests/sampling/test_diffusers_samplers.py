@@ -9,7 +9,7 @@ import pytest
 
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers.sa_solver import sample_sa_solver
-from schedulers import (
+from support.schedulers import (
     ABOVE_ZERO,
     DOUBLE,
     FLOW_SIGMAS,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lydite.sampling.noise_model import VE
-from lydite.sampling.steps import FunctionDenoiser
-from schedulers import SD, STEPS, Scheduler, denoised, distance, drawn, noise, ours, size
+from support.denoisers import FunctionDenoiser
+from support.schedulers import SD, STEPS, Scheduler, denoised, distance, drawn, noise, ours, size
 
 pytestmark = pytest.mark.parity
 

@@ -1,16 +1,17 @@
-"""Every sampler on every schedule for every prediction type: the picture is finite.
+"""Samplers on schedules for prediction types: every two of the choices meet, and x is finite.
 
 Left out is only what the registry calls impossible: sampler or schedule of the other noise model.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from lydite.sampling.guidance import Guided, TwoPrompts, constant
-from lydite.sampling.prediction import PREDICTIONS, Predicted, Prediction
+from lydite.sampling.guidance import Guided, constant
+from lydite.sampling.prediction import PREDICTIONS, Prediction
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.schedules import (
     SCHEDULES,
@@ -22,6 +23,7 @@ from lydite.sampling.schedules import (
 )
 
 COUNTS = (1, 2, 5)
+Case = tuple[str, str, str, int]  # sampler, schedule, prediction, steps
 MODELS: dict[str, Any] = {
     "eps": STABLE_DIFFUSION,
     "v": STABLE_DIFFUSION,
@@ -42,19 +44,23 @@ def schedule_of(name: str, steps: int, prediction: str) -> Schedule:
 
 
 def guided(prediction: Prediction, schedule: Schedule) -> Guided[Any]:
-    """A network with two prompts that answers within ±1, and is told its timestep."""
+    """A network with two prompts that answers within ±1, by its timestep."""
 
-    def network(lean: float) -> Predicted[Any]:
-        def answer(x: Any, timestep: float) -> Any:
-            return np.tanh(x + 0.01 * np.tanh(timestep) + lean)
+    def network(x: Any, timestep: float, prompts: Sequence[int]) -> list[Any]:
+        return [np.tanh(x + 0.01 * np.tanh(timestep) + (-0.2, 0.3)[index]) for index in prompts]
 
-        return Predicted(answer, prediction, schedule.timestep_of)
-
-    return Guided(TwoPrompts(network(0.3), network(-0.2)), constant(3.0))
+    return Guided(network, prediction, schedule.timestep_of, constant(3.0))
 
 
-def possible() -> list[tuple[str, str, str, int]]:
-    return [
+def pairs(case: Case) -> set[tuple[Any, ...]]:
+    """What a case covers: each two of its choices, and the sampler on the schedule at its steps."""
+    sampler, kind, prediction, steps = case
+    return {(sampler, kind), (sampler, prediction, steps), (kind, prediction, steps)}
+
+
+def chosen() -> list[Case]:
+    """Enough of the possible cases for every pair of choices, drawn in a fixed order."""
+    possible = [
         (sampler.name, kind.name, prediction.name, steps)
         for prediction in PREDICTIONS.values()
         for kind in SCHEDULES.values()
@@ -63,6 +69,15 @@ def possible() -> list[tuple[str, str, str, int]]:
         if prediction.noise_model.name in kind.noise_models
         and prediction.noise_model.name in sampler.noise_models
     ]
+    np.random.default_rng(0).shuffle(possible)
+    covered: set[tuple[Any, ...]] = set()
+    cases: list[Case] = []
+    for sampler, kind, prediction, steps in possible:
+        case = (str(sampler), str(kind), str(prediction), int(steps))
+        if not pairs(case) <= covered:
+            cases.append(case)
+            covered |= pairs(case)
+    return cases
 
 
 def is_finite(sampler: str, kind: str, prediction: str, steps: int) -> bool:
@@ -78,10 +93,9 @@ def is_finite(sampler: str, kind: str, prediction: str, steps: int) -> bool:
     return bool(values) and all(np.isfinite(value).all() for value in values)
 
 
-def test_all_samplers_on_all_schedules_for_all_prediction_types_are_finite():
-    cases = possible()
+def test_samplers_on_schedules_for_prediction_types_are_finite():
+    cases = chosen()
     failed = [case for case in cases if not is_finite(*case)]
     assert failed == []
-    assert len(set(cases)) > 20_000  # 21,690 as this is written
     for place, names in enumerate((SAMPLERS, SCHEDULES, PREDICTIONS, COUNTS)):
         assert {case[place] for case in cases} == set(names)

@@ -15,8 +15,9 @@ from lydite.sampling.analytic import Mixture
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS, find_sampler
 from lydite.sampling.samplers.ancestral import NEAR_ONE
-from lydite.sampling.steps import FunctionDenoiser, Step
+from lydite.sampling.steps import Step
 from paired import AS_THE_PAPER, Paired
+from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 COUNTS = (1, 2, 3, 4, 7)
@@ -68,7 +69,7 @@ class Watched:
         return guided, guided * 0.9 + 0.02
 
 
-class Alike(FunctionDenoiser[Any]):
+class Alike(FunctionDenoiser):
     """A function that sees the same with and without a prompt."""
 
     def pair(self, x: Any, sigma: float) -> tuple[Any, Any]:

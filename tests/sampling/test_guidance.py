@@ -1,6 +1,6 @@
 """Guidance: fixed points, hand-computed values, and diffusers' rescale."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,19 +9,15 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.guidance import (
-    Distilled,
     Guided,
-    Interval,
     PerStep,
-    TwoPrompts,
     cfg,
     cfg_rescale,
     constant,
     over_steps,
 )
-from lydite.sampling.noise_model import FLOW, VE
-from lydite.sampling.prediction import V
-from lydite.sampling.steps import FunctionDenoiser
+from lydite.sampling.noise_model import VE
+from lydite.sampling.prediction import EPS, VELOCITY, X0, Prediction, V
 
 UNCOND = np.array([1.0, -2.0, 0.5], np.float32)
 COND = np.array([2.0, 1.0, 0.5], np.float32)
@@ -79,25 +75,15 @@ def test_rescaling_a_constant_image_is_finite():
 
 @pytest.mark.parametrize(
     ("sigma", "scale"),
-    ((15.0, 1.0), (5.0, 7.0), (4.9, 7.0), (0.3, 1.0), (0.30001, 7.0), (0.0, 1.0)),
-)
-def test_an_interval_holds_its_upper_end_and_not_its_lower(sigma: float, scale: float):
-    assert Interval(7.0, 0.3, 5.0)(sigma) == scale
-
-
-@pytest.mark.parametrize(
-    ("sigma", "scale"),
     ((20.0, 9.0), (10.0, 9.0), (4.0, 9.0), (3.0, 5.0), (1.1, 5.0), (1.0, 2.0), (0.2, 2.0), (0, 2)),
 )
 def test_a_table_goes_by_the_step_that_began(sigma: float, scale: float):
     assert PerStep([9.0, 5.0, 2.0], [10.0, 3.0, 1.0, 0.0])(sigma) == scale
 
 
-def test_tables_and_intervals_that_make_no_sense_are_refused():
+def test_a_table_of_another_length_is_refused():
     with pytest.raises(InputError, match="guidance table has 2 scales for 3 steps"):
         PerStep([1.0, 2.0], [3.0, 2.0, 1.0, 0.0])
-    with pytest.raises(InputError, match=r"guidance interval is 2\.0 to 1\.0"):
-        Interval(7.0, 2.0, 1.0)
 
 
 def strengths(steps: int, scale: float, **options: Any) -> list[float]:
@@ -136,80 +122,89 @@ def test_shares_and_tables_that_fit_no_schedule_are_refused():
             strengths(4, 5.0, share=share)
 
 
-@dataclass
-class Counting:
-    """Two prompts that count what is asked of them."""
+class Prompts:
+    """A network with two prompts that answers with fixed outputs and records its calls."""
 
-    noise_model = VE
-    calls: list[str] = field(default_factory=list)
+    def __init__(self, uncond: Any, cond: Any) -> None:
+        self.outputs, self.calls = (uncond, cond), list[tuple[int, ...]]()
 
-    def cond(self, x: np.ndarray, sigma: float) -> np.ndarray:
-        self.calls.append("cond")
-        return x * 0 + COND
-
-    def both(self, x: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-        self.calls.append("both")
-        return x * 0 + UNCOND, x * 0 + COND
+    def __call__(self, x: Any, timestep: float, prompts: Sequence[int]) -> list[Any]:
+        self.calls.append(tuple(prompts))
+        return [self.outputs[index] for index in prompts]
 
 
-def test_guidance_asks_for_both_and_gives_the_pair():
-    prompted = Counting()
-    guided = Guided(prompted, constant(7.0))
-    assert guided.noise_model == VE
-    np.testing.assert_array_equal(guided(UNCOND, 1.0), [8.0, 19.0, 0.5])
-    result, uncond = guided.pair(UNCOND, 1.0)
+def guided(network: Any, strength: Any, prediction: Prediction = X0, **options: Any) -> Guided[Any]:
+    return Guided(network, prediction, lambda sigma: 1000 * sigma, strength, **options)
+
+
+def test_guidance_runs_both_prompts_and_gives_the_pair():
+    network = Prompts(UNCOND, COND)
+    denoise = guided(network, constant(7.0))
+    assert denoise.noise_model == VE
+    np.testing.assert_array_equal(denoise(UNCOND, 1.0), [8.0, 19.0, 0.5])
+    result, uncond = denoise.pair(UNCOND, 1.0)
     np.testing.assert_array_equal(result, [8.0, 19.0, 0.5])
     np.testing.assert_array_equal(uncond, UNCOND)
-    assert prompted.calls == ["both", "both"]
+    assert network.calls == [(0, 1), (0, 1)]
 
 
-def test_where_the_scale_is_one_the_second_prompt_is_not_run():
-    prompted = Counting()
-    guided = Guided(prompted, Interval(7.0, 0.5, 5.0))
-    np.testing.assert_array_equal(guided(UNCOND, 9.0), COND)
-    np.testing.assert_array_equal(guided(UNCOND, 3.0), [8.0, 19.0, 0.5])
-    assert prompted.calls == ["cond", "both"]
-    assert np.array_equal(guided.pair(UNCOND, 9.0)[1], UNCOND)  # CFG++ needs it all the same
+def test_where_the_scale_is_one_or_less_the_negative_prompt_is_not_run():
+    network = Prompts(UNCOND, COND)
+    denoise = guided(network, PerStep([1.0, 7.0, 0.5], [9.0, 3.0, 1.0, 0.0]))
+    np.testing.assert_array_equal(denoise(UNCOND, 9.0), COND)
+    np.testing.assert_array_equal(denoise(UNCOND, 3.0), [8.0, 19.0, 0.5])
+    np.testing.assert_array_equal(denoise(UNCOND, 1.0), COND)
+    assert network.calls == [(1,), (0, 1), (1,)]
+    assert np.array_equal(denoise.pair(UNCOND, 9.0)[1], UNCOND)  # CFG++ needs it all the same
 
 
-def test_rescale_is_a_part_of_guidance():
-    prompted = TwoPrompts(
-        FunctionDenoiser(lambda x, sigma: BATCH), FunctionDenoiser(lambda x, sigma: OTHER)
-    )
-    ours = Guided(prompted, constant(7.0), rescale=0.7)(BATCH, 1.0)
-    np.testing.assert_array_equal(ours, cfg_rescale(cfg(OTHER, BATCH, 7.0), BATCH, 0.7))
+def test_one_prompt_is_not_guided():
+    network = Prompts(COND, None)
+    denoise = guided(network, constant(7.0), prompts=1)
+    first, second = denoise.pair(UNCOND, 1.0)
+    np.testing.assert_array_equal(denoise(UNCOND, 1.0), COND)
+    assert first is second
+    assert network.calls == [(0,), (0,)]
 
 
-def test_guidance_on_the_denoised_is_guidance_on_the_output():
-    sigma, x = 2.0, BATCH * 3
+@pytest.mark.parametrize("prediction", (EPS, V, VELOCITY), ids=lambda each: each.name)
+@pytest.mark.parametrize("rescale", (0.0, 0.7))
+def test_guidance_and_rescale_are_on_the_networks_output(prediction: Prediction, rescale: float):
+    sigma, x = 0.4, BATCH * 3
+    denoise = guided(Prompts(OTHER, BATCH), constant(7.0), prediction, rescale=rescale)
+    output = cfg(OTHER, BATCH, 7.0)
+    if rescale:
+        output = cfg_rescale(output, BATCH, rescale)
+    wanted = x * prediction.c_skip(sigma) + output * prediction.c_out(sigma)
+    np.testing.assert_array_equal(denoise(x, sigma), wanted)
+    uncond = x * prediction.c_skip(sigma) + OTHER * prediction.c_out(sigma)
+    np.testing.assert_array_equal(denoise.pair(x, sigma)[1], uncond)
 
-    def image(output: Any) -> Any:
-        return V.denoised(x, output, sigma)
 
-    after = cfg(image(OTHER), image(BATCH), 7.0)
-    np.testing.assert_allclose(after, image(cfg(OTHER, BATCH, 7.0)), rtol=0, atol=1e-5)
+def test_the_network_gets_the_scaled_input_and_the_timestep():
+    calls: list[tuple[Any, float]] = []
+
+    def network(x: Any, timestep: float, prompts: Sequence[int]) -> list[Any]:
+        calls.append((x, timestep))
+        return [x] * len(prompts)
+
+    guided(network, constant(7.0), EPS)(COND, 0.75)
+    np.testing.assert_array_equal(calls[0][0], COND * 0.8)
+    assert calls[0][1] == 750
 
 
-def test_two_denoisers_make_two_prompts():
-    prompts = TwoPrompts(
-        FunctionDenoiser(lambda x, sigma: x * 2.0, FLOW),
-        FunctionDenoiser(lambda x, sigma: x, FLOW),
-    )
-    assert prompts.noise_model == FLOW
-    ours = Guided(prompts, constant(3.0))(mx.array(UNCOND), 0.5)
+def test_what_an_observer_returns_is_used():
+    def doubled(output: Any, sigma: float) -> Any:
+        assert sigma == 0.5
+        return output * 2
+
+    denoise = guided(Prompts(UNCOND, COND), constant(3.0), VELOCITY, on_output=doubled)
+    wanted = BATCH[0, 0, 0, :3] - cfg(UNCOND, COND, 3.0) * 2 * 0.5
+    np.testing.assert_array_equal(denoise(BATCH[0, 0, 0, :3], 0.5), wanted)
+
+
+def test_guided_mlx_arrays_stay_mlx_arrays():
+    denoise = guided(Prompts(mx.array(UNCOND), mx.array(COND)), constant(3.0), VELOCITY)
+    ours = denoise(mx.array(UNCOND), 0.5)
     assert isinstance(ours, mx.array)
-    np.testing.assert_array_equal(np.array(ours), UNCOND * 4)
-
-
-def test_a_distilled_model_is_told_the_scale_and_has_no_pair():
-    told: list[float] = []
-
-    def network(x: np.ndarray, sigma: float, guidance: float) -> np.ndarray:
-        told.append(guidance)
-        return x * sigma
-
-    distilled = Distilled(network, PerStep([3.5, 2.0], [1.0, 0.5, 0.0]), FLOW)
-    for sigma in (1.0, 0.7, 0.5):
-        np.testing.assert_array_equal(distilled(UNCOND, sigma), UNCOND * np.float32(sigma))
-    assert told == [3.5, 3.5, 2.0]
-    assert not hasattr(distilled, "pair")
+    np.testing.assert_array_equal(np.array(ours), UNCOND - cfg(UNCOND, COND, 3.0) * 0.5)

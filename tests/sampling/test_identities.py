@@ -13,7 +13,7 @@ from lydite.sampling.analytic import Mixture
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.renoise import Churn, ancestral_down, raised, rescaled, reverse_down
-from lydite.sampling.steps import FunctionDenoiser
+from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {

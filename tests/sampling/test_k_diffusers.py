@@ -16,7 +16,7 @@ from lydite.sampling.analytic import Mixture
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.renoise import ancestral_down
-from lydite.sampling.schedules import flow_shift, sd3_diffusers
+from lydite.sampling.schedules import FlowSigmas, make_schedule
 
 pytestmark = [
     pytest.mark.parity,
@@ -95,7 +95,8 @@ def theirs(case: Case, steps: int, patch: pytest.MonkeyPatch) -> tuple[list[floa
     kind = find(case.scheduler, patch)
     scheduler = kind(**case.config)
     if case.scheduler.startswith("LTX"):
-        scheduler.set_timesteps(sigmas=flow_shift(steps, 3.0).sigmas.tolist())
+        schedule = make_schedule("flow_shift", steps, FlowSigmas(3.0))
+        scheduler.set_timesteps(sigmas=schedule.sigmas.tolist())
     else:
         scheduler.set_timesteps(steps)
     if hasattr(scheduler, "set_begin_index"):
@@ -143,7 +144,8 @@ def test_euler_follows_sd3_on_our_own_schedule(steps: int, shift: float):
     scheduler.set_timesteps(steps)
     denoise = Mixture(**SOFT, noise_model=FLOW, xp=torch)
     x = start = torch.from_numpy(DRAWN[0])
-    ours = SAMPLERS["euler"].run(denoise, start, sd3_diffusers(steps, shift).sigmas.tolist())
+    schedule = make_schedule("sd3_diffusers", steps, FlowSigmas(shift))
+    ours = SAMPLERS["euler"].run(denoise, start, schedule.sigmas.tolist())
     for timestep, step in zip(scheduler.timesteps, ours, strict=True):
         velocity = (x - denoise(x, step.sigma)) / step.sigma
         x = scheduler.step(velocity, timestep, x).prev_sample

@@ -11,7 +11,8 @@ import pytest
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.renoise import Churn
-from lydite.sampling.steps import FunctionDenoiser, Step
+from lydite.sampling.steps import Step
+from support.denoisers import FunctionDenoiser
 
 GOLDEN = Path(__file__).parent / "golden"
 FACTS: dict[str, Any] = json.loads((GOLDEN / "k_diffusion.json").read_text())

@@ -24,7 +24,7 @@ from lydite.sampling.samplers import (
     unipc,
 )
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
-from lydite.sampling.steps import FunctionDenoiser
+from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {

@@ -23,7 +23,7 @@ from lydite.sampling.prediction import (
     flow_denoised,
     flow_noised,
 )
-from lydite.sampling.schedules import STABLE_DIFFUSION, from_step, make_schedule, sd3_diffusers
+from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, from_step, make_schedule
 from lydite.sampling.strength import strength_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -217,7 +217,7 @@ def test_noising_is_the_img2img_start_of_diffusers(strength: float):
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(28)
     begin = 28 - strength_steps("diffusers_sd3", 28, strength)[1]
-    schedule = from_step(sd3_diffusers(28, 3.0), begin)
+    schedule = from_step(make_schedule("sd3_diffusers", 28, FlowSigmas(3.0)), begin)
     scheduler.set_begin_index(begin)
     image, noise = torch.from_numpy(IMAGE), torch.from_numpy(NOISE)
     theirs = scheduler.scale_noise(image, scheduler.timesteps[begin : begin + 1], noise)

@@ -17,10 +17,9 @@ from lydite.sampling.schedules import (
     FlowMatchConfig,
     FlowSigmas,
     Schedule,
-    flow_shift,
     from_step,
+    make_schedule,
     read_flow_config,
-    sd3_diffusers,
 )
 
 STEPS = (1, 2, 3, 4, 7, 20, 28, 50, 1000)
@@ -67,7 +66,7 @@ def reference(steps: int, **config: Any) -> Any:
 @pytest.mark.parametrize("steps", STEPS)
 def test_sd3_diffusers_is_what_diffusers_runs(steps: int, shift: float):
     theirs = reference(steps, shift=shift)
-    ours = sd3_diffusers(steps, shift)
+    ours = make_schedule("sd3_diffusers", steps, FlowSigmas(shift))
     # float32 there, rounded three times on the way
     np.testing.assert_allclose(ours.sigmas, theirs.sigmas.numpy(), rtol=5e-7, atol=0)
     np.testing.assert_allclose(ours.timesteps, theirs.timesteps.numpy(), rtol=5e-7, atol=0)
@@ -77,7 +76,7 @@ def test_sd3_diffusers_is_what_diffusers_runs(steps: int, shift: float):
 @pytest.mark.parametrize("train", (10, 250, 4000))
 def test_other_training_lengths_follow_diffusers(train: int):
     theirs = reference(20, shift=3.0, num_train_timesteps=train)
-    ours = sd3_diffusers(20, 3.0, train)
+    ours = make_schedule("sd3_diffusers", 20, FlowSigmas(3.0, train, train))
     np.testing.assert_allclose(ours.sigmas, theirs.sigmas.numpy(), rtol=5e-7, atol=0)
     np.testing.assert_allclose(ours.timesteps, theirs.timesteps.numpy(), rtol=5e-7, atol=0)
 
@@ -87,14 +86,15 @@ def test_other_training_lengths_follow_diffusers(train: int):
 def test_flow_shift_is_diffusers_when_given_the_unshifted_grid(shift: float):
     theirs = reference(1, shift=shift)
     theirs.set_timesteps(sigmas=np.linspace(1.0, 0.001, 28).tolist())  # explicit: shifted once
-    ours = flow_shift(28, shift)
+    ours = make_schedule("flow_shift", 28, FlowSigmas(shift))
     np.testing.assert_allclose(ours.sigmas, theirs.sigmas.numpy(), rtol=5e-7, atol=0)
     np.testing.assert_allclose(ours.timesteps, theirs.timesteps.numpy(), rtol=5e-7, atol=0)
 
 
 @pytest.mark.parametrize("steps", (2, 28, 50))
 def test_the_two_forms_differ_most_at_the_last_step(steps: int):
-    once, twice = flow_shift(steps, 3.0), sd3_diffusers(steps, 3.0)
+    once = make_schedule("flow_shift", steps, FlowSigmas(3.0))
+    twice = make_schedule("sd3_diffusers", steps, FlowSigmas(3.0))
     assert once.sigmas[-2] == pytest.approx(0.003 / 1.002, rel=1e-12)  # 0.00299
     assert twice.sigmas[-2] == pytest.approx(0.00892857, rel=1e-6)
     ratio = twice.sigmas[:-1] / once.sigmas[:-1]
@@ -104,21 +104,23 @@ def test_the_two_forms_differ_most_at_the_last_step(steps: int):
 
 @pytest.mark.parametrize("steps", STEPS)
 def test_the_two_forms_agree_at_shift_one(steps: int):
-    np.testing.assert_array_equal(flow_shift(steps, 1.0).sigmas, sd3_diffusers(steps, 1.0).sigmas)
+    once = make_schedule("flow_shift", steps, FlowSigmas(1.0))
+    twice = make_schedule("sd3_diffusers", steps, FlowSigmas(1.0))
+    np.testing.assert_array_equal(once.sigmas, twice.sigmas)
 
 
 @settings(deadline=None)
 @given(
-    make=st.sampled_from((flow_shift, sd3_diffusers)),
+    name=st.sampled_from(("flow_shift", "sd3_diffusers")),
     steps=st.integers(1, 1200),
     shift=st.floats(0.01, 100.0),
     train=st.integers(2, 4000),
 )
 def test_every_schedule_falls_from_exactly_one_to_exactly_zero(
-    make: Any, steps: int, shift: float, train: int
+    name: str, steps: int, shift: float, train: int
 ):
-    schedule = make(steps, shift, train)
-    assert schedule.name == make.__name__
+    schedule = make_schedule(name, steps, FlowSigmas(shift, train, train))
+    assert schedule.name == name
     assert schedule.sigmas.dtype == schedule.timesteps.dtype == np.float64
     assert schedule.sigmas.shape == (steps + 1,)
     assert schedule.timesteps.shape == (steps,)
@@ -129,13 +131,12 @@ def test_every_schedule_falls_from_exactly_one_to_exactly_zero(
 
 
 def test_a_schedule_cannot_be_written_into():
-    schedule = from_step(flow_shift(4, 3.0), 2)
+    schedule = from_step(make_schedule("flow_shift", 4, FlowSigmas(3.0)), 2)
     for values in (schedule.sigmas, schedule.timesteps):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 0.5
 
 
-@pytest.mark.parametrize("schedule", (flow_shift, sd3_diffusers))
 @pytest.mark.parametrize(
     ("arguments", "message"),
     (
@@ -151,9 +152,9 @@ def test_a_schedule_cannot_be_written_into():
         ((28, 3.0, 0), "num_train_timesteps is 0; expected"),
     ),
 )
-def test_bad_input_is_refused_in_one_line(schedule: Any, arguments: Any, message: str):
+def test_bad_input_is_refused_in_one_line(arguments: Any, message: str):
     with pytest.raises(InputError) as error:
-        schedule(*arguments)
+        make_schedule("flow_shift", arguments[0], FlowSigmas(*arguments[1:]))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
@@ -229,7 +230,7 @@ def test_img2img_starts_where_diffusers_starts(steps: int):
 
 
 def test_img2img_keeps_the_end_and_the_name():
-    schedule, kept = sd3_diffusers(28, 3.0), img2img(28, 0.6)
+    schedule, kept = make_schedule("sd3_diffusers", 28, FlowSigmas(3.0)), img2img(28, 0.6)
     assert kept.name == "sd3_diffusers"
     np.testing.assert_array_equal(kept.sigmas, schedule.sigmas[11:])
     np.testing.assert_array_equal(kept.timesteps, schedule.timesteps[11:])

@@ -20,10 +20,6 @@ from lydite.sampling.strength import MEANINGS, strength_steps
         ("comfyui", 0.99995, 28, 28),
         ("a1111", 0.6, 28, 17),
         ("a1111", 0.9999, 28, 28),
-        ("a1111_exact", 0.6, 46, 28),
-        ("mflux", 0.6, 28, 12),
-        ("mflux", 0.01, 28, 27),
-        ("diffusionkit", 0.6, 28, 17),
     ),
 )
 def test_each_meaning_by_hand(meaning: Any, strength: float, made: int, run: int):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lydite.models import mmdit
 from lydite.pipelines import sd3
-from lydite.sampling.schedules import Schedule, flow_shift
+from lydite.sampling.schedules import FlowSigmas, Schedule, make_schedule
 from seeded_bugs.cases import Apply, Bug, inputs, outputs
 from seeded_bugs.patches import attribute
 
@@ -29,7 +29,7 @@ def table(sigmas: NDArray[np.float64]) -> Schedule:
 
 
 def once_shifted(schedule: Schedule) -> Schedule:
-    return flow_shift(len(schedule.timesteps), 3.0)
+    return make_schedule("flow_shift", len(schedule.timesteps), FlowSigmas(3.0))
 
 
 def unshifted(schedule: Schedule) -> Schedule:

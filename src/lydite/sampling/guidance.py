@@ -8,7 +8,8 @@ import numpy as np
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.steps import A, Denoise
+from lydite.sampling.prediction import Prediction
+from lydite.sampling.steps import A
 
 # How strong guidance is at a sigma; 1 is the prompt alone, and needs no second prediction.
 Strength = Callable[[float], float]
@@ -41,24 +42,6 @@ def _spread(x: Any) -> Any:
 def constant(scale: float) -> Strength:
     """The same guidance at every sigma."""
     return lambda sigma: scale
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Guidance where low < σ ≤ high, Kynkäänniemi et al. (2024); elsewhere the prompt alone."""
-
-    scale: float
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high:
-            raise InputError(
-                f"guidance interval is {self.low} to {self.high}; expected two rising sigmas."
-            )
-
-    def __call__(self, sigma: float) -> float:
-        return self.scale if self.low < sigma <= self.high else 1.0
 
 
 @dataclass(frozen=True)
@@ -110,69 +93,57 @@ def over_steps(
     return PerStep(within, sigmas)
 
 
-class Prompted(Protocol[A]):
-    """A network with two prompts."""
+class Network(Protocol[A]):
+    """A network with its prompts; what is constant over the steps is inside."""
 
-    @property
-    def noise_model(self) -> NoiseModel: ...
-    def cond(self, x: A, sigma: float, /) -> A: ...
-    def both(self, x: A, sigma: float, /) -> tuple[A, A]:
-        """(uncond, cond), perhaps in one call of the network."""
+    def __call__(self, x: A, timestep: float, prompts: Sequence[int], /) -> Sequence[A]:
+        """One output in float32 for each of the prompts, given by index."""
         ...
 
 
 @dataclass(frozen=True)
-class TwoPrompts(Generic[A]):
-    """Two denoisers, one with the prompt and one without."""
-
-    with_prompt: Denoise[A]
-    without: Denoise[A]
-
-    @property
-    def noise_model(self) -> NoiseModel:
-        return self.with_prompt.noise_model
-
-    def cond(self, x: A, sigma: float) -> A:
-        return self.with_prompt(x, sigma)
-
-    def both(self, x: A, sigma: float) -> tuple[A, A]:
-        return self.without(x, sigma), self.with_prompt(x, sigma)
-
-
-@dataclass(frozen=True)
 class Guided(Generic[A]):
-    """Classifier-free guidance as a denoiser; `pair` is what CFG++ asks, Chung et al. (2024).
+    """A network as a denoiser, with classifier-free guidance on its outputs.
 
-    Guidance on the denoised image is guidance on the network's output: both are linear in it.
+    It has one prompt, or two: the negative one first. Where guidance is 1 or less the negative one
+    is not run.
     """
 
-    prompted: Prompted[A]
+    network: Network[A]  # is given x·c_in
+    prediction: Prediction
+    timestep_of: Callable[[float], float]  # of a schedule, or of the model's sigmas
     strength: Strength
-    rescale: float = 0.0  # phi of `cfg_rescale`, on the denoised image
+    rescale: float = 0.0  # phi of `cfg_rescale`
+    prompts: int = 2
+    # Sees each guided output with its sigma, and returns the one to use.
+    on_output: Callable[[A, float], A] | None = None
 
     @property
     def noise_model(self) -> NoiseModel:
-        return self.prompted.noise_model
+        return self.prediction.noise_model
 
     def __call__(self, x: A, sigma: float) -> A:
-        if self.strength(sigma) == 1:
-            return self.prompted.cond(x, sigma)
-        return self.pair(x, sigma)[0]
+        if self.prompts > 1 and self.strength(sigma) > 1:
+            return self.pair(x, sigma)[0]
+        (cond,) = self._outputs(x, sigma, (self.prompts - 1,))
+        return self._denoised(x, cond, sigma)
 
     def pair(self, x: A, sigma: float) -> tuple[A, A]:
-        """(guided, unconditional)."""
-        uncond, cond = self.prompted.both(x, sigma)
+        """(guided, unconditional), as CFG++ needs; with one prompt both are the same."""
+        if self.prompts == 1:
+            denoised = self(x, sigma)
+            return denoised, denoised
+        uncond, cond = self._outputs(x, sigma, (0, 1))
         guided = cfg(uncond, cond, float(self.strength(sigma)))
-        return (cfg_rescale(guided, cond, self.rescale) if self.rescale else guided), uncond
+        if self.rescale:
+            guided = cfg_rescale(guided, cond, self.rescale)
+        denoised = self._denoised(x, guided, sigma)
+        return denoised, self.prediction.denoised(x, uncond, sigma)
 
+    def _outputs(self, x: A, sigma: float, prompts: tuple[int, ...]) -> Sequence[A]:
+        return self.network(self.prediction.scaled(x, sigma), self.timestep_of(sigma), prompts)
 
-@dataclass(frozen=True)
-class Distilled(Generic[A]):
-    """A model that was taught guidance and is told how much (FLUX dev): one prediction, no pair."""
-
-    denoise: Callable[[A, float, float], A]  # (x, sigma, guidance) → denoised
-    strength: Strength
-    noise_model: NoiseModel
-
-    def __call__(self, x: A, sigma: float) -> A:
-        return self.denoise(x, sigma, float(self.strength(sigma)))
+    def _denoised(self, x: A, output: A, sigma: float) -> A:
+        if self.on_output is not None:
+            output = self.on_output(output, sigma)
+        return self.prediction.denoised(x, output, sigma)

@@ -51,10 +51,16 @@ class Prediction:
             return -sigma / (1 + sigma)
         return 1.0 if self.name == "x0" else -sigma
 
+    def scaled(self, x: A, sigma: float) -> A:
+        """The network's input: x·c_in."""
+        return x if self.name == "flow" else x * self.c_in(sigma)
+
     def denoised(self, x: A, output: A, sigma: float) -> A:
         """The image that the network's output points at; `x` is the sampler's, not scaled."""
         if self.name == "x0":
             return output
+        if self.name in ("eps", "flow"):  # the general form, without a product by 1
+            return x - output * sigma
         return x * self.c_skip(sigma) + output * self.c_out(sigma)
 
     def noised(self, image: A, noise: A, sigma: float) -> A:
@@ -94,7 +100,7 @@ def find_prediction(name: str) -> Prediction:
 
 @dataclass(frozen=True)
 class Predicted(Generic[A]):
-    """A network as a denoiser: what it is shown and told, and what its output means."""
+    """A network with one prompt as a denoiser."""
 
     network: Callable[[A, float], A]  # (x·c_in, timestep) → its output
     prediction: Prediction
@@ -105,7 +111,7 @@ class Predicted(Generic[A]):
         return self.prediction.noise_model
 
     def __call__(self, x: A, sigma: float) -> A:
-        output = self.network(x * self.prediction.c_in(sigma), self.timestep_of(sigma))
+        output = self.network(self.prediction.scaled(x, sigma), self.timestep_of(sigma))
         return self.prediction.denoised(x, output, sigma)
 
 

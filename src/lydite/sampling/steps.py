@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from lydite.sampling.noise_model import VE, NoiseModel
+from lydite.sampling.noise_model import NoiseModel
 
 
 class Array(Protocol):
@@ -38,17 +38,6 @@ class PairDenoise(Denoise[A], Protocol):
 # Standard normals in the shape of x for the way from one sigma to the next. A Brownian path gives
 # the same ones for the same two sigmas, whatever steps lie between; a stream, the next ones.
 Noise = Callable[[float, float], A]
-
-
-@dataclass(frozen=True)
-class FunctionDenoiser(Generic[A]):
-    """A plain function as a denoiser under a noise model."""
-
-    function: Callable[[A, float], A]
-    noise_model: NoiseModel = VE
-
-    def __call__(self, x: A, sigma: float) -> A:
-        return self.function(x, sigma)
 
 
 @dataclass(frozen=True)

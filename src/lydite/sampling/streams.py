@@ -38,7 +38,6 @@ STREAMS = {
     "k-diffusion": StreamRule(batch="whole"),
     "comfyui": StreamRule(batch="whole", delta=1),  # on a CPU; on a GPU it moves by 0
     "a1111": StreamRule(),
-    "a1111_ensd": StreamRule(delta=31337),  # its setting ENSD, 0 as shipped, as NovelAI has it
 }
 
 

@@ -6,9 +6,7 @@ from typing import Literal
 from lydite.core.errors import InputError
 from lydite.sampling.schedules.schedule import MOST_STEPS, check_count
 
-Meaning = Literal[
-    "diffusers", "diffusers_sd3", "comfyui", "a1111", "a1111_exact", "mflux", "diffusionkit"
-]
+Meaning = Literal["diffusers", "diffusers_sd3", "comfyui", "a1111"]
 
 # (n, strength) → (steps made, steps run: the last ones).
 MEANINGS: dict[str, Callable[[int, float], tuple[int, int]]] = {
@@ -17,12 +15,8 @@ MEANINGS: dict[str, Callable[[int, float], tuple[int, int]]] = {
     "diffusers_sd3": lambda n, s: (n, n - int(n - n * s)),
     # All n steps, out of a longer schedule.
     "comfyui": lambda n, s: (n, n) if s > 0.9999 else (int(n / s), n),
-    # Its share and one; or, by an option ("exactly the amount of steps"), as ComfyUI.
+    # Its share and one; its option "exactly the amount of steps" is as ComfyUI.
     "a1111": lambda n, s: (n, int(min(s, 0.999) * n) + 1),
-    "a1111_exact": lambda n, s: (int(n / min(s, 0.999)), n),
-    # Reversed: strength is that of the image.
-    "mflux": lambda n, s: (n, n - max(1, int(n * s))),
-    "diffusionkit": lambda n, s: (n, n - int(n * (1 - s))),
 }
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from lydite.core.errors import InputError
 from lydite.sampling.schedules import align, curves, flow, spaced
-from lydite.sampling.schedules.flow import FlowSigmas, flow_shift, sd3_diffusers
+from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.flow_config import (
     FLOW_MATCH_FIXED,
     FLOW_MATCH_IGNORED,
@@ -31,11 +31,9 @@ __all__ = [
     "Schedule",
     "ScheduleKind",
     "find_schedule",
-    "flow_shift",
     "from_step",
     "make_schedule",
     "read_flow_config",
-    "sd3_diffusers",
 ]
 
 

@@ -15,15 +15,12 @@ from lydite.sampling.noise_model import FLOW, NoiseModel
 from lydite.sampling.schedules.curves import beta_between, exponential_between, karras_between
 from lydite.sampling.schedules.kind import ScheduleKind
 from lydite.sampling.schedules.schedule import (
-    MOST_STEPS,
     Floats,
     ModelSigmas,
     Points,
     Rule,
-    Schedule,
     check_count,
     check_positive,
-    finished,
     ruled,
 )
 
@@ -134,26 +131,6 @@ def flow_match(
     return Points(sigmas if curve is None else _bent(sigmas, curve))
 
 
-def flow_shift(steps: int, shift: float, num_train_timesteps: int = 1000) -> Schedule:
-    """Even steps from 1 to 1/T, shifted once, as in the paper."""
-    return _flow("flow_shift", steps, shift, num_train_timesteps, double_shift=False)
-
-
-def sd3_diffusers(steps: int, shift: float, num_train_timesteps: int = 1000) -> Schedule:
-    """What diffusers runs for SD3: its smallest sigma is stored shifted, then shifted again.
-
-    At shift 3 the last step starts from 0.00893 instead of 0.00299 (diffusers issue 13243).
-    """
-    return _flow("sd3_diffusers", steps, shift, num_train_timesteps, double_shift=True)
-
-
-def _flow(name: str, steps: int, shift: float, train: int, *, double_shift: bool) -> Schedule:
-    check_count("steps", steps, MOST_STEPS)
-    check_count("num_train_timesteps", train, 2**20)
-    model = FlowSigmas(shift, train, full=train)
-    return finished(name, flow_match(model, steps, double_shift=double_shift), model)
-
-
 def _bent(sigmas: Floats, curve: Curve) -> Floats:
     """Another curve between the same ends."""
     if len(sigmas) == 1:
@@ -168,15 +145,21 @@ def _bent(sigmas: Floats, curve: Curve) -> Floats:
     raise InputError(f"curve is {curve!r}; expected karras, exponential or beta.")
 
 
-def _flow_shift(model: ModelSigmas, steps: int, *, terminal: float | None = None) -> Points:
+def flow_shift(model: ModelSigmas, steps: int, *, terminal: float | None = None) -> Points:
+    """Even steps from 1 to 1/T, shifted once, as in the paper."""
     return flow_match(model, steps, terminal=terminal)
 
 
-def _sd3_diffusers(model: ModelSigmas, steps: int) -> Points:
+def sd3_diffusers(model: ModelSigmas, steps: int) -> Points:
+    """What diffusers runs for SD3: its smallest sigma is stored shifted, then shifted again.
+
+    At shift 3 the last step starts from 0.00893 instead of 0.00299 (diffusers issue 13243).
+    """
     return flow_match(model, steps, double_shift=True)
 
 
-def _flux(model: ModelSigmas, steps: int, *, terminal: float | None = None) -> Points:
+def flux(model: ModelSigmas, steps: int, *, terminal: float | None = None) -> Points:
+    """Even steps from 1 to 1/n, shifted once."""
     return flow_match(model, steps, grid="even", terminal=terminal)
 
 
@@ -184,7 +167,7 @@ _DIFFUSERS = ("diffusers FlowMatchEulerDiscreteScheduler",)
 FAMILY = (
     ScheduleKind(
         "flow_shift",
-        _flow_shift,
+        flow_shift,
         "even steps from 1 to 1/T, shifted once",
         "Esser et al. (2024), arXiv 2403.03206, eq. 23",
         _DIFFUSERS,
@@ -192,7 +175,7 @@ FAMILY = (
     ),
     ScheduleKind(
         "sd3_diffusers",
-        _sd3_diffusers,
+        sd3_diffusers,
         "even steps from 1, shifted twice at the low end, as diffusers and ComfyUI do",
         "diffusers, issue 13243",
         (*_DIFFUSERS, "ComfyUI normal"),
@@ -200,7 +183,7 @@ FAMILY = (
     ),
     ScheduleKind(
         "flux",
-        _flux,
+        flux,
         "even steps from 1 to 1/n, shifted once",
         "Black Forest Labs, FLUX.1",
         (*_DIFFUSERS, "diffusers FluxPipeline"),

@@ -17,7 +17,8 @@ import pytest
 
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.steps import FunctionDenoiser, Step
+from lydite.sampling.steps import Step
+from support.denoisers import FunctionDenoiser
 
 STEPS = (1, 2, 3, 4, 7, 20, 50)
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
