@@ -13,7 +13,7 @@ import pytest
 
 from lydite.cli.main import main
 from lydite.core.tensorfile import save
-from tiny import read_tensors
+from support.tiny_sd3 import read_tensors
 
 Run = Callable[..., tuple[int, str, str]]
 BIAS = "transformer_blocks.0.attn.to_q.bias"

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from toynet import record
+from support.toy_transformer import record
 
 FIELDS = {
     "verdict", "site", "port_site", "step", "last_agreement", "error", "floor", "findings",
@@ -129,9 +129,8 @@ def test_rerun_names_the_places_that_go_wrong_by_themselves(
 ) -> None:
     script = tmp_path / "port.py"
     script.write_text(
-        "import os, pathlib, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from toynet import Options, record\n"
+        "import os, pathlib\n"
+        "from support.toy_transformer import Options, record\n"
         "options = Options(bug='unbiased', shuffle=True,\n"
         "                  inject=pathlib.Path(os.environ['LYDITE_INJECT']))\n"
         "record(pathlib.Path(os.environ['LYDITE_TRACE']), options)\n"

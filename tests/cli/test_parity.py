@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import tiny
 from lydite.cli.main import lydite
 from lydite.cli.parity import by_component, check_reference
 from lydite.core.errors import FileError
@@ -15,6 +14,7 @@ from lydite.diff.result import Row, Verdict
 from lydite.reference import jobs
 from lydite.reference.diffusers_sd3 import ReferenceMissing
 from lydite.reference.jobs import ReferenceFailed
+from support import tiny_sd3
 
 SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
 
@@ -30,7 +30,7 @@ def row(site: str, error: float | None, *, wrong: bool = False, floor: float = 1
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("diffusers")
-    return tiny.make_pipeline(tmp_path_factory.mktemp("parity") / "model", "sd3.5-medium")
+    return tiny_sd3.make_pipeline(tmp_path_factory.mktemp("parity") / "model", "sd3.5-medium")
 
 
 def test_rows_are_summed_up_by_network_in_order() -> None:

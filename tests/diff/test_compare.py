@@ -11,7 +11,7 @@ from lydite.diff.compare import compare
 from lydite.diff.renames import read_renames
 from lydite.diff.result import Verdict
 from lydite.trace.store import Trace
-from toynet import record
+from support.toy_transformer import record
 
 SITES = {
     "transpose": "net/blocks.2.attn.to_v",

@@ -13,7 +13,7 @@ from lydite.trace.recorder import Injection
 from lydite.trace.store import Trace
 from lydite.trace.taps import injection, recording, set_step, tap
 from lydite.trace.writer import TraceWriter
-from toynet import Options, record
+from support.toy_transformer import Options, record
 
 SOURCES = {
     "transpose": ["net/blocks.2.attn.to_v"],

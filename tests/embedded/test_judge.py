@@ -25,7 +25,7 @@ from lydite.embedded.scenes import (
     sample_scenes,
 )
 from lydite.embedded.shapes import SHAPES
-from measures import relative_l2
+from support.distance import relative_l2
 
 ROOT = Path(__file__).parents[2]
 TRAINED = [

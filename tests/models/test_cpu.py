@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.models import cpu
-from measures import relative_l2
+from support.distance import relative_l2
 
 EXTREMES = mx.array([0.0, -0.0, 200.0, -200.0, 1e30, -1e30, float("inf")])
 

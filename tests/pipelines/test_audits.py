@@ -14,7 +14,7 @@ from lydite.core.errors import FileError, WeightsError
 from lydite.core.tensorfile import save
 from lydite.pipelines.audits import audit_model, write_digests
 from lydite.weights.audit import Ledger
-from tiny import read_tensors
+from support.tiny_sd3 import read_tensors
 
 HALF = {"F16": np.float16, "BF16": ml_dtypes.bfloat16}
 SQUARE = "transformer_blocks.1.attn.to_q.weight"

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import tiny
 from lydite.core.errors import FileError, InputError
 from lydite.diff.compare import compare
 from lydite.pipelines import sd3_trace
@@ -17,12 +16,13 @@ from lydite.reference.jobs import Dtype, Job, Run
 from lydite.reference.sd3 import record
 from lydite.trace.selftest import check_selftest, has_selftest
 from lydite.trace.store import Trace
-from measures import relative_l2
+from support import tiny_sd3
+from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
-VARIANTS = [*tiny.VARIANTS, "without T5"]
+VARIANTS = [*tiny_sd3.VARIANTS, "without T5"]
 REQUEST = Request(
     prompt="a red star",
     negative="blue fox",
@@ -49,7 +49,7 @@ class Models:
     def folder(self, variant: str) -> Path:
         if (variant,) not in self.made:
             name, t5 = ("sd3-medium", False) if variant == "without T5" else (variant, True)
-            path = tiny.make_pipeline(self.root / variant, name, t5=t5)
+            path = tiny_sd3.make_pipeline(self.root / variant, name, t5=t5)
             self.made[variant,] = path
         return self.made[variant,]
 

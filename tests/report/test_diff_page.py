@@ -26,7 +26,7 @@ from lydite.report.diff_values import Sides
 from lydite.trace.events import Header
 from lydite.trace.store import Trace
 from lydite.trace.writer import Capture, TraceWriter
-from toynet import record
+from support.toy_transformer import record
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)></style>&amp;{{ 7 * 7 }}"
 VOID = {"meta", "img", "br", "hr", "input", "wbr"}

@@ -16,8 +16,8 @@ from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS, find_sampler
 from lydite.sampling.samplers.ancestral import NEAR_ONE
 from lydite.sampling.steps import Step
-from paired import AS_THE_PAPER, Paired
 from support.denoisers import FunctionDenoiser
+from support.sampler_cases import AS_THE_PAPER, Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 COUNTS = (1, 2, 3, 4, 7)

@@ -17,7 +17,7 @@ from lydite.sampling.analytic import Gaussian
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.samplers.sampler import Sampler
-from paired import Paired
+from support.sampler_cases import Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 ENDS = {"ve": (3.0, 0.2), "flow": (0.9, 0.1)}

@@ -8,7 +8,7 @@ import pytest
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
-from paired import Paired
+from support.sampler_cases import Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 EACH = [

@@ -12,7 +12,7 @@ import pytest
 
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
-from paired import AS_THE_PAPER, Paired
+from support.sampler_cases import AS_THE_PAPER, Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SPREAD, END = 0.5, 0.05

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lydite.pipelines.sd3 import StableDiffusion3
-from measures import relative_l2
 from seeded_bugs.cases import Bug, bugs, find_bug
 from seeded_bugs.tiny_model import SEED
+from support.distance import relative_l2
 from support.module_values import SHORT, Values, identities, observe
 
 ROUNDING = 2e-6  # of the other order of sums in forwards that are written out

@@ -5,9 +5,9 @@ import pytest
 
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.trace.store import Trace
-from measures import relative_l2
 from seeded_bugs.cases import Control, controls
 from seeded_bugs.recording import record_port
+from support.distance import relative_l2
 from support.module_values import identities, observe
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny
 from lydite.core.errors import TraceError
 from lydite.trace.recorder import Injection, Recorder
 from lydite.trace.selftest import check_selftest
 from lydite.trace.store import Trace
+from support import tiny_sd3
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -162,7 +162,7 @@ def test_methods_of_the_root_are_recorded_when_asked_for(tmp_path: Path, net: Ne
 
 
 def test_a_real_transformer_of_diffusers(tmp_path: Path) -> None:
-    model = tiny.make_transformer("sd3.5-medium")
+    model = tiny_sd3.make_transformer("sd3.5-medium")
     draw = lambda *shape: torch.randn(shape, generator=torch.Generator().manual_seed(0))  # noqa: E731
     inputs = {
         "hidden_states": draw(1, 16, 8, 8),

@@ -14,9 +14,8 @@ from lydite.weights.audit import Ledger, audit, rearrangements
 from lydite.weights.checks import parameter
 from lydite.weights.layout import OIHW_TO_OHWI, SWAP_HALVES, Shape
 from lydite.weights.rules import Alias, Convert, Drop, Fill, Join, Rename, Rule, Split, resolve
-from lydite.weights.source import Scope
-
-from .held import held
+from lydite.weights.tensor_view import TensorView
+from support.memory_checkpoint import in_memory
 
 RULES: tuple[Rule, ...] = (
     Rename("old.{i}.{p}", "new.{i}.{p}"),
@@ -64,7 +63,7 @@ def sound() -> dict[str, Any]:
 
 
 def judge(arrays: dict[str, Any], prefix: str = "") -> Ledger:
-    return audit(held(arrays, prefix), EXPECTED, RULES, where="here")
+    return audit(in_memory(arrays, prefix), EXPECTED, RULES, where="here")
 
 
 def bins(ledger: Ledger) -> dict[str, list[str]]:
@@ -118,7 +117,7 @@ def test_every_tensor_is_in_exactly_one_bin(arrays: dict[str, Any], prefix: str)
 
 @given(mutated())
 def test_a_clean_ledger_means_that_every_parameter_can_be_made(arrays: dict[str, Any]) -> None:
-    source = held(arrays)
+    source = in_memory(arrays)
     ledger = audit(source, EXPECTED, RULES, where="here")
     if not ledger.clean:
         with pytest.raises(WeightsError) as caught:
@@ -134,7 +133,7 @@ def test_a_clean_ledger_means_that_every_parameter_can_be_made(arrays: dict[str,
 
 @given(mutated())
 def test_what_is_missing_is_not_in_the_file(arrays: dict[str, Any]) -> None:
-    source = held(arrays)
+    source = in_memory(arrays)
     ledger = audit(source, EXPECTED, RULES, where="here")
     recipes = resolve(source.tensors, RULES)
     for finding in ledger.missing:
@@ -229,14 +228,14 @@ def test_unknown_tensors_are_named_with_what_they_are() -> None:
 
 def test_a_tensor_of_which_only_a_part_has_a_place_is_unexpected() -> None:
     expected = {name: shape for name, shape in EXPECTED.items() if name != "v.weight"}
-    ledger = audit(held(sound()), expected, RULES, where="here")
+    ledger = audit(in_memory(sound()), expected, RULES, where="here")
     assert only(ledger, "unexpected")[0] == "qkv.weight"
 
 
 def test_a_tensor_of_which_a_part_comes_from_elsewhere_is_unexpected() -> None:
     rules = (*RULES, Rename("apart", "q.weight"))
     arrays = {**sound(), "apart": np.zeros((2, 3), np.float32)}
-    assert only(audit(held(arrays), EXPECTED, rules, where="here"), "unexpected") == (
+    assert only(audit(in_memory(arrays), EXPECTED, rules, where="here"), "unexpected") == (
         "qkv.weight",
         "q.weight is already stored as apart (F32 (6, 3))",
     )
@@ -244,13 +243,13 @@ def test_a_tensor_of_which_a_part_comes_from_elsewhere_is_unexpected() -> None:
 
 def test_dropping_what_is_needed_and_not_filled_is_missing() -> None:
     rules = (*RULES, Drop("plain", because="a mistake in the table"))
-    ledger = audit(held(sound()), EXPECTED, rules, where="here")
+    ledger = audit(in_memory(sound()), EXPECTED, rules, where="here")
     assert only(ledger, "missing")[0] == "plain"
 
 
 def test_dropping_what_is_filled_in_is_fine() -> None:
     rules = (*RULES, Drop("eye", because="the identity is filled in"))
-    ledger = audit(held({**sound(), "eye": np.zeros(1)}), EXPECTED, rules, where="here")
+    ledger = audit(in_memory({**sound(), "eye": np.zeros(1)}), EXPECTED, rules, where="here")
     assert ledger.clean and [each.tensor for each in ledger.filled] == ["eye"]
 
 
@@ -305,9 +304,9 @@ def test_rearrangements(shape: Shape, found: list[tuple[int, ...]]) -> None:
     assert list(rearrangements(shape)) == found
 
 
-def test_a_scope_is_the_part_under_its_prefix() -> None:
+def test_a_view_is_the_part_under_its_prefix() -> None:
     arrays = {"a.x": np.zeros(1), "ab.x": np.ones(1), "b.x": np.ones(1)}
-    scope: Scope = held(arrays, "a.")
-    assert list(scope.tensors) == ["x"] and scope.full_name("x") == "a.x"
-    assert scope.read("x")[0] == 0
-    assert list(held(arrays, exclude=("a.", "b.")).tensors) == ["ab.x"]
+    view: TensorView = in_memory(arrays, "a.")
+    assert list(view.tensors) == ["x"] and view.full_name("x") == "a.x"
+    assert view.read("x")[0] == 0
+    assert list(in_memory(arrays, exclude=("a.", "b.")).tensors) == ["ab.x"]

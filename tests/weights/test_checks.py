@@ -11,8 +11,7 @@ from lydite.weights.checks import check_values, compare, digests
 from lydite.weights.digest import Digest
 from lydite.weights.layout import SWAP_HALVES, Shape
 from lydite.weights.rules import Alias, Convert, Drop, Fill, Rename, Rule
-
-from .held import held
+from support.memory_checkpoint import in_memory
 
 RULES: tuple[Rule, ...] = (
     Rename("stored.{p}", "square.{p}"),
@@ -41,18 +40,18 @@ def cast(arrays: dict[str, Any], dtype: Any) -> dict[str, Any]:
 
 
 def checked(arrays: dict[str, Any]) -> Ledger:
-    source = held(arrays)
+    source = in_memory(arrays)
     return check_values(audit(source, EXPECTED, RULES, where="here"), source, RULES)
 
 
 def against(arrays: dict[str, Any], reference: dict[str, Digest]) -> Ledger:
-    source = held(arrays)
+    source = in_memory(arrays)
     ledger = audit(source, EXPECTED, RULES, where="here")
     return compare(ledger, source, EXPECTED, RULES, reference)
 
 
 def digested(arrays: dict[str, Any]) -> dict[str, Digest]:
-    return digests(held(arrays), EXPECTED, RULES)
+    return digests(in_memory(arrays), EXPECTED, RULES)
 
 
 def plain(findings: Any) -> dict[str, str]:

@@ -16,9 +16,8 @@ from lydite.weights.layout import OIHW_TO_OHWI
 from lydite.weights.load import load, parameter_hash, parameter_specs, parameters, to_mlx
 from lydite.weights.rules import Alias, Convert, Fill, Join, Rule, Split
 from lydite.weights.save import save, to_numpy
-from lydite.weights.source import Scope
-
-from .held import held
+from lydite.weights.tensor_view import TensorView
+from support.memory_checkpoint import in_memory
 
 
 class Toy(nn.Module):
@@ -54,7 +53,7 @@ def fill(
     keep: Sequence[str] = (),
 ) -> Toy:
     model = Toy()
-    load(model, held(arrays), rules, where="here", dtype=dtype, keep_float32=keep)
+    load(model, in_memory(arrays), rules, where="here", dtype=dtype, keep_float32=keep)
     return model
 
 
@@ -62,7 +61,7 @@ def refusal(arrays: dict[str, Any], dtype: mx.Dtype = mx.float32) -> str:
     model = Toy()
     before = parameter_hash(model)
     with pytest.raises(WeightsError) as caught:
-        load(model, held(arrays), NO_SPLIT, where="here", dtype=dtype)
+        load(model, in_memory(arrays), NO_SPLIT, where="here", dtype=dtype)
     assert parameter_hash(model) == before
     assert str(caught.value).startswith("here: ")
     return str(caught.value)
@@ -109,13 +108,13 @@ def test_one_tensor_may_hold_several_parameters() -> None:
     model.conv = nn.Linear(1, 3)
     rules = (*RULES[1:2], Fill("conv.weight", np.ones, because="a test"))
     part = {"pair": arrays["pair"], "layers.0.weight": arrays["layers.0.weight"]}
-    load(model, held(part), rules, where="here", dtype=mx.float32)
+    load(model, in_memory(part), rules, where="here", dtype=mx.float32)
     np.testing.assert_array_equal(model.layers[0].bias, [0, 1, 2])
     np.testing.assert_array_equal(model.conv.bias, [3, 4, 5])
     np.testing.assert_array_equal(model.conv.weight, np.ones((3, 1)))
     part["pair"][4] = np.nan
     with pytest.raises(WeightsError, match="pair: 1 NaN"):
-        load(model, held(part), rules, where="here", dtype=mx.float32)
+        load(model, in_memory(part), rules, where="here", dtype=mx.float32)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -166,7 +165,7 @@ def test_saved_and_loaded_again_is_the_same(tmp_path: Path, dtype: mx.Dtype) -> 
     again = Toy()
     with open_checkpoint(tmp_path / "toy.safetensors") as checkpoint:
         assert checkpoint.tensors["conv.weight"].shape == (4, 2, 3, 3)
-        load(again, Scope(checkpoint), FOLDER, where="here", dtype=dtype)
+        load(again, TensorView(checkpoint), FOLDER, where="here", dtype=dtype)
     assert parameter_hash(again) == parameter_hash(model)
     for path, value in parameters(model).items():
         assert to_numpy(value).dtype == to_numpy(parameters(again)[path]).dtype

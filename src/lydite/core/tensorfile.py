@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from lydite.core.dtypes import NAMES, NUMPY_DTYPES
 from lydite.core.errors import FileError, TensorFileError, at, shown
 from lydite.core.files import atomic_path
-from lydite.core.formats import recognize, refuse_other_formats
 from lydite.core.tensorheader import MAX_HEADER_BYTES, BrokenRule, Header, parse_header
+from lydite.core.unsupported_formats import recognize, refuse_other_formats
 
 
 def read_header(path: Path) -> Header:

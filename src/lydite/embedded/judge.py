@@ -17,7 +17,7 @@ from lydite.embedded.accuracy import ANSWERS, DEPTH, STEM, WIDTH, Reading, read
 from lydite.weights.layout import OIHW_TO_OHWI
 from lydite.weights.load import load
 from lydite.weights.rules import Convert
-from lydite.weights.source import Scope
+from lydite.weights.tensor_view import TensorView
 
 RULES = (Convert("{p}.weight", OIHW_TO_OHWI),)  # stored as torch has it
 BATCH = 32
@@ -62,5 +62,5 @@ def load_judge(path: Path) -> Judge:
     """The judge with its trained weights, in float32."""
     judge = Judge()
     with open_checkpoint(path) as checkpoint:
-        load(judge, Scope(checkpoint), RULES, where=str(path), dtype=mx.float32)
+        load(judge, TensorView(checkpoint), RULES, where=str(path), dtype=mx.float32)
     return judge

@@ -25,7 +25,7 @@ from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import vae as vae_map
 from lydite.weights.rules import Rule
-from lydite.weights.source import Scope
+from lydite.weights.tensor_view import TensorView
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Component:
         return f"{self.path} ({self.name})" if self.prefix else str(self.path)
 
     @contextmanager
-    def scope(self) -> Generator[Scope]:
+    def scope(self) -> Generator[TensorView]:
         """Its tensors, by the names its rules know."""
         with open_checkpoint(self.path) as checkpoint:
-            yield Scope(checkpoint, self.prefix)
+            yield TensorView(checkpoint, self.prefix)
 
     def empty(self) -> nn.Module:
         """The network with placeholder parameters; nothing is evaluated."""

@@ -23,7 +23,7 @@ from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import vae as vae_map
 from lydite.weights.rules import Drop, Rule
-from lydite.weights.source import Scope
+from lydite.weights.tensor_view import TensorView
 
 HEAD_DIM = 64  # of every attention in SD3, its CLIP encoders and T5
 CHANNELS = 16  # of its latents
@@ -82,7 +82,7 @@ def leftovers(path: Path) -> Ledger:
         prefixes = tuple(_prefixes(list(checkpoint.tensors)).values())
         if not prefixes:
             return Ledger(where)  # one component's file: all of it is that component's
-        return audit(Scope(checkpoint, exclude=prefixes), {}, LEFTOVERS, where=where)
+        return audit(TensorView(checkpoint, exclude=prefixes), {}, LEFTOVERS, where=where)
 
 
 def _prefixes(names: list[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from lydite.core.dtypes import FLOAT_NAMES
 from lydite.core.errors import WeightsError
 from lydite.weights.layout import Shape
 from lydite.weights.rules import Recipe, Resolution, Rule, filling, resolve, stored_names
-from lydite.weights.source import Scope
+from lydite.weights.tensor_view import TensorView
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Ledger:
 
 
 def audit(
-    source: Scope, expected: Mapping[str, Shape], rules: Sequence[Rule], *, where: str
+    source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule], *, where: str
 ) -> Ledger:
     """Sort every tensor of `source` into its bin against the parameters a model expects."""
     resolution = resolve(source.tensors, rules)
@@ -108,7 +108,7 @@ def audit(
     )
 
 
-def findings(source: Scope, rows: Mapping[str, str]) -> tuple[Finding, ...]:
+def findings(source: TensorView, rows: Mapping[str, str]) -> tuple[Finding, ...]:
     """What is said of each tensor, under its name in the file."""
     return tuple(Finding(source.full_name(name), detail) for name, detail in rows.items())
 
@@ -133,7 +133,7 @@ class _Verdicts(dict[str, tuple[str, str]]):
             self[name] = verdict, detail
 
 
-def _judge(recipe: Recipe, shape: Shape, source: Scope, verdicts: _Verdicts) -> None:
+def _judge(recipe: Recipe, shape: Shape, source: TensorView, verdicts: _Verdicts) -> None:
     """Settle the tensors that one parameter is made from."""
     stored = [source.tensors[name].shape for name in recipe.sources]
     detail = ""
@@ -152,7 +152,7 @@ def _judge(recipe: Recipe, shape: Shape, source: Scope, verdicts: _Verdicts) -> 
 
 
 def _judge_the_rest(
-    source: Scope, expected: Mapping[str, Shape], resolution: Resolution, verdicts: _Verdicts
+    source: TensorView, expected: Mapping[str, Shape], resolution: Resolution, verdicts: _Verdicts
 ) -> None:
     """Settle the tensors that no parameter, or only part of one, is made from."""
     for name, reason in resolution.dropped.items():
@@ -173,7 +173,7 @@ def _judge_the_rest(
             verdicts.settle(name, "unexpected", f"{reason} ({info.dtype} {info.shape})")
 
 
-def _settle_dtype(name: str, source: Scope, verdicts: _Verdicts) -> None:
+def _settle_dtype(name: str, source: TensorView, verdicts: _Verdicts) -> None:
     dtype = source.tensors[name].dtype
     if dtype not in FLOAT_NAMES:
         verdicts.settle(name, "wrong_dtype", f"stored as {dtype}, expected a float type")

@@ -10,11 +10,11 @@ from lydite.weights.audit import Finding, Ledger, findings, rearrangements
 from lydite.weights.digest import Digest, comparable, digest, same_values
 from lydite.weights.layout import Array, Shape
 from lydite.weights.rules import Resolution, Rule, filling, resolve
-from lydite.weights.source import Scope
+from lydite.weights.tensor_view import TensorView
 from lydite.weights.values import count_nonfinite, suspicion
 
 
-def check_values(ledger: Ledger, source: Scope, rules: Sequence[Rule]) -> Ledger:
+def check_values(ledger: Ledger, source: TensorView, rules: Sequence[Rule]) -> Ledger:
     """The same ledger after reading every tensor: NaN and Inf found, odd statistics noted."""
     not_finite: dict[str, str] = {}
     suspicious: dict[str, str] = {}
@@ -39,7 +39,7 @@ def describe_nonfinite(array: Array) -> str | None:
     return f"{nan} NaN and {inf} Inf of {array.size} values" if nan or inf else None
 
 
-def unequal_copies(source: Scope, resolution: Resolution) -> tuple[Finding, ...]:
+def unequal_copies(source: TensorView, resolution: Resolution) -> tuple[Finding, ...]:
     """Tensors stored under two names with two values: nobody knows which one is meant."""
     found: dict[str, str] = {}
     for name, original in resolution.copies.items():
@@ -53,7 +53,7 @@ def unequal_copies(source: Scope, resolution: Resolution) -> tuple[Finding, ...]
 
 
 def parameter(
-    target: str, shape: Shape, source: Scope, resolution: Resolution, rules: Sequence[Rule]
+    target: str, shape: Shape, source: TensorView, resolution: Resolution, rules: Sequence[Rule]
 ) -> Array | None:
     """The value of one parameter, from the file or filled in; None when there is neither."""
     recipe = resolution.recipes.get(target)
@@ -64,7 +64,7 @@ def parameter(
 
 
 def digests(
-    source: Scope, expected: Mapping[str, Shape], rules: Sequence[Rule]
+    source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule]
 ) -> dict[str, Digest]:
     """Digest of every parameter of a clean checkpoint, under the model's names in any layout."""
     resolution = resolve(source.tensors, rules)
@@ -78,7 +78,7 @@ def digests(
 
 def compare(
     ledger: Ledger,
-    source: Scope,
+    source: TensorView,
     expected: Mapping[str, Shape],
     rules: Sequence[Rule],
     reference: Mapping[str, Digest],

@@ -17,7 +17,7 @@ from lydite.weights.audit import Finding, Ledger, audit
 from lydite.weights.checks import describe_nonfinite, parameter, unequal_copies
 from lydite.weights.layout import Array, Shape
 from lydite.weights.rules import Rule, resolve
-from lydite.weights.source import Scope
+from lydite.weights.tensor_view import TensorView
 
 
 def parameter_specs(model: nn.Module) -> dict[str, Shape]:
@@ -27,7 +27,7 @@ def parameter_specs(model: nn.Module) -> dict[str, Shape]:
 
 def load(
     model: nn.Module,
-    source: Scope,
+    source: TensorView,
     rules: Sequence[Rule],
     *,
     where: str,

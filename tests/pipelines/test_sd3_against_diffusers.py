@@ -7,9 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import tiny
 from lydite.pipelines.sd3 import Request, StableDiffusion3
-from measures import relative_l2
+from support import tiny_sd3
+from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -28,8 +28,8 @@ REQUEST = Request(
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("pipelines")
-    made = {name: tiny.make_pipeline(root / name, name) for name in tiny.VARIANTS}
-    return {**made, "without T5": tiny.make_pipeline(root / "no-t5", "sd3-medium", t5=False)}
+    made = {name: tiny_sd3.make_pipeline(root / name, name) for name in tiny_sd3.VARIANTS}
+    return {**made, "without T5": tiny_sd3.make_pipeline(root / "no-t5", "sd3-medium", t5=False)}
 
 
 def reference(folder: Path, **options: Any) -> Any:
@@ -65,7 +65,7 @@ def off_by(pixels: np.ndarray, image: np.ndarray) -> int:
     return int(np.abs(pixels.astype(int) - (image * 255).round().astype(int)).max())
 
 
-@pytest.mark.parametrize("name", [*tiny.VARIANTS, "without T5"])
+@pytest.mark.parametrize("name", [*tiny_sd3.VARIANTS, "without T5"])
 @pytest.mark.parametrize("guidance", [5.0, 1.0])
 def test_every_pixel_is_within_one_level(folders, name: str, guidance: float) -> None:
     request = Request(**{**vars(REQUEST), "guidance": guidance})

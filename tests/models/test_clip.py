@@ -10,7 +10,7 @@ from lydite.core.config import read_config
 from lydite.core.errors import ConfigError, InputError
 from lydite.core.jsonfile import read_json
 from lydite.models.text import clip
-from measures import relative_l2
+from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -13,7 +13,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import tiny
 from lydite.core.errors import ConfigError, WeightsError
 from lydite.core.tensorfile import save
 from lydite.pipelines import single_file
@@ -21,6 +20,7 @@ from lydite.pipelines.catalog import find_components
 from lydite.pipelines.components import Component, folder_component
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.weights.load import parameter_hash, parameters
+from support import tiny_sd3
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -39,36 +39,36 @@ UNSEEN = {
 ONE_VARIANT = pytest.mark.parametrize("folder", ["sd3.5-medium"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=tiny.VARIANTS)
+@pytest.fixture(scope="module", params=tiny_sd3.VARIANTS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pipeline in diffusers' layout; CLIP-L unprojected, as a single file has to leave it."""
     folder = tmp_path_factory.mktemp(request.param)
-    tiny.make_pipeline(folder, request.param, sizes=tiny.ORIGINAL)
+    tiny_sd3.make_pipeline(folder, request.param, sizes=tiny_sd3.ORIGINAL)
     path = folder / "text_encoder" / "model.safetensors"
-    width = tiny.ORIGINAL.clip_l
+    width = tiny_sd3.ORIGINAL.clip_l
     identity = {"text_projection.weight": np.eye(width, dtype=np.float32)}
-    save(path, {**tiny.read_tensors(path), **identity})
+    save(path, {**tiny_sd3.read_tensors(path), **identity})
     return folder
 
 
 @pytest.fixture(scope="module")
 def tensors(folder: Path) -> Tensors:
-    return tiny.original_file(folder)
+    return tiny_sd3.original_file(folder)
 
 
 @pytest.fixture(scope="module")
 def clip_l(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensors]:
     """One CLIP-L in its folder and under the single file's names, with a projection of its own."""
     folder = tmp_path_factory.mktemp("clip") / "text_encoder"
-    tiny.make_clip(90, tiny.ORIGINAL.clip_l, 1, "quick_gelu").save_pretrained(folder)
-    return folder, {CLIP_L + name: x for name, x in tiny.read_tensors(folder).items()}
+    tiny_sd3.make_clip(90, tiny_sd3.ORIGINAL.clip_l, 1, "quick_gelu").save_pretrained(folder)
+    return folder, {CLIP_L + name: x for name, x in tiny_sd3.read_tensors(folder).items()}
 
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
     folder = tmp_path_factory.mktemp("t5")
-    tiny.make_t5(tiny.ORIGINAL).save_pretrained(folder)
-    return {T5 + name: x for name, x in tiny.read_tensors(folder).items()}
+    tiny_sd3.make_t5(tiny_sd3.ORIGINAL).save_pretrained(folder)
+    return {T5 + name: x for name, x in tiny_sd3.read_tensors(folder).items()}
 
 
 def write(path: Path, tensors: Tensors) -> Path:
@@ -82,7 +82,7 @@ def as_torch(tensors: Tensors) -> dict[str, Any]:
 
 def assert_equal(converted: dict[str, Any], folder: Path) -> None:
     """What the reference converted is what the reference had saved."""
-    expected = tiny.read_tensors(folder)
+    expected = tiny_sd3.read_tensors(folder)
     assert converted.keys() == expected.keys()
     for name, x in expected.items():
         np.testing.assert_array_equal(converted[name].numpy(), x, err_msg=name)
@@ -280,11 +280,11 @@ def test_t5_may_hold_its_table_twice_but_not_two_tables(t5: Tensors, tmp_path: P
 
 @pytest.mark.parametrize("quant", [(False, False), (True, False), (True, True)])
 def test_a_vae_with_and_without_its_quant_convs(quant: tuple[bool, bool], tmp_path: Path) -> None:
-    model = tiny.make_vae(
-        sizes=tiny.ORIGINAL, use_quant_conv=quant[0], use_post_quant_conv=quant[1]
+    model = tiny_sd3.make_vae(
+        sizes=tiny_sd3.ORIGINAL, use_quant_conv=quant[0], use_post_quant_conv=quant[1]
     )
     model.save_pretrained(tmp_path / "vae")
-    tensors = tiny.original_vae(tiny.read_tensors(tmp_path / "vae"))
+    tensors = tiny_sd3.original_vae(tiny_sd3.read_tensors(tmp_path / "vae"))
     named = {f"first_stage_model.{name}": x for name, x in tensors.items()}
     ours = one_part(tmp_path / "x.safetensors", named)
     assert (ours.config.use_quant_conv, ours.config.use_post_quant_conv) == quant
@@ -295,12 +295,12 @@ def test_a_vae_with_and_without_its_quant_convs(quant: tuple[bool, bool], tmp_pa
 def test_old_names_of_the_vaes_attention(tmp_path: Path) -> None:
     from diffusers import AutoencoderKL
 
-    tiny.make_vae().save_pretrained(tmp_path)
+    tiny_sd3.make_vae().save_pretrained(tmp_path)
     path = tmp_path / "diffusion_pytorch_model.safetensors"
     component = folder_component(tmp_path)
     expected = parameter_hash(component.load(mx.float32))
     renamed = {"to_q.": "query.", "to_k.": "key.", "to_v.": "value.", "to_out.0.": "proj_attn."}
-    new = tiny.read_tensors(path)
+    new = tiny_sd3.read_tensors(path)
     old = dict(new)
     for ours, theirs in renamed.items():
         old = {name.replace(ours, theirs): x for name, x in old.items()}
@@ -322,7 +322,7 @@ def write_to(folder: Path, tensors: Tensors) -> Path:
 
 
 def test_a_folder_that_the_reference_saved_in_shards(tmp_path: Path) -> None:
-    model = tiny.make_transformer("sd3.5-medium")
+    model = tiny_sd3.make_transformer("sd3.5-medium")
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2

@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import tiny
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines.components import folder_component
-from measures import relative_l2
+from support import tiny_sd3
+from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=VARIANTS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     torch.manual_seed(2)
-    reference = tiny.make_vae(**VARIANTS[request.param])
+    reference = tiny_sd3.make_vae(**VARIANTS[request.param])
     folder = tmp_path_factory.mktemp(request.param) / "vae"
     reference.save_pretrained(folder)
     return reference, folder
@@ -69,7 +69,7 @@ def test_encoder_and_decoder_are_equal_in_float32(pair) -> None:
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_half_precision_is_as_good_as_the_references_own(pair, name: str) -> None:
     reference, folder = pair
-    dtype, half = getattr(mx, name), tiny.reload(reference, folder, getattr(torch, name))
+    dtype, half = getattr(mx, name), tiny_sd3.reload(reference, folder, getattr(torch, name))
     z, x = latent(reference), picture()
     ours = load(folder, dtype)
     with torch.no_grad():

@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import tiny
 from lydite.models.mmdit import MMDiT
 from lydite.pipelines.components import folder_component
-from measures import relative_l2
+from support import tiny_sd3
+from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -18,10 +18,10 @@ HALF = {"bfloat16": mx.bfloat16, "float16": mx.float16}
 TIMESTEPS = (1000.0, 731.25, 8.93)
 
 
-@pytest.fixture(scope="module", params=tiny.VARIANTS)
+@pytest.fixture(scope="module", params=tiny_sd3.VARIANTS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     torch.manual_seed(1)
-    reference = tiny.make_transformer(request.param)
+    reference = tiny_sd3.make_transformer(request.param)
     folder = tmp_path_factory.mktemp(request.param) / "transformer"
     reference.save_pretrained(folder)
     return reference, folder
@@ -79,7 +79,7 @@ def test_half_precision_is_as_good_as_the_references_own(pair, name: str) -> Non
     reference, folder = pair
     tensors = inputs()
     exact = run_reference(reference, *tensors, 731.25)
-    half = tiny.reload(reference, folder, getattr(torch, name))
+    half = tiny_sd3.reload(reference, folder, getattr(torch, name))
     theirs = relative_l2(run_reference(half, *tensors, 731.25), exact)
     ours = relative_l2(run_ours(load(folder, HALF[name]), HALF[name], *tensors, 731.25), exact)
     assert ours < 2 * theirs

@@ -16,21 +16,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import tiny
 from lydite.core.errors import WeightsError
 from lydite.core.tensorfile import save
 from lydite.pipelines import single_file
 from lydite.pipelines.components import Component, folder_component
+from support import tiny_sd3
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
 Tensors = dict[str, Any]
-NETWORKS = [f"transformer {variant}" for variant in tiny.VARIANTS]
+NETWORKS = [f"transformer {variant}" for variant in tiny_sd3.VARIANTS]
 NETWORKS += ["vae", "text_encoder", "text_encoder_2", "text_encoder_3"]
 
 # Heads of 64, as the single file has them, and hardly anything else.
-SIZES = replace(tiny.ORIGINAL, heads=1, clip_g=64, t5_heads=1)
+SIZES = replace(tiny_sd3.ORIGINAL, heads=1, clip_g=64, t5_heads=1)
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,32 @@ class Sound:
 def make(network: str) -> Any:
     name, _, variant = network.partition(" ")
     if name == "transformer":
-        return tiny.make_transformer(variant, pooled=SIZES.clip_l + SIZES.clip_g, sizes=SIZES)
+        return tiny_sd3.make_transformer(variant, pooled=SIZES.clip_l + SIZES.clip_g, sizes=SIZES)
     if name == "vae":
         blocks = {"block_out_channels": (32, 64), "use_post_quant_conv": False}
         blocks |= {"down_block_types": ("DownEncoderBlock2D",) * 2}
-        return tiny.make_vae(sizes=SIZES, up_block_types=("UpDecoderBlock2D",) * 2, **blocks)
+        return tiny_sd3.make_vae(sizes=SIZES, up_block_types=("UpDecoderBlock2D",) * 2, **blocks)
     if name == "text_encoder_3":
-        return tiny.make_t5(SIZES)
-    return tiny.make_clip(90, SIZES.clip_l, SIZES.clip_heads, "gelu")
+        return tiny_sd3.make_t5(SIZES)
+    return tiny_sd3.make_clip(90, SIZES.clip_l, SIZES.clip_heads, "gelu")
 
 
 def in_folder(network: str, folder: Path) -> Sound:
     make(network).save_pretrained(folder)
     (path,) = folder.glob("*.safetensors")
     component = folder_component(folder)
-    return Sound(tiny.read_tensors(folder), path, lambda: [component])
+    return Sound(tiny_sd3.read_tensors(folder), path, lambda: [component])
 
 
 def in_one_file(network: str, folder: Path) -> Sound:
     name, path = network.partition(" ")[0], folder / "sd3.safetensors"
     make(network).save_pretrained(folder / name)
-    tensors = tiny.read_tensors(folder / name)
+    tensors = tiny_sd3.read_tensors(folder / name)
     shutil.rmtree(folder / name)
     if name == "transformer":
-        tensors = tiny.original_transformer(tensors)
+        tensors = tiny_sd3.original_transformer(tensors)
     if name == "vae":
-        tensors = tiny.original_vae(tensors)
+        tensors = tiny_sd3.original_vae(tensors)
     if name == "text_encoder":
         del tensors["text_projection.weight"]
     prefix = single_file.NETWORKS[name][0]

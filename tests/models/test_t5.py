@@ -11,7 +11,7 @@ from lydite.core.config import read_config
 from lydite.core.errors import ConfigError
 from lydite.core.jsonfile import read_json
 from lydite.models.text import t5
-from measures import relative_l2
+from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

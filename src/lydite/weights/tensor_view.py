@@ -1,4 +1,4 @@
-"""The tensors one model is filled from: a checkpoint, or the part of one under a prefix."""
+"""The tensors that fill one model: a whole checkpoint, or the part of it under a prefix."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from lydite.core.tensorheader import TensorInfo
 from lydite.weights.layout import Array
 
 
-class Scope:
+class TensorView:
     """Tensors of `checkpoint` under `prefix` and not under `exclude`, by their names without it."""
 
     def __init__(
@@ -25,5 +25,5 @@ class Scope:
         return self._checkpoint.read(self._prefix + name)
 
     def full_name(self, name: str) -> str:
-        """The name in the file: what a message has to say."""
+        """The name in the file, for messages."""
         return self._prefix + name

@@ -1,4 +1,4 @@
-"""A checkpoint held in memory, for tests that make hundreds."""
+"""A checkpoint in memory, for tests that need hundreds."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -6,11 +6,11 @@ from typing import Any, cast
 from lydite.core.checkpoint import Checkpoint
 from lydite.core.dtypes import NAMES
 from lydite.core.tensorheader import TensorInfo
-from lydite.weights.source import Scope
+from lydite.weights.tensor_view import TensorView
 
 
-class Held:
-    """What `Scope` asks of a checkpoint."""
+class MemoryCheckpoint:
+    """The part of `Checkpoint` that `TensorView` uses."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self.arrays = arrays
@@ -23,5 +23,7 @@ class Held:
         return self.arrays[name]
 
 
-def held(arrays: Mapping[str, Any], prefix: str = "", exclude: tuple[str, ...] = ()) -> Scope:
-    return Scope(cast(Checkpoint, Held(arrays)), prefix, exclude)
+def in_memory(
+    arrays: Mapping[str, Any], prefix: str = "", exclude: tuple[str, ...] = ()
+) -> TensorView:
+    return TensorView(cast(Checkpoint, MemoryCheckpoint(arrays)), prefix, exclude)
