@@ -1,8 +1,8 @@
 """How often `lydite sampler conform` names a planted mistake: eight of them, wherever they can be.
 
-    .venv/bin/python benchmarks/conform.py                  every combination, in minutes
-    .venv/bin/python benchmarks/conform.py --steps 4        half of them
-    .venv/bin/python benchmarks/conform.py --list           also each that was not named
+    .venv/bin/python benchmarks/score_conform.py                  every combination, in minutes
+    .venv/bin/python benchmarks/score_conform.py --steps 4        half of them
+    .venv/bin/python benchmarks/score_conform.py --list           also each that was not named
 
 The mistakes are made by the port of tests/conform, which was written by hand and in float32. A
 combination where a mistake changes nothing (it is within what rounding may do) is counted apart.

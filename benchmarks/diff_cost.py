@@ -1,7 +1,7 @@
 """How fast two traces are compared, and in how much memory, against a plain allclose loop.
 
-    .venv/bin/python benchmarks/diff.py                       1 GiB a side, float32
-    .venv/bin/python benchmarks/diff.py --gib 4 --dtype bfloat16
+    .venv/bin/python benchmarks/diff_cost.py                       1 GiB a side, float32
+    .venv/bin/python benchmarks/diff_cost.py --gib 4 --dtype bfloat16
 
 The traces are written first (a DiT's residual stream, port = reference + rounding). The loop is
 what people write by hand: np.allclose on every pair of equal names. Both read the same mapped
