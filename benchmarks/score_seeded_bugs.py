@@ -220,7 +220,7 @@ def encode_reference(model: Path, folder: Path, dtype: str, inject: Path | None)
     import torch
     from diffusers import AutoencoderKL
 
-    from lydite.trace.torch_capture import watching
+    from lydite.trace.torch_capture import record_modules
 
     pixels = torch.from_numpy(picture().astype(np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
     precision = getattr(torch, dtype)
@@ -228,7 +228,7 @@ def encode_reference(model: Path, folder: Path, dtype: str, inject: Path | None)
     header = Header(side="reference", device="cpu", dtype=dtype, conditions=ENCODING)
     source = injection(inject, "*:*") if inject else None
     with torch.no_grad(), Recorder.start(folder, header=header, inject=source) as recorder:
-        with watching(recorder, vae, scope="vae"):
+        with record_modules(recorder, vae, scope="vae"):
             mean = vae.encode(pixels.to(precision)).latent_dist.mean
         recorder.record("pipeline/image_latents", mean, dims="b c h w")
 

@@ -76,7 +76,7 @@ def model(folder: Path, rounds: int, steps: int) -> None:
 
 def draw(pipeline: Any, request: Any, recorder: Recorder | None) -> tuple[float, float]:
     """Seconds of one picture, the closing of the trace included: on the wall, of the CPU."""
-    from lydite.trace.mlx_capture import watching
+    from lydite.trace.mlx_capture import record_modules
 
     start, cpu = time.perf_counter(), time.process_time()
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def draw(pipeline: Any, request: Any, recorder: Recorder | None) -> tuple[float,
             stack.enter_context(recorder)
             for name in ("transformer", "vae"):
                 part = pipeline.networks.get(name)
-                stack.enter_context(watching(recorder, part, scope=name))
+                stack.enter_context(record_modules(recorder, part, scope=name))
         list(pipeline.generate(request, [0]))
     return time.perf_counter() - start, time.process_time() - cpu
 

@@ -73,7 +73,7 @@ def _walk(reference: Path, port: Path, wrong: Rule) -> Simple:
         first: Event | None = None
         flagged = compared = 0
         for event in reference_trace.events:
-            other = port_trace.find(*event.place)
+            other = port_trace.find(*event.id)
             if other is None or event.kind == "selftest":
                 continue
             value = port_trace.read(other).astype(np.float64)
@@ -86,4 +86,4 @@ def _walk(reference: Path, port: Path, wrong: Rule) -> Simple:
                 flagged += 1
     if first is None:
         return Simple("agree", compared=compared)
-    return Simple("diverge", first.name, first.port, first.step, flagged, compared)
+    return Simple("diverge", first.name, first.slot, first.step, flagged, compared)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from lydite.pipelines import sd3_trace
 from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_trace import SD3Recorder
-from lydite.trace.events import Event, Header
-from lydite.trace.mlx_capture import watching
-from lydite.trace.recorder import Recorder, Source
+from lydite.trace.events import Event, EventId, Header
+from lydite.trace.mlx_capture import record_modules
+from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.writer import TraceWriter
 from seeded_bugs.cases import Dump, Part
 from seeded_bugs.tiny_model import NAME, REQUEST, SEED, picture
@@ -30,7 +30,7 @@ def record_port(
     folder: Path,
     part: Part = "draw",
     dump: Dump | None = None,
-    inject: Source | None = None,
+    inject: InjectionSource | None = None,
 ) -> Path:
     """One run written to a new folder, with `dump` in another layout, on injected values."""
     if part == "draw" and dump is None:
@@ -63,7 +63,7 @@ class DumpingWriter(TraceWriter):
         """As TraceWriter's."""
         if self.dump is None:
             return super().add(name, value, **about)
-        self.shapes[name, about["port"]] = value.shape
+        self.shapes[name, about["slot"]] = value.shape
         return super().add(name, self.dump(name, np.asarray(value)), **{**about, "dims": None})
 
 
@@ -71,20 +71,20 @@ class DumpingWriter(TraceWriter):
 class Undumped:
     """Values in the layout of a dump, converted back to the layout of the run."""
 
-    source: Source
+    source: InjectionSource
     writer: DumpingWriter
 
-    def wants(self, name: str, port: str) -> bool:
+    def wants(self, name: str, slot: str) -> bool:
         """As the source's."""
-        return self.source.wants(name, port)
+        return self.source.wants(name, slot)
 
-    def value(self, place: tuple[str, str, int, int]) -> NDArray[Any] | None:
+    def value(self, event_id: EventId) -> NDArray[Any] | None:
         """The source's value in the layout of the run."""
-        value, dump = self.source.value(place), self.writer.dump
+        value, dump = self.source.value(event_id), self.writer.dump
         if value is None or dump is None:
             return value
-        shape = self.writer.shapes[place[:2]]
-        positions = dump(place[0], np.arange(value.size).reshape(shape))
+        shape = self.writer.shapes[event_id[:2]]
+        positions = dump(event_id[0], np.arange(value.size).reshape(shape))
         restored = np.empty(value.size, value.dtype)
         restored[np.ravel(positions)] = value.ravel()
         return restored.reshape(shape)
@@ -94,6 +94,6 @@ def encode_picture(pipeline: StableDiffusion3, recorder: Recorder) -> None:
     """The VAE's encoder on a fixed picture."""
     vae: Any = pipeline.networks.get("vae")
     pixels = mx.array(picture().astype(np.float32) / 127.5 - 1)[None]
-    with watching(recorder, vae, scope="vae"):
+    with record_modules(recorder, vae, scope="vae"):
         mean = vae.encode(pixels.astype(pipeline.networks.dtype_of("vae"))).mean
     recorder.record("pipeline/image_latents", mean, dims="b h w c")

@@ -53,7 +53,7 @@ def write_renamed(folder: Path, out: Path, naming: Naming) -> dict[str, str | li
     with Trace.open(folder) as trace, TraceWriter(out, trace.header) as writer:
         parts: dict[tuple[str, int, int], dict[str, tuple[str, NDArray[Any]]]] = {}
         for event in trace.events:
-            if event.kind == "selftest" or not event.port.startswith("out"):
+            if event.kind == "selftest" or not event.slot.startswith("out"):
                 continue
             if fused := naming.fused_part(event.name):
                 name, part = fused
@@ -73,7 +73,7 @@ def _add(writer: TraceWriter, naming: Naming, name: str, value: NDArray[Any], ev
     if naming.step_in_name and event.kind != "ids":
         name = f"step{event.step}/{name}"
     step = 0 if naming.step_in_name else event.step
-    writer.add(name, value, port=event.port, kind=event.kind, step=step, dtype=event.dtype)
+    writer.add(name, value, slot=event.slot, kind=event.kind, step=step, dtype=event.dtype)
     return name
 
 

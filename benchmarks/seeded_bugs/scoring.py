@@ -129,7 +129,7 @@ class SameArrays:
         self._sites: dict[tuple[str, int], set[Site]] = {}
         with Trace.open(folder) as trace:
             for event in trace.events:
-                site = Site(event.name, event.port)
+                site = Site(event.name, event.slot)
                 if event.hash:
                     self._hashes.setdefault((site, event.step), set()).add(event.hash)
                     self._sites.setdefault((event.hash, event.step), set()).add(site)

@@ -92,20 +92,20 @@ def test_a_sum_between_modules_is_found_at_the_input_of_the_next(tmp_path: Path)
     a, total, y = (draw.standard_normal((2, 5, 8)) for _ in range(3))
     reference = write(
         tmp_path / "ref",
-        [("net/a", a, {}), ("net/b", total, {"port": "in.0"}), ("net/b", y, {})],
+        [("net/a", a, {}), ("net/b", total, {"slot": "in.0"}), ("net/b", y, {})],
     )
     assert [is_input(name) for name in other_ports(reference)] == [True]
     (name,) = other_ports(reference)
-    assert first_events(reference, [name])[name].port == "in.0"
+    assert first_events(reference, [name])[name].slot == "in.0"
     port = write(tmp_path / "port", [("one", a, {}), ("residual", total, {}), ("two", y, {})])
-    found = {each.port_site.name: (each.site.name, each.site.port) for each in pair(
+    found = {each.port_site.name: (each.site.name, each.site.slot) for each in pair(
         reference, port).pairs}  # fmt: skip
     assert found["residual"] == ("net/b", "in.0")
 
 
 def test_what_a_module_was_given_by_another_is_no_value_of_its_own(tmp_path: Path) -> None:
     x = np.random.default_rng(1).standard_normal((2, 5, 8))
-    trace = write(tmp_path / "ref", [("a", x, {}), ("b", x, {"port": "in.0"}), ("b", 2 * x, {})])
+    trace = write(tmp_path / "ref", [("a", x, {}), ("b", x, {"slot": "in.0"}), ("b", 2 * x, {})])
     assert other_ports(trace) == []
 
 
@@ -173,17 +173,17 @@ def test_equal_outputs_do_not_speak_for_inputs(tmp_path: Path) -> None:
     draw = np.random.default_rng(6)
     x, h, y = (draw.standard_normal((2, 5, 8)) for _ in range(3))
     reference = write(tmp_path / "ref", [
-        ("net/attn", x, {"port": "in.0"}), ("net/attn.out", h, {"port": "in.0"}),
-        ("net/attn.out", y, {}), ("net/attn.drop", y, {"port": "in.0"}), ("net/attn.drop", y, {}),
+        ("net/attn", x, {"slot": "in.0"}), ("net/attn.out", h, {"slot": "in.0"}),
+        ("net/attn.out", y, {}), ("net/attn.drop", y, {"slot": "in.0"}), ("net/attn.drop", y, {}),
     ])  # fmt: skip
-    port = write(tmp_path / "port", [("a", x, {"port": "in.0"}), ("a", y, {})])
+    port = write(tmp_path / "port", [("a", x, {"slot": "in.0"}), ("a", y, {})])
     found = compare(reference, port)
     assert found.verdict == "agree" and [row.place for row in found.rows] == ["out"]
 
 
 def test_an_array_under_another_name_is_no_end_that_was_not_compared(tmp_path: Path) -> None:
     y = np.random.default_rng(7).standard_normal((2, 5, 8))
-    reference = write(tmp_path / "ref", [("net/head", y, {}), ("net", y, {"port": "out.logits"})])
+    reference = write(tmp_path / "ref", [("net/head", y, {}), ("net", y, {"slot": "out.logits"})])
     port = write(tmp_path / "port", [("head", y, {}), ("model", y, {})])
     assert compare(reference, port).verdict == "agree"
 

@@ -51,13 +51,13 @@ def test_who_made_the_first_nan(examined: Any) -> None:
     def write(w: TraceWriter) -> None:
         broken = normal(4, 8)
         broken[1, 2] = np.nan
-        w.add("t/a", normal(4, 8), port="in.0")
+        w.add("t/a", normal(4, 8), slot="in.0")
         w.add("t/a", normal(4, 8))
-        w.add("t/b", normal(4, 8), port="in.0", step=1)
-        w.add("t/b", normal(4, 8), port="in.1", step=1)
+        w.add("t/b", normal(4, 8), slot="in.0", step=1)
+        w.add("t/b", normal(4, 8), slot="in.1", step=1)
         w.add("t/b", normal(4, 8), step=1)
-        w.add("t/b", broken, port="out.1", step=1)
-        w.add("t/c", broken, port="in.0", step=1)
+        w.add("t/b", broken, slot="out.1", step=1)
+        w.add("t/c", broken, slot="in.0", step=1)
 
     remark = examined(write)["not-finite"]
     assert remark.serious and remark.site == "t/b" and remark.step == 1
@@ -79,7 +79,7 @@ def test_a_maker_that_was_not_recorded(examined: Any) -> None:
 
 def test_a_nan_that_came_in(examined: Any) -> None:
     def write(w: TraceWriter) -> None:
-        w.add("t/a", np.full((4, 8), np.nan, np.float32), port="in.0")
+        w.add("t/a", np.full((4, 8), np.nan, np.float32), slot="in.0")
         w.add("t/a", np.full((4, 8), np.nan, np.float32))
 
     assert "first seen at t/a [in.0]: what made it" in examined(write)["not-finite"].sentence
@@ -89,7 +89,7 @@ def test_masks_may_be_infinite(examined: Any) -> None:
     mask = np.where(np.tri(8, dtype=bool), 0, -np.inf).astype(np.float32)
 
     def write(w: TraceWriter) -> None:
-        w.add("t/attn", mask, port="in.attention_mask")
+        w.add("t/attn", mask, slot="in.attention_mask")
         w.add("t/causal_mask", mask)
         if examined.level == "full":
             w.add("t/scores", mask + 1)  # told from a bug by its values only
@@ -133,9 +133,9 @@ def test_growth_along_the_blocks_is_called_normal(examined: Any) -> None:
 
 def test_dead_outputs(examined: Any) -> None:
     def write(w: TraceWriter) -> None:
-        w.add("t/zero", normal(4, 8), port="in.0")
+        w.add("t/zero", normal(4, 8), slot="in.0")
         w.add("t/zero", np.zeros((4, 8), np.float32))
-        w.add("t/after", np.zeros((4, 8), np.float32), port="in.0")
+        w.add("t/after", np.zeros((4, 8), np.float32), slot="in.0")
         w.add("t/after", np.zeros((4, 8), np.float32))
         w.add("t/one", np.ones((4, 8), np.float32))
         w.add("t/table", np.zeros((4, 8), np.float32), kind="input")
@@ -150,9 +150,9 @@ def test_the_same_in_every_step(examined: Any) -> None:
 
     def write(w: TraceWriter) -> None:
         for step in range(3):
-            w.add("t/context", text, port="in.0", step=step)
+            w.add("t/context", text, slot="in.0", step=step)
             w.add("t/context", text, step=step)
-            w.add("t/time", normal(4, 8), port="in.0", step=step)
+            w.add("t/time", normal(4, 8), slot="in.0", step=step)
             w.add("t/time", stuck, step=step)
             w.add("t/good", normal(4, 8), step=step)
 

@@ -76,7 +76,7 @@ def test_an_error_that_is_carried_on_belongs_to_its_first_place(tmp_path: Path) 
     def write(folder: Path, gate: float, own: float) -> Trace:
         with TraceWriter(folder, Header()) as writer:
             after = given + gate * attended
-            writer.add("block.norm", after, port="in.0")
+            writer.add("block.norm", after, slot="in.0")
             writer.add("block", (after + fed).swapaxes(1, 2))  # its copy of `after`, not the norm's
             writer.add("head", fed * own)
         return Trace.open(folder)

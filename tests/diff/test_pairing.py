@@ -107,19 +107,19 @@ def test_a_port_without_steps_is_paired_in_order(tmp_path: Path) -> None:
 
 
 def test_inputs_may_be_named_on_one_side(tmp_path: Path) -> None:
-    reference = write(tmp_path / "ref", [("m", VALUES["a"], {"port": "in.hidden_states"})])
-    port = write(tmp_path / "port", [("m", VALUES["a"], {"port": "in.0"})])
+    reference = write(tmp_path / "ref", [("m", VALUES["a"], {"slot": "in.hidden_states"})])
+    port = write(tmp_path / "port", [("m", VALUES["a"], {"slot": "in.0"})])
     (found,) = pair(reference, port).pairs
-    assert (found.site.port, found.port_site.port) == ("in.hidden_states", "in.0")
+    assert (found.site.slot, found.port_site.slot) == ("in.hidden_states", "in.0")
 
 
 def test_outputs_in_another_order_are_mapped(tmp_path: Path) -> None:
-    reference = write(tmp_path / "ref", [("b", VALUES["a"]), ("b", VALUES["b"], {"port": "out.1"})])
-    port = write(tmp_path / "port", [("c", VALUES["b"]), ("c", VALUES["a"], {"port": "out.1"})])
+    reference = write(tmp_path / "ref", [("b", VALUES["a"]), ("b", VALUES["b"], {"slot": "out.1"})])
+    port = write(tmp_path / "port", [("c", VALUES["b"]), ("c", VALUES["a"], {"slot": "out.1"})])
     path = tmp_path / "map.json"
     path.write_text('{"c": {"ref": "b", "ports": {"out": "out.1", "out.1": "out"}}}')
     found = pair(reference, port, read_renames(path)).pairs
-    assert {(each.site.port, each.port_site.port) for each in found} == {
+    assert {(each.site.slot, each.port_site.slot) for each in found} == {
         ("out", "out.1"),
         ("out.1", "out"),
     }

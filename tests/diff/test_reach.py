@@ -86,7 +86,7 @@ def test_inputs_that_were_not_compared_do_not_agree(tmp_path: Path) -> None:
     for side, shape, change in (("ref", (2, 7), 0.0), ("port", (2, 9), 1.0)):
         with TraceWriter(tmp_path / side, Header(dtype="float32")) as writer:
             writer.add("net/a", VALUES["net/a"])
-            writer.add("net/b", np.ones(shape, np.float32), port="in.0")
+            writer.add("net/b", np.ones(shape, np.float32), slot="in.0")
             writer.add("net/b", VALUES["net/b"] + change)
     found = compare(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
     assert found.site == "net/b" and "inputs agree" not in found.sentence

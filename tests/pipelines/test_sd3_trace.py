@@ -97,7 +97,7 @@ def test_the_header_says_what_decides_the_run(trace: Trace) -> None:
 
 
 def test_each_step_has_its_own_values(trace: Trace) -> None:
-    steps = Counter((event.name, event.port, event.step, event.call) for event in trace.events)
+    steps = Counter((event.name, event.slot, event.step, event.call) for event in trace.events)
     assert set(steps.values()) == {1}
     for name in (
         "pipeline/velocity",
@@ -106,7 +106,7 @@ def test_each_step_has_its_own_values(trace: Trace) -> None:
         "transformer/transformer_blocks.0.norm1.linear",
         "transformer/time_text_embed",
     ):
-        found = [event.step for event in trace.events if (event.name, event.port) == (name, "out")]
+        found = [event.step for event in trace.events if (event.name, event.slot) == (name, "out")]
         assert found == [0, 1, 2], name
     assert all(event.step == 0 for event in trace.events if event.name.startswith("vae"))
 
@@ -144,7 +144,7 @@ def test_the_image_is_the_picture_before_rounding(trace: Trace, pipeline: Stable
 
 
 def test_axes_are_named_where_a_shape_may_not_show_them(trace: Trace) -> None:
-    dims = {(event.name, event.port): event.dims for event in trace.events}
+    dims = {(event.name, event.slot): event.dims for event in trace.events}
     assert dims["pipeline/noise", "out"] == dims["pipeline/latents", "out"] == "b h w c"
     assert dims["transformer", "in.hidden_states"] == dims["transformer", "out"] == "b h w c"
     assert dims["vae/decode", "in.0"] == dims["vae/decoder.conv_in", "out"] == "b h w c"

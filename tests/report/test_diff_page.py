@@ -184,7 +184,7 @@ def test_strangers_names_arrive_as_text(tmp_path: Path) -> None:
     for side in ("ref", "port"):
         with TraceWriter(tmp_path / side, Header(conditions=conditions, framework=EVIL[:99])) as w:
             for name, value in values.items():
-                w.add(name, value * (1 if side == "ref" else 2), port=f"out.{EVIL}")
+                w.add(name, value * (1 if side == "ref" else 2), slot=f"out.{EVIL}")
     theirs, ours = Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port")
     rows = [row(name, 1.0, place=f"out.{EVIL}", note=EVIL) for name in values]
     rows += [row(EVIL, 1.0, port_site=f"port {EVIL}"), row(long, None)]

@@ -51,8 +51,8 @@ def write(folder: Path, change: float = 0.0, *, first: bool = False, dtype: str 
     with TraceWriter(folder, Header()) as writer:
         for block, name in enumerate(NAMES):
             moved = change if first or block else 0.0
-            writer.add(name.removesuffix(".to_q"), x + block, port="in.hidden_states")
-            writer.add(name, x + block, port="in.0")
+            writer.add(name.removesuffix(".to_q"), x + block, slot="in.hidden_states")
+            writer.add(name, x + block, slot="in.0")
             writer.add(name, 2 * x + block + moved, dtype=dtype)
     return folder
 

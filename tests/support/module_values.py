@@ -16,7 +16,7 @@ from lydite.pipelines.sd3 import StableDiffusion3
 from lydite.pipelines.sd3_trace import SD3Recorder
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.trace.events import Event, Header
-from lydite.trace.mlx_capture import walk, watching
+from lydite.trace.mlx_capture import record_modules, walk
 from lydite.trace.writer import Capture
 from seeded_bugs.recording import encode_picture
 from seeded_bugs.tiny_model import REQUEST, SEED
@@ -34,10 +34,10 @@ class MemoryWriter:
     def __init__(self) -> None:
         self.values: Values = {}
 
-    def add(self, name: str, value: Any, *, port: str, step: int, **_: Any) -> Event:
-        call = sum(place[:3] == (name, port, step) for place in self.values)
-        self.values[name, port, step, call] = np.array(value).astype(np.float64)
-        return Event(0, name, (), "f32", port, step=step, call=call)
+    def add(self, name: str, value: Any, *, slot: str, step: int, **_: Any) -> Event:
+        call = sum(place[:3] == (name, slot, step) for place in self.values)
+        self.values[name, slot, step, call] = np.array(value).astype(np.float64)
+        return Event(0, name, (), "f32", slot, step=step, call=call)
 
 
 def observe(pipeline: StableDiffusion3, part: str) -> Values:
@@ -50,18 +50,18 @@ def observe(pipeline: StableDiffusion3, part: str) -> Values:
         with ExitStack() as stack:
             for name in ENCODERS:
                 network = pipeline.networks.get(name)
-                stack.enter_context(watching(recorder, network, scope=name))
+                stack.enter_context(record_modules(recorder, network, scope=name))
             pipeline.encode(SHORT)
     elif part == "encode":
         encode_picture(pipeline, recorder)
     elif part == "vae":
         vae: Any = pipeline.networks.get("vae")
-        with watching(recorder, vae, scope="vae", methods=("decode",)):
+        with record_modules(recorder, vae, scope="vae", methods=("decode",)):
             vae.decode(vae.denormalize(normals((1, 12, 8, 16))))
     else:
         request = pipeline.complete(SHORT)
         text = sd3_denoiser.Conditioning(normals((2, 93, 64)), normals((2, 56), 1))
-        with watching(recorder, pipeline.networks.get("transformer"), scope="transformer"):
+        with record_modules(recorder, pipeline.networks.get("transformer"), scope="transformer"):
             with recorder.all_steps(SHORT.steps):
                 denoiser = pipeline.denoiser(request, text, 1)
             denoiser(normals((1, 12, 8, 16)), 1.0)

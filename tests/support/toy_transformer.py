@@ -104,14 +104,14 @@ class _Toy:
                 self._add(name, value[row : row + 1], port, **more)
             return own
         event = self._add(name, value, port, **more)
-        found = self.injection.find(*event.place) if self.injection else None
+        found = self.injection.find(*event.id) if self.injection else None
         if found is None or self.injection is None:
             return own
         given = self.injection.read(found).astype(np.float64)
         return given.transpose(0, 2, 3, 1) if value.ndim == 4 and self.o.channels_first else given
 
     def _add(self, name: str, value: Any, port: str, **more: Any) -> Event:
-        return self.writer.add(self.o.rename(name), value, port=port, step=self.step, **more)
+        return self.writer.add(self.o.rename(name), value, slot=port, step=self.step, **more)
 
     def matmul(self, x: Any, w: Any) -> Any:
         if self.o.shuffle:

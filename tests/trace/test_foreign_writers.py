@@ -118,7 +118,7 @@ def test_rust_writes_what_numpy_computes(tmp_path: Path, demo: Path) -> None:
         "bool",
     }
     for event in theirs.events:
-        twin = port.find(*event.place)
+        twin = port.find(*event.id)
         assert twin is not None and twin.shape == event.shape
         np.testing.assert_allclose(port.read(twin), theirs.read(event), rtol=1e-6)
     bits = port.find("selftest/bf16")
@@ -142,7 +142,7 @@ def test_rust_takes_values_from_a_reference(
         run(demo, LYDITE_TRACE=folder)
     elif writer == "lydite":
         with Recorder.start(folder) as recorder:
-            recorder.record("model/linear", np.zeros((2, 4)), port="in.0")
+            recorder.record("model/linear", np.zeros((2, 4)), slot="in.0")
             recorder.record("other", np.full((2, 4), 0.5, np.float32))
             for step in range(2):  # the first is an alias
                 recorder.step = step

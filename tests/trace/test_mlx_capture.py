@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from lydite.core.errors import TraceError
 from lydite.pipelines.sd3 import Request, StableDiffusion3
 from lydite.trace.arrays import to_numpy
-from lydite.trace.mlx_capture import compiles, walk, watching
+from lydite.trace.mlx_capture import compiles, record_modules, walk
 from lydite.trace.recorder import Injection, Recorder
 from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
@@ -73,13 +73,16 @@ def state(model: nn.Module) -> tuple[Any, ...]:
 
 
 def record(folder: Path, model: Any, call: Callable[[], Any], **options: Any) -> Trace:
-    with Recorder.start(folder) as recorder, watching(recorder, model, scope="net", **options):
+    with (
+        Recorder.start(folder) as recorder,
+        record_modules(recorder, model, scope="net", **options),
+    ):
         call()
     return Trace.open(folder)
 
 
 def places(trace: Trace) -> list[tuple[str, str, int]]:
-    return [(event.name, event.port, event.call) for event in trace.events]
+    return [(event.name, event.slot, event.call) for event in trace.events]
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ def test_outputs_of_any_shape_have_their_ports(
 
 def test_nothing_is_left_behind(tmp_path: Path, net: Net) -> None:
     before, plain = state(net), to_numpy(net(X, scale=SCALE)).tobytes()
-    with Recorder.start(tmp_path / "run") as recorder, watching(recorder, net, scope="net"):
+    with Recorder.start(tmp_path / "run") as recorder, record_modules(recorder, net, scope="net"):
         assert isinstance(net, Net) and type(net).__name__ == "Net"
         assert type(net).__module__ == Net.__module__ and type(net) is not Net
         assert repr(net) == repr(Net())
@@ -191,7 +194,7 @@ def test_outputs_and_inputs_are_injected(tmp_path: Path, net: Net) -> None:
         inject = Injection(reference, (at,))
         with (
             Recorder.start(tmp_path / str(number), inject=inject) as recorder,
-            watching(recorder, other, scope="net"),
+            record_modules(recorder, other, scope="net"),
         ):
             found = other(X, scale=SCALE)
         assert recorder.injected
@@ -211,7 +214,7 @@ def test_one_of_several_outputs_is_injected_into_the_same_structure(
     inject = Injection(Trace.open(tmp_path / "reference"), ("net",))
     with (
         Recorder.start(tmp_path / "run", inject=inject) as recorder,
-        watching(recorder, net, scope="net"),
+        record_modules(recorder, net, scope="net"),
     ):
         found = net(X, scale=SCALE * 2, shape=shape)
     expected = net(X, scale=SCALE, shape=shape)
@@ -232,7 +235,7 @@ def test_a_wrong_shape_names_the_module(tmp_path: Path, net: Net) -> None:
     with (
         Recorder.start(tmp_path / "run", inject=inject) as recorder,
         pytest.raises(TraceError, match=r"net/layers\.1 \[out\].*\[2, 4\].*\[3, 4\]"),
-        watching(recorder, net, scope="net"),
+        record_modules(recorder, net, scope="net"),
     ):
         net(mx.zeros((3, 4)), scale=SCALE)
     assert state(net) == before
@@ -286,8 +289,8 @@ def test_watching_twice_records_twice_and_undoes_both(tmp_path: Path, net: Net) 
     before = state(net)
     with (
         Recorder.start(tmp_path / "run") as recorder,
-        watching(recorder, net, scope="outer"),
-        watching(recorder, net, scope="inner"),
+        record_modules(recorder, net, scope="outer"),
+        record_modules(recorder, net, scope="inner"),
     ):
         net(X, scale=SCALE)
     assert state(net) == before
@@ -313,9 +316,9 @@ def test_the_parts_of_a_real_pipeline(tmp_path: Path, untrained: Path) -> None:
     recorder = Recorder.start(tmp_path / "run", capture=Capture("stats"))
     with (
         recorder,
-        watching(recorder, parts["transformer"], scope="transformer"),
-        watching(recorder, parts["vae"], scope="vae", methods=("decode",)),
-        watching(recorder, parts["text_encoder"], scope="text_encoder"),
+        record_modules(recorder, parts["transformer"], scope="transformer"),
+        record_modules(recorder, parts["vae"], scope="vae", methods=("decode",)),
+        record_modules(recorder, parts["text_encoder"], scope="text_encoder"),
     ):
 
         def next_step(progress: Any) -> None:
@@ -329,7 +332,7 @@ def test_the_parts_of_a_real_pipeline(tmp_path: Path, untrained: Path) -> None:
     names = {event.name for event in events}
     assert {"transformer", "vae/decode", "vae/decoder.conv_in", "text_encoder"} <= names
     assert "transformer/transformer_blocks.0.attn.to_q" in names
-    calls = [event for event in events if event.name == "transformer" and event.port == "out"]
+    calls = [event for event in events if event.name == "transformer" and event.slot == "out"]
     assert [(event.step, event.call) for event in calls] == [(0, 0), (1, 0)]
-    ports = {event.port for event in events if event.name == "text_encoder"}
+    ports = {event.slot for event in events if event.name == "text_encoder"}
     assert {"in.0", "out.last", "out.pooled", "out.hidden_states.0"} <= ports

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.core.errors import InputError, TraceError
+from lydite.core.errors import FileError, InputError, TraceError
 from lydite.trace.recorder import Injection, Recorder, full_name, matches
 from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
@@ -19,7 +19,7 @@ def reference(tmp_path: Path) -> Trace:
             recorder.step = step
             recorder.record("model/a", np.full((2, 3), 10.0 + step))
             recorder.record("model/a", np.full((2, 3), 20.0 + step))
-            recorder.record("model/a", np.full((2, 3), 30.0 + step), port="in.0")
+            recorder.record("model/a", np.full((2, 3), 30.0 + step), slot="in.0")
     return Trace.open(tmp_path / "reference")
 
 
@@ -30,7 +30,7 @@ def test_a_name_is_the_scope_and_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name", "port", "expected"),
+    ("pattern", "name", "slot", "expected"),
     [
         ("*", "vae/x", "in.0", True),
         ("vae/*", "vae/x", "out", True),
@@ -45,19 +45,19 @@ def test_a_name_is_the_scope_and_the_path() -> None:
         ("Blocks", "blocks", "out", False),
     ],
 )
-def test_patterns(pattern: str, name: str, port: str, expected: bool) -> None:
-    assert matches(pattern, name, port, ports="*") is expected
+def test_patterns(pattern: str, name: str, slot: str, expected: bool) -> None:
+    assert matches(pattern, name, slot, default_slots="*") is expected
 
 
 def test_only_the_points_asked_for_are_recorded(tmp_path: Path) -> None:
     capture = Capture(points=("vae/*:out*", "unet"))
     with Recorder.start(tmp_path / "run", capture=capture) as recorder:
         for name in ("vae/a", "unet", "unet/b"):
-            for port in ("in.0", "out"):
+            for slot in ("in.0", "out"):
                 value = np.zeros(1)
-                assert recorder.record(name, value, port=port) is value
+                assert recorder.record(name, value, slot=slot) is value
         assert recorder.wants("vae/a") and not recorder.wants("vae/a", "in.0")
-    places = [(event.name, event.port) for event in Trace.open(tmp_path / "run").events]
+    places = [(event.name, event.slot) for event in Trace.open(tmp_path / "run").events]
     assert places == [("vae/a", "out"), ("unet", "in.0"), ("unet", "out")]
 
 
@@ -70,7 +70,7 @@ def test_the_reference_is_handed_back_at_the_same_step_and_call(
             recorder.step = step
             first = recorder.record("model/a", np.zeros((2, 3), np.float32))
             second = recorder.record("model/a", np.zeros((2, 3), np.float32))
-            own = recorder.record("model/a", np.zeros((2, 3), np.float32), port="in.0")
+            own = recorder.record("model/a", np.zeros((2, 3), np.float32), slot="in.0")
             assert (first[0, 0], second[0, 0], own[0, 0]) == (10 + step, 20 + step, 0)
             assert first.dtype == np.float32
         assert len(recorder.injected) == 4 and recorder.injected[0] == ("model/a", "out", 0, 0)
@@ -81,7 +81,7 @@ def test_the_reference_is_handed_back_at_the_same_step_and_call(
 def test_inputs_are_injected_when_the_port_is_named(tmp_path: Path, reference: Trace) -> None:
     inject = Injection(reference, ("model/*:in.*",))
     with Recorder.start(tmp_path / "run", inject=inject) as recorder:
-        assert recorder.record("model/a", np.zeros((2, 3)), port="in.0")[0, 0] == 30
+        assert recorder.record("model/a", np.zeros((2, 3)), slot="in.0")[0, 0] == 30
         assert recorder.record("model/a", np.zeros((2, 3)))[0, 0] == 0
 
 
@@ -128,11 +128,11 @@ def test_a_value_that_was_only_measured_cannot_be_injected(tmp_path: Path) -> No
 
 def test_any_source_of_values_will_do(tmp_path: Path) -> None:
     class Ones:
-        def wants(self, name: str, port: str) -> bool:
+        def wants(self, name: str, slot: str) -> bool:
             return name == "x"
 
-        def value(self, place: tuple[str, str, int, int]) -> Any:
-            return np.ones(2) if place[2] == 1 else None
+        def value(self, event_id: tuple[str, str, int, int]) -> Any:
+            return np.ones(2) if event_id[2] == 1 else None
 
     with Recorder.start(tmp_path / "run", inject=Ones()) as recorder:
         assert recorder.record("x", np.zeros(2)).tolist() == [0, 0]
@@ -160,3 +160,17 @@ def test_what_is_no_array_is_refused_by_its_place(tmp_path: Path) -> None:
         pytest.raises(TraceError, match=r"x \[out\]: a str is not an array"),
     ):
         recorder.record("x", "text")
+
+
+def test_overwrite_replaces_a_trace_and_nothing_else(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with Recorder.start(tmp_path / "run", overwrite=True) as recorder:
+            recorder.record("x", np.full(3, value))
+    (event,) = (trace := Trace.open(tmp_path / "run")).events
+    assert trace.read(event).tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(FileError, match="overwrite=True"):
+        Recorder.start(tmp_path / "run")
+    (tmp_path / "run/thesis.txt").write_text("mine")
+    with pytest.raises(FileError, match="not overwritten"):
+        Recorder.start(tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run/thesis.txt").exists() and (tmp_path / "run/events.jsonl").exists()

@@ -149,7 +149,7 @@ def test_a_value_that_was_only_measured_says_so(tmp_path: Path) -> None:
 def test_events_are_found_by_their_place(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "run", Header()) as writer:
         writer.add("x", np.zeros(1))
-        writer.add("x", np.ones(1), port="in.0", step=3)
+        writer.add("x", np.ones(1), slot="in.0", step=3)
     trace = Trace.open(str(tmp_path / "run"))
     assert trace.find("x") == trace.events[0]
     assert trace.find("x", "in.0", 3) == trace.events[1]

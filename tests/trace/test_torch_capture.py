@@ -46,15 +46,18 @@ def hooks(model: Any) -> list[Any]:
 
 
 def record(folder: Path, model: Any, call: Callable[[], Any], **options: Any) -> Trace:
-    from lydite.trace.torch_capture import watching
+    from lydite.trace.torch_capture import record_modules
 
-    with Recorder.start(folder) as recorder, watching(recorder, model, scope="net", **options):
+    with (
+        Recorder.start(folder) as recorder,
+        record_modules(recorder, model, scope="net", **options),
+    ):
         call()
     return Trace.open(folder)
 
 
 def places(trace: Trace) -> list[tuple[str, str, int]]:
-    return [(event.name, event.port, event.call) for event in trace.events]
+    return [(event.name, event.slot, event.call) for event in trace.events]
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ def test_narrow_values_are_exact(tmp_path: Path, dtype: str) -> None:
 
 
 def test_outputs_and_inputs_are_injected(tmp_path: Path, net: Net) -> None:
-    from lydite.trace.torch_capture import watching
+    from lydite.trace.torch_capture import record_modules
 
     reference = record(tmp_path / "reference", net, lambda: net(X, shape="dict"))
     right = net(X, shape="dict")
@@ -141,13 +144,13 @@ def test_outputs_and_inputs_are_injected(tmp_path: Path, net: Net) -> None:
         other = Net()
         inject = Injection(reference, (at,))
         recorder = Recorder.start(tmp_path / str(number), inject=inject)
-        with recorder, watching(recorder, other, scope="net"):
+        with recorder, record_modules(recorder, other, scope="net"):
             found = other(X, shape="dict")
         assert type(found) is OrderedDict
         assert torch.equal(found["a"], right["a"]) and torch.equal(found["b"], right["b"])
     with (
         Recorder.start(tmp_path / "wrong", inject=Injection(reference, ("net:in.0",))) as recorder,
-        watching(recorder, net, scope="net"),
+        record_modules(recorder, net, scope="net"),
         pytest.raises(TraceError, match=r"net \[in\.0\]"),
     ):
         net(torch.zeros(3, 4))

@@ -131,7 +131,7 @@ def test_an_exception_leaves_an_incomplete_trace_that_opens(tmp_path: Path) -> N
 def test_calls_are_counted_for_each_name_port_and_step(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "run", Header()) as writer:
         for step, port in ((0, "out"), (0, "out"), (0, "in.0"), (1, "out")):
-            writer.add("x", np.zeros(1), port=port, step=step)
+            writer.add("x", np.zeros(1), slot=port, step=step)
         assert writer.count("x", "out", 1) == 1
     assert [event.call for event in Trace.open(tmp_path / "run").events] == [0, 1, 0, 0]
 
@@ -163,7 +163,7 @@ def test_a_name_that_no_reader_would_take_is_refused(tmp_path: Path, name: str) 
     with pytest.raises(TraceError, match="no name"):
         writer.add(name, np.zeros(1))
     with pytest.raises(TraceError, match="no name"):
-        writer.add("x", np.zeros(1), port=name)
+        writer.add("x", np.zeros(1), slot=name)
     writer.close()
 
 
@@ -196,7 +196,7 @@ def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> No
     (tmp_path / "thesis.txt").write_text("chapter 1")
     with pytest.raises(FileError, match="not empty"):
         TraceWriter(tmp_path, Header())
-    with pytest.raises(FileError, match="more than a trace"):
+    with pytest.raises(FileError, match="not overwritten"):
         remove_trace(tmp_path)
 
 

@@ -27,7 +27,7 @@ from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_text import Conditioning
 from lydite.sampling.samplers import find_sampler
 from lydite.trace.arrays import to_numpy
-from lydite.trace.mlx_capture import watching
+from lydite.trace.mlx_capture import record_modules
 from lydite.weights.load import to_mlx
 
 SCOPE = "transformer"
@@ -88,14 +88,14 @@ class Replay:
             return to_numpy(denoise.pair(latent, entry.sigma)[0])[0]
         return to_numpy(denoise(latent, entry.sigma))[0]
 
-    def record(self, name: str, value: Any, *, port: str) -> Any:
+    def record(self, name: str, value: Any, *, slot: str) -> Any:
         """Told by the trace room of every value; hands it back as it is."""
         path = name.removeprefix(SCOPE).removeprefix("/")
-        if self._observer.wants(path, port):
+        if self._observer.wants(path, slot):
             if self._ahead is None:
-                self._observer.see(path, port, value)
+                self._observer.see(path, slot, value)
             else:
-                self._ahead.append((path, port, value))
+                self._ahead.append((path, slot, value))
         return value
 
     def _denoiser_of(self, prompt: str) -> Denoiser:
@@ -155,7 +155,7 @@ def replaying(
     pipeline.networks.prepare()  # recording never overlaps loading
     require_model(settings, pipeline)
     replay = Replay(pipeline, settings, observer)
-    with watching(replay, network(pipeline), scope=SCOPE):
+    with record_modules(replay, network(pipeline), scope=SCOPE):
         yield replay
 
 

@@ -14,7 +14,7 @@ from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
     from lydite.reference.jobs import Dtype, Job, Run
-    from lydite.trace.recorder import Source
+    from lydite.trace.recorder import InjectionSource
     from lydite.trace.writer import Capture, Level
 
 STEPS = 4  # the first, the last, and two between: enough for an error to grow, few enough to keep
@@ -130,7 +130,7 @@ def record_ours(
     *,
     capture: "Capture",
     on_step: Callable[[], None],
-    inject: "Source | None" = None,
+    inject: "InjectionSource | None" = None,
 ) -> None:
     """Draw with MLX and leave a trace; the networks are let go of afterwards."""
     from lydite.core.blas import preload

@@ -57,7 +57,7 @@ def read_candidate(trace: Trace, problem: Problem) -> Candidate:
         if event.name in TABLES:
             tables[TABLES[event.name]] = _floats(trace, event).reshape(-1)
             dtypes.add(event.dtype)
-        elif event.name.startswith("sampler/") and name in EVENTS and event.port == "out":
+        elif event.name.startswith("sampler/") and name in EVENTS and event.slot == "out":
             value = _floats(trace, event)
             if name in SCALARS:
                 value = _scalar(value, event)

@@ -180,7 +180,7 @@ def _alike(a: Event, b: Event) -> bool:
 
 
 def repeated_names(trace: Trace) -> set[str]:
-    seen = Counter(event.name for event in trace.events if event.port == "out")
+    seen = Counter(event.name for event in trace.events if event.slot == "out")
     return {name for name, count in seen.items() if count > 1}
 
 

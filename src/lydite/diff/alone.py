@@ -72,7 +72,7 @@ def _gated(failed: GateResult, pair: Pair, sides: Sides) -> Row:
     return Row(
         theirs.name,
         ours.name,
-        theirs.port,
+        theirs.slot,
         theirs.step,
         theirs.call,
         theirs.kind,

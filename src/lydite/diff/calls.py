@@ -83,8 +83,8 @@ def _one_to_one(
         ports = {mine: port for mine, port in ports.items() if not mine.startswith("in")}
     extra = {"how": how, "dims": rename.dims, "ref_dims": rename.ref_dims}
     for port, ref_port in ports.items():
-        mine = [event for event in ours if event.port == port]
-        wanted = [event for event in theirs if event.port == ref_port]
+        mine = [event for event in ours if event.slot == port]
+        wanted = [event for event in theirs if event.slot == ref_port]
         if len(mine) == len(wanted):  # also when one side does not say which step it is
             for event, other in zip(wanted, mine, strict=True):
                 yield Pair((event,), (other,), **extra)
@@ -110,12 +110,12 @@ def _joined(
 ) -> Iterable[Pair]:
     """One value of the port that is several of the reference, joined along an axis."""
     for event in ours:
-        if event.port != "out":
+        if event.slot != "out":
             continue
         want = (event.step - offset, event.call)
         parts = [
             next(
-                (e for e in theirs.get(name, ()) if e.port == "out" and (e.step, e.call) == want),
+                (e for e in theirs.get(name, ()) if e.slot == "out" and (e.step, e.call) == want),
                 None,
             )
             for name in rename.ref
@@ -127,14 +127,14 @@ def _joined(
 
 def _match_ports(theirs: Sequence[Event], ours: Sequence[Event], rename: Rename) -> dict[str, str]:
     """Port's port -> reference's; inputs may be positional on one side and named on the other."""
-    mine = list(dict.fromkeys(event.port for event in ours))
-    wanted = list(dict.fromkeys(event.port for event in theirs))
+    mine = list(dict.fromkeys(event.slot for event in ours))
+    wanted = list(dict.fromkeys(event.slot for event in theirs))
     if rename.ports:
         return {name: rename.ports.get(name, name) for name in mine}
     result = {name: name for name in mine if name in wanted}
     left = [name for name in mine if name not in result and name.startswith("in")]
     free = [name for name in wanted if name not in result and name.startswith("in")]
-    sizes = {event.port: prod(event.shape) for event in [*theirs, *ours]}
+    sizes = {event.slot: prod(event.shape) for event in [*theirs, *ours]}
     if len(left) == len(free):
         result |= {a: b for a, b in zip(left, free, strict=True) if sizes[a] == sizes[b]}
     return result

@@ -136,7 +136,7 @@ class _Comparison:
         sentence = f"The {failed.gate.name} {verb}, before any activation: {failed.gate.detail}."
         return self._finish(
             "diverge", sentence, rows, findings=findings, site=site[0], port_site=site[1],
-            place=failed.pair.site.port if failed.pair else None,
+            place=failed.pair.site.slot if failed.pair else None,
             step=failed.pair.site.step if failed.pair else 0,
         )  # fmt: skip
 
@@ -220,7 +220,7 @@ class _Comparison:
             port=wide(seen.port) if seen.port is not None else empty,
             floor=floor,
             name=event.name,
-            place=event.port,
+            place=event.slot,
             dtype=pair_.port_site.dtype,
             kind=event.kind,
             dims=pair_.ref_dims or event.dims,
@@ -234,10 +234,10 @@ class _Comparison:
         for other in self.pairing.pairs:
             event = other.site
             same = (event.name, event.step, event.call) == (here.name, here.step, here.call)
-            if same and event.port.startswith("in") and not here.port.startswith("in"):
+            if same and event.slot.startswith("in") and not here.slot.startswith("in"):
                 seen = see(other, self.sides.reference, self.sides.port, self.layouts)
                 if seen.reference is not None and seen.port is not None:
-                    result[event.port] = (wide(seen.reference), wide(seen.port))
+                    result[event.slot] = (wide(seen.reference), wide(seen.port))
         return result
 
     def _is_elsewhere(self, rows: list[Row], index: int) -> bool:

@@ -202,7 +202,7 @@ def _without_final_zero(a: Any, b: Any) -> tuple[Any, Any]:
 def _kind(pair: Pair) -> str:
     """The kind of a value; dumps written by hand may not say that ids are ids."""
     event = pair.site
-    whole = event.dtype in ("i64", "i32", "u64", "u32") and event.port == "out"
+    whole = event.dtype in ("i64", "i32", "u64", "u32") and event.slot == "out"
     named = "ids" in event.name.lower() or "token" in event.name.lower()
     return "ids" if event.kind == "activation" and whole and named else event.kind
 

@@ -89,8 +89,8 @@ class _NotFinite:
         inputs = self.calls.of(event)
         if stats.nan or (stats.inf and not self._masked(event)):
             self.first = (event, stats, tuple(inputs))
-        elif event.port.startswith("in."):
-            inputs[event.port] = True
+        elif event.slot.startswith("in."):
+            inputs[event.slot] = True
 
     def _masked(self, event: Event) -> bool:
         """−Inf alone is a mask, in scores too; +Inf is none."""
@@ -105,7 +105,7 @@ class _NotFinite:
         counts = ((stats.nan, "NaN"), (stats.inf, "Inf"))
         told = " and ".join(f"{n} {word}" for n, word in counts if n)
         told += f" of {stats.count} values, "
-        if event.port.startswith("in."):
+        if event.slot.startswith("in."):
             told += f"first seen at {event}: what made it was not recorded"
         elif inputs:
             told += f"made by {event} from finite inputs ({', '.join(inputs)})"
@@ -160,9 +160,9 @@ class _Blocks:
 
     def see(self, event: Event, stats: Stats) -> None:
         match = _BLOCK.match(event.name)
-        if match is None or not event.port.startswith("out") or event.kind != "activation":
+        if match is None or not event.slot.startswith("out") or event.kind != "activation":
             return
-        stack = self.stacks.setdefault(f"{match[1]} [{event.port}]", {})
+        stack = self.stacks.setdefault(f"{match[1]} [{event.slot}]", {})
         stack.setdefault(int(match[2]), (_peak(stats), event.step))  # the first step is enough
 
     def remarks(self) -> Iterator[Remark]:
@@ -193,8 +193,8 @@ class _Dead:
             return
         dead = stats.min is not None and stats.min == stats.max and not stats.nan + stats.inf
         inputs = self.calls.of(event)
-        if event.port.startswith("in."):
-            inputs[event.port] = dead
+        if event.slot.startswith("in."):
+            inputs[event.slot] = dead
             return
         if not dead or any(inputs.values()) or _is_mask(event):
             return  # a dead input explains a dead output
@@ -224,7 +224,7 @@ class _Steps:
     def see(self, event: Event, stats: Stats) -> None:
         if event.kind != "activation" or event.dtype not in _FLOATS:
             return
-        key = (event.name, event.port, event.call)
+        key = (event.name, event.slot, event.call)
         content = event.hash or str(stats)
         site = self.seen.get(key)
         if site is None:
@@ -318,7 +318,7 @@ class _Attention:
 
 
 def _may_be_probabilities(event: Event, stats: Stats) -> bool:
-    if event.kind != "activation" or event.dtype not in _FLOATS or event.port.startswith("in."):
+    if event.kind != "activation" or event.dtype not in _FLOATS or event.slot.startswith("in."):
         return False
     if len(event.shape) < 2 or min(event.shape[-2:]) < FEWEST_KEYS or stats.nan + stats.inf:
         return False
@@ -332,7 +332,7 @@ def _peak(stats: Stats) -> float:
 
 def _is_mask(event: Event) -> bool:
     """Whether −Inf and huge negative numbers are meant."""
-    return "mask" in event.name.rsplit(".", 1)[-1].lower() or "mask" in event.port.lower()
+    return "mask" in event.name.rsplit(".", 1)[-1].lower() or "mask" in event.slot.lower()
 
 
 def _named(sites: Iterable[str]) -> str:

@@ -69,10 +69,10 @@ def _guessed(reference: Trace, port: Trace, renames: dict[str, Rename] | None) -
     """Pairs of the free run that no name speaks for: the second run alone would not show them."""
     found: dict[str, Rename] = {}
     for each in pair(reference, port, renames).pairs:
-        if each.how in NAMED or each.port_site.port != "out":
+        if each.how in NAMED or each.port_site.slot != "out":
             continue
         refs = tuple(dict.fromkeys(event.name for event in each.reference))
-        ports = {} if each.site.port == "out" else {"out": each.site.port}
+        ports = {} if each.site.slot == "out" else {"out": each.site.slot}
         found[each.port_site.name] = Rename(refs, ports=ports, axis=each.axis, how=each.how)
     return found
 
@@ -95,11 +95,11 @@ def write_injection(
             if each.port_site.name in without:
                 continue
             for event, value in _as_port(each, see(each, reference, port, layouts)):
-                place = (event.name, event.port, event.step)
+                place = (event.name, event.slot, event.step)
                 for _ in range(event.call - calls[place]):  # calls without a counterpart
                     writer.count(*place)
                 calls[place] = event.call + 1
-                writer.add(event.name, value, port=event.port, kind=event.kind, step=event.step)
+                writer.add(event.name, value, slot=event.slot, kind=event.kind, step=event.step)
 
 
 def _as_port(each: Pair, seen: Seen) -> Iterator[tuple[Event, NDArray[Any]]]:

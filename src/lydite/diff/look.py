@@ -174,7 +174,7 @@ def first_events(trace: Trace, names: Sequence[str]) -> dict[str, Event]:
     """The first output of each name, or the port that a name of `other_ports` means."""
     wanted, found = {place_of(name): name for name in names}, {}
     for event in trace.events:
-        if (name := wanted.get((event.name, event.port))) is not None:
+        if (name := wanted.get((event.name, event.slot))) is not None:
             found.setdefault(name, event)
     return {name: found[name] for name in names if name in found}
 
@@ -190,11 +190,11 @@ def other_ports(trace: Trace) -> list[str]:
     A port may well record a sum, a product or the result of an attention under a name of its own;
     a capture of modules sees it only where it is handed to the next one.
     """
-    made = {(event.hash, event.step) for event in trace.events if event.port == "out"}
+    made = {(event.hash, event.step) for event in trace.events if event.slot == "out"}
     found: dict[str, None] = {}
     for event in trace.events:
-        if event.port != "out" and event.hash and (event.hash, event.step) not in made:
-            found[event.name + PORT + event.port.translate(_DIGITS)] = None
+        if event.slot != "out" and event.hash and (event.hash, event.step) not in made:
+            found[event.name + PORT + event.slot.translate(_DIGITS)] = None
             made.add((event.hash, event.step))
     return list(found)
 

@@ -89,7 +89,7 @@ def _strays(names: Claims, found: Pairing) -> set[str]:
     A port may keep scale and shift the other way round: that its values differ from what its name
     says is no bug then, and the name no counterpart.
     """
-    outs = [each for each in found.pairs if each.port_site.port == "out"]
+    outs = [each for each in found.pairs if each.port_site.slot == "out"]
     agreed: dict[int, bool | None] = {}
 
     def agree(each: Pair) -> bool | None:

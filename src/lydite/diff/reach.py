@@ -70,7 +70,7 @@ def _results(trace: Trace, ignored: Collection[str]) -> list[Event]:
     return [
         event
         for event in trace.events
-        if event.kind == "activation" and event.port.startswith("out") and event.name not in ignored
+        if event.kind == "activation" and event.slot.startswith("out") and event.name not in ignored
     ]
 
 

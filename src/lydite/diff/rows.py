@@ -51,7 +51,7 @@ def measure_rows(
 ) -> list[Row]:
     """One row per pair; values are read, measured and let go."""
     chosen = [pair for pair in pairs if pair.site.kind not in GATED]
-    second = {e.place: e for e in sides.floor.events} if sides.floor else {}
+    second = {e.id: e for e in sides.floor.events} if sides.floor else {}
     flows: dict[str, _Flow] = defaultdict(_Flow)  # a component's error comes in by its inputs
     last = _Flow(NEIGHBOURS)
     depths = _depths(sides.reference, {pair.site.name.split("/")[0] for pair in chosen})
@@ -105,7 +105,7 @@ def _row(
     row = Row(
         theirs.name,
         ours.name,
-        theirs.port,
+        theirs.slot,
         theirs.step,
         theirs.call,
         theirs.kind,
@@ -115,12 +115,12 @@ def _row(
         None,
         None,
         # Until it is measured: of another shape. Functions may well take their inputs otherwise.
-        wrong=seen.reference is not None and not theirs.port.startswith("in"),
+        wrong=seen.reference is not None and not theirs.slot.startswith("in"),
         note=seen.note,
     )
     found, rounding = measure_pair(pair, seen), None
     if sides.floor is not None and len(pair.reference) == 1:
-        found, rounding = _against_second(sides.floor, second.get(theirs.place), seen, found, dtype)
+        found, rounding = _against_second(sides.floor, second.get(theirs.id), seen, found, dtype)
     if found is None:
         why = "another shape" if seen.reference is not None else "nothing was kept to compare"
         return row if row.wrong else replace(row, note=f"not compared: {why}")

@@ -34,7 +34,7 @@ class Counted:
         events: list[Event] = []
         for event in trace.events:
             told = found.get(event.i, event)
-            place = (told.name, told.port, told.step)
+            place = (told.name, told.slot, told.step)
             events.append(msgspec.structs.replace(told, call=calls[place]))
             calls[place] += 1
         original = {event.i: event for event in trace.events}

@@ -134,7 +134,7 @@ def _of_one_shape(
     An input is one value on both sides, so any order that makes it one is its layout. A value that
     was equal in another order in one step is looked at in that order in the steps after it.
     """
-    plain, place = fits[0], (site.name, site.port)
+    plain, place = fits[0], (site.name, site.slot)
     known = [
         fit
         for fit in (layouts.prefer(fits), layouts.named.get(place))

@@ -26,8 +26,8 @@ from lydite.pipelines.watch import Watch, unwatched
 from lydite.sampling.schedules import Schedule
 from lydite.trace.arrays import framework_of, to_numpy
 from lydite.trace.events import Header, dtype_name
-from lydite.trace.mlx_capture import watching, write_selftest
-from lydite.trace.recorder import Recorder, Source
+from lydite.trace.mlx_capture import record_modules, write_selftest
+from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.writer import Capture
 from lydite.weights.load import parameters
 
@@ -84,24 +84,24 @@ class SD3Recorder(Recorder):
         name: str,
         value: Any,
         *,
-        port: str = "out",
+        slot: str = "out",
         kind: str = "activation",
         dims: str | None = None,
     ) -> Any:
         """As Recorder's; a value for all steps is kept as one for each of them."""
-        if port == "in.0" and name in TOKEN_IDS:
+        if slot == "in.0" and name in TOKEN_IDS:
             value = super().record(TOKEN_IDS[name], value, kind="ids", dims="b s")
-        name, port = reference_place(name, port)
-        if dims is None and value.ndim == 4 and _covers(IMAGES, name, port):
+        name, slot = reference_place(name, slot)
+        if dims is None and value.ndim == 4 and _covers(IMAGES, name, slot):
             dims = "b h w c"
         for_all = self._steps > 0 and value.ndim > 0 and value.shape[0] == self._steps
-        if not for_all or _covers(CONSTANT, name, port):
-            return super().record(name, value, port=port, kind=kind, dims=dims)
+        if not for_all or _covers(CONSTANT, name, slot):
+            return super().record(name, value, slot=slot, kind=kind, dims=dims)
         parts: list[Any] = []
         for step in range(self._steps):
             self.step = step
             part = value[step : step + 1]
-            parts.append(super().record(name, part, port=port, kind=kind, dims=dims))
+            parts.append(super().record(name, part, slot=slot, kind=kind, dims=dims))
         self.step = 0
         return mx.concatenate(parts) if self.inject else value
 
@@ -126,7 +126,7 @@ def record(
     *,
     model: str | None = None,
     capture: Capture | None = None,
-    inject: Source | None = None,
+    inject: InjectionSource | None = None,
     on_step: Callable[[Progress], None] | None = None,
 ) -> Picture:
     """Draw one picture and leave a trace in `folder`; `model` is what the trace calls the model."""
@@ -157,7 +157,7 @@ def run(
         for name in _names(pipeline):
             methods = ("decode",) if name == "vae" else ()
             network = pipeline.networks.get(name)
-            stack.enter_context(watching(recorder, network, scope=name, methods=methods))
+            stack.enter_context(record_modules(recorder, network, scope=name, methods=methods))
         recorded = _Recorded(pipeline, recorder)
         pictures = recorded.generate(request, [seed], on_step=on_step, watch=_watch(recorder))
         (picture,) = pictures

@@ -32,7 +32,7 @@ IMAGES = ("transformer", "transformer/pos_embed", "transformer/pos_embed.proj")
 def record(job: Job, run: Run, on_step: Callable[[], None] = lambda: None) -> None:
     """Draw the job's picture with diffusers on the CPU, and leave a trace in the run's folder."""
     with imported() as (torch, pipeline_class), torch.no_grad():
-        from lydite.trace.torch_capture import watching, write_selftest
+        from lydite.trace.torch_capture import record_modules, write_selftest
 
         pipeline = _load(job, run, torch, pipeline_class)
         height, width = _checked_size(job, pipeline)
@@ -55,7 +55,9 @@ def record(job: Job, run: Run, on_step: Callable[[], None] = lambda: None) -> No
                         handle = network.register_forward_pre_hook(_ids_hook(recorder, name))
                         stack.callback(handle.remove)
                     methods = ("decode",) if name == "vae" else ()
-                    stack.enter_context(watching(recorder, network, scope=name, methods=methods))
+                    stack.enter_context(
+                        record_modules(recorder, network, scope=name, methods=methods)
+                    )
                 pipeline.scheduler = _recorded(pipeline.scheduler, recorder)
                 if run.dtype == "float64":
                     stack.enter_context(_unpinned(torch))
@@ -70,13 +72,13 @@ class _Recorder(Recorder):
         name: str,
         value: Any,
         *,
-        port: str = "out",
+        slot: str = "out",
         kind: str = "activation",
         dims: str | None = None,
     ) -> Any:
         if dims is None and value.ndim == 4 and (name in IMAGES or name.startswith("vae/")):
             dims = "b c h w"
-        return super().record(name, value, port=port, kind=kind, dims=dims)
+        return super().record(name, value, slot=slot, kind=kind, dims=dims)
 
 
 def conditions(job: Job, height: int, width: int) -> dict[str, Any]:

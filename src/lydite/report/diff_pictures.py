@@ -31,7 +31,7 @@ class Pictures:
 def final_pictures(sides: Sides) -> Pictures | None:
     """The last value named `image` that both runs hold as a picture."""
     for found in reversed(sides.pairing.pairs):
-        if not found.site.name.lower().endswith("image") or found.site.port != "out":
+        if not found.site.name.lower().endswith("image") or found.site.slot != "out":
             continue
         value = sides.read(found)
         if value.together and (drawn := _pictures(found, *value.together)):

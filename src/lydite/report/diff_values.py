@@ -50,7 +50,7 @@ class Sides:
     def find(self, row: Row) -> Pair | None:
         """The pair a row was measured on."""
         place = (row.site, row.place, row.step, row.call)
-        return next((found for found in self.pairing.pairs if found.site.place == place), None)
+        return next((found for found in self.pairing.pairs if found.site.id == place), None)
 
     def find_name(self, name: str, port_name: str | None) -> Pair | None:
         """The first pair of a name: what a gate failed at."""

@@ -5,7 +5,7 @@ every field is bounded.
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,19 @@ Sketch = Annotated[tuple[float, ...], Meta(min_length=1024, max_length=1024)]
 Shape = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_VALUES)], ...], Meta(max_length=MAX_RANK)]
 
 
+EventId = tuple[str, str, int, int]  # name, slot, step, call
+
+
+class Site(NamedTuple):
+    """Where a value lies: a module's name and one of its slots (`in.0`, `out`)."""
+
+    name: str
+    slot: str = "out"
+
+    def __str__(self) -> str:
+        return self.name if self.slot == "out" else f"{self.name} [{self.slot}]"
+
+
 class Stats(msgspec.Struct, frozen=True):
     """Statistics of a value; the moments are over what is finite, and null where nothing is."""
 
@@ -64,7 +77,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     name: Name
     shape: Shape
     dtype: Word  # in the run, even if stored wider
-    port: Name = "out"
+    slot: Name = msgspec.field(default="out", name="port")  # "port" in the file
     kind: Word = "activation"
     step: Index = 0
     call: Index = 0
@@ -79,13 +92,18 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     mem: int | None = None
 
     @property
-    def place(self) -> tuple[str, str, int, int]:
-        """What tells this event from every other of its run."""
-        return self.name, self.port, self.step, self.call
+    def site(self) -> Site:
+        """Where the value lies: module and slot."""
+        return Site(self.name, self.slot)
+
+    @property
+    def id(self) -> EventId:
+        """What distinguishes this event from every other of its run."""
+        return self.name, self.slot, self.step, self.call
 
     def __str__(self) -> str:
-        """The event for people: name, and port, step and call where they say something."""
-        parts = [self.name if self.port == "out" else f"{self.name} [{self.port}]"]
+        """The event for people: name, and slot, step and call where they are not the default."""
+        parts = [str(self.site)]
         parts += [f"step {self.step}"] if self.step else []
         parts += [f"call {self.call}"] if self.call else []
         return ", ".join(parts)

@@ -96,7 +96,7 @@ def _event(decoder: "msgspec.json.Decoder[Event]", line: bytes, where: str) -> E
         event = decoder.decode(line)
     except _BAD_JSON as error:
         raise TraceError(f"{where}: {error}. Expected one event as JSON; NaN is null.") from error
-    for word in (event.name, event.port, event.kind, event.dims or ""):
+    for word in (event.name, event.slot, event.kind, event.dims or ""):
         if not word.isprintable():
             raise TraceError(f"{where}: {shown(word)} cannot be printed.")
     if event.shard is not None and not SHARD_NAME.fullmatch(event.shard):

@@ -23,19 +23,19 @@ from lydite.trace.recorder import full_name  # noqa: E402
 from lydite.trace.selftest import SPECIAL, Records, record_all  # noqa: E402
 
 
-class Taker(Protocol):
+class ValueSink(Protocol):
     """A Recorder, or anything that is told what modules take and give."""
 
-    def record(self, name: str, value: Any, *, port: str) -> Any:
+    def record(self, name: str, value: Any, *, slot: str) -> Any:
         """Take note of a value, and hand back the one that goes on in its place."""
         ...
 
 
-T = TypeVar("T", bound=Taker)
+T = TypeVar("T", bound=ValueSink)
 
 
 @contextmanager
-def watching(
+def record_modules(
     recorder: T, model: nn.Module, *, scope: str, methods: Sequence[str] = ()
 ) -> Generator[T]:
     """Record what every module of `model` takes and gives, as `scope/path`, while the block runs.
@@ -103,7 +103,7 @@ def _walk(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, nn.Modul
 
 
 def _recording(
-    kind: type[nn.Module], recorder: Taker, names: dict[int, str], methods: Sequence[str] = ()
+    kind: type[nn.Module], recorder: ValueSink, names: dict[int, str], methods: Sequence[str] = ()
 ) -> type[nn.Module]:
     """A subclass that looks like `kind` and records its calls."""
 
@@ -116,8 +116,8 @@ def _recording(
                 return original(self, *args, **kwargs)
             name = full_name(place, suffix)
 
-            def record(port: str, x: Any) -> Any:
-                return recorder.record(name, x, port=port)
+            def record(slot: str, x: Any) -> Any:
+                return recorder.record(name, x, slot=slot)
 
             args, kwargs = map_inputs(args, kwargs, record)
             return map_outputs(original(self, *args, **kwargs), record)

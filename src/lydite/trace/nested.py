@@ -1,4 +1,4 @@
-"""The arrays inside what a module takes and gives, each under its port."""
+"""The arrays inside what a module takes and gives, each under its slot."""
 
 import copy
 import dataclasses
@@ -7,7 +7,7 @@ from typing import Any
 
 from lydite.trace.arrays import is_array
 
-Leaf = Callable[[str, Any], Any]  # port and array to the array that goes on in its place
+Leaf = Callable[[str, Any], Any]  # slot and array to the array that goes on in its place
 
 
 def map_inputs(
@@ -23,20 +23,20 @@ def map_inputs(
 def map_outputs(value: Any, leaf: Leaf) -> Any:
     """One output as out; of several the first as out, then out.1 …, or out.NAME where named."""
 
-    def first_is_out(port: str, array: Any) -> Any:
-        return leaf("out" if port == "out.0" else port, array)
+    def first_is_out(slot: str, array: Any) -> Any:
+        return leaf("out" if slot == "out.0" else slot, array)
 
     return _mapped("out", value, first_is_out)
 
 
-def _mapped(port: str, value: Any, leaf: Leaf) -> Any:
+def _mapped(slot: str, value: Any, leaf: Leaf) -> Any:
     """The value with every array replaced; the very same object when none is."""
     if is_array(value):
-        return leaf(port, value)
+        return leaf(slot, value)
     items = dict(_items(value))
     changed: dict[Any, Any] = {}
     for key, item in items.items():
-        new = _mapped(f"{port}.{key}", item, leaf)
+        new = _mapped(f"{slot}.{key}", item, leaf)
         if new is not item:
             changed[key] = new
     return _rebuilt(value, items, changed) if changed else value

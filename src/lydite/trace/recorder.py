@@ -13,28 +13,26 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, TraceError, at
 from lydite.trace.arrays import framework_of, like, to_numpy
-from lydite.trace.events import Header
+from lydite.trace.events import EventId, Header
 from lydite.trace.store import Trace
-from lydite.trace.writer import Capture, TraceWriter
-
-Place = tuple[str, str, int, int]  # name, port, step, call
+from lydite.trace.writer import Capture, TraceWriter, remove_trace
 
 
-class Source(Protocol):
-    """Where values come from that replace the run's own."""
+class InjectionSource(Protocol):
+    """Values that replace the run's own."""
 
-    def wants(self, name: str, port: str) -> bool:
-        """Whether values of this name and port are replaced."""
+    def wants(self, name: str, slot: str) -> bool:
+        """Whether values of this name and slot are replaced."""
         ...
 
-    def value(self, place: Place) -> NDArray[Any] | None:
-        """What stands at this place of the reference, or None to leave the run its own."""
+    def value(self, event_id: EventId) -> NDArray[Any] | None:
+        """The reference's value of this event, or None to keep the run's own."""
         ...
 
 
 @dataclass(frozen=True)
 class Injection:
-    """The values of another trace at the places `at`: NAME for its outputs, NAME:PORT for others.
+    """The values of another trace at the sites `at`: NAME for its outputs, NAME:SLOT for others.
 
     Both parts are shell patterns. A name without wildcards has to be in the reference.
     """
@@ -42,19 +40,19 @@ class Injection:
     reference: Trace
     at: tuple[str, ...]
 
-    def wants(self, name: str, port: str) -> bool:
-        """Whether a pattern matches; without a port it means the outputs."""
-        return any(matches(pattern, name, port, ports="out*") for pattern in self.at)
+    def wants(self, name: str, slot: str) -> bool:
+        """Whether a pattern matches; without a slot it means the outputs."""
+        return any(matches(pattern, name, slot, default_slots="out*") for pattern in self.at)
 
-    def value(self, place: Place) -> NDArray[Any] | None:
-        """The reference's value at the same name, port, step and call."""
-        event = self.reference.find(*place)
+    def value(self, event_id: EventId) -> NDArray[Any] | None:
+        """The reference's value at the same name, slot, step and call."""
+        event = self.reference.find(*event_id)
         if event is not None:
             return self.reference.read(event)
-        name, port, step, call = place
+        name, slot, step, call = event_id
         if any(name == pattern.rpartition(":")[0] or name == pattern for pattern in self.at):
             raise TraceError(
-                f"{at(self.reference.folder)}: no {name} [{port}] at step {step}, call {call}, "
+                f"{at(self.reference.folder)}: no {name} [{slot}] at step {step}, call {call}, "
                 "which was to be injected. Record it there, or leave it out of the list."
             )
         return None
@@ -63,10 +61,10 @@ class Injection:
 class Recorder:
     """Records values under `scope/module.path` names; the loop that owns the steps sets `step`."""
 
-    def __init__(self, writer: TraceWriter, *, inject: Source | None = None) -> None:
+    def __init__(self, writer: TraceWriter, *, inject: InjectionSource | None = None) -> None:
         self.writer, self.inject = writer, inject
         self.step = 0
-        self.injected: list[Place] = []
+        self.injected: list[EventId] = []
         self._process, self._lock = os.getpid(), threading.RLock()
         self._wanted: dict[tuple[str, str], tuple[bool, bool]] = {}
         self._described = bool(writer.header.framework)
@@ -78,26 +76,29 @@ class Recorder:
         *,
         header: Header | None = None,
         capture: Capture | None = None,
-        inject: Source | None = None,
+        inject: InjectionSource | None = None,
+        overwrite: bool = False,
     ) -> Self:
-        """Begin a trace in a folder that is new or empty."""
+        """Begin a trace in a folder that is new or empty; `overwrite` replaces a trace there."""
+        if overwrite:
+            remove_trace(Path(folder))
         return cls(TraceWriter(Path(folder), header or Header(), capture), inject=inject)
 
-    def wants(self, name: str, port: str = "out") -> bool:
+    def wants(self, name: str, slot: str = "out") -> bool:
         """Whether a value here would be kept or replaced."""
-        return any(self._plan(name, port))
+        return any(self._plan(name, slot))
 
     def record(
         self,
         name: str,
         value: Any,
         *,
-        port: str = "out",
+        slot: str = "out",
         kind: str = "activation",
         dims: str | None = None,
     ) -> Any:
         """Keep `value`, and hand it back, or the reference's where that is injected."""
-        keep, replace = self._plan(name, port)
+        keep, replace = self._plan(name, slot)
         if not (keep or replace) or os.getpid() != self._process:  # a fork shares our files
             return value
         step = self.step
@@ -105,13 +106,13 @@ class Recorder:
             raise InputError(f"step is {step!r}; expected a whole number from 0.")
         with self._lock:
             if keep:
-                array = _read(name, port, value)
+                array = _read(name, slot, value)
                 self._describe(value)
-                event = self.writer.add(name, array, port=port, kind=kind, step=step, dims=dims)
+                event = self.writer.add(name, array, slot=slot, kind=kind, step=step, dims=dims)
                 call = event.call
             else:
-                call = self.writer.count(name, port, step)
-        return self._injected(value, (name, port, step, call)) if replace else value
+                call = self.writer.count(name, slot, step)
+        return self._injected(value, (name, slot, step, call)) if replace else value
 
     def describe(self, **changes: Any) -> None:
         """Change fields of the header: conditions, framework, device, dtype, side."""
@@ -129,29 +130,29 @@ class Recorder:
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(complete=kind is None)
 
-    def _plan(self, name: str, port: str) -> tuple[bool, bool]:
-        plan = self._wanted.get((name, port))
+    def _plan(self, name: str, slot: str) -> tuple[bool, bool]:
+        plan = self._wanted.get((name, slot))
         if plan is None:
             points = self.writer.capture.points
-            keep = any(matches(pattern, name, port, ports="*") for pattern in points)
-            plan = (keep, self.inject is not None and self.inject.wants(name, port))
-            self._wanted[name, port] = plan
+            keep = any(matches(pattern, name, slot, default_slots="*") for pattern in points)
+            plan = (keep, self.inject is not None and self.inject.wants(name, slot))
+            self._wanted[name, slot] = plan
         return plan
 
-    def _injected(self, value: Any, place: Place) -> Any:
+    def _injected(self, value: Any, event_id: EventId) -> Any:
         assert self.inject is not None
-        new = self.inject.value(place)
+        new = self.inject.value(event_id)
         if new is None:
             return value
-        name, port, step, call = place
-        own = _read(name, port, value).shape
+        name, slot, step, call = event_id
+        own = _read(name, slot, value).shape
         if new.shape != own:
             raise TraceError(
-                f"{name} [{port}], step {step}, call {call}: the reference's value to inject has "
+                f"{name} [{slot}], step {step}, call {call}: the reference's value to inject has "
                 f"shape {list(new.shape)}, this run's has {list(own)}. Another order of axes needs "
                 "a map with dims; another size needs equal conditions."
             )
-        self.injected.append(place)
+        self.injected.append(event_id)
         return like(value, new)
 
     def _describe(self, value: Any) -> None:
@@ -164,22 +165,22 @@ def full_name(scope: str, path: str) -> str:
     return f"{scope}/{path}" if scope and path else scope or path
 
 
-def matches(pattern: str, name: str, port: str, *, ports: str) -> bool:
-    """Whether NAME or NAME:PORT, both shell patterns, covers this; `ports` when it names none."""
+def matches(pattern: str, name: str, slot: str, *, default_slots: str) -> bool:
+    """Whether a shell pattern NAME or NAME:SLOT covers this; NAME alone means `default_slots`."""
     if pattern == name:  # it may hold brackets
-        return fnmatch.fnmatchcase(port, ports)
-    name_pattern, colon, port_pattern = pattern.rpartition(":")
+        return fnmatch.fnmatchcase(slot, default_slots)
+    name_pattern, colon, slot_pattern = pattern.rpartition(":")
     if not colon:
-        name_pattern, port_pattern = pattern, ports
+        name_pattern, slot_pattern = pattern, default_slots
     same = name == name_pattern or bool(_compiled(name_pattern)(name))
-    return same and bool(_compiled(port_pattern)(port))
+    return same and bool(_compiled(slot_pattern)(slot))
 
 
-def _read(name: str, port: str, value: Any) -> NDArray[Any]:
+def _read(name: str, slot: str, value: Any) -> NDArray[Any]:
     try:
         return to_numpy(value)
     except TraceError as error:
-        raise TraceError(f"{name} [{port}]: {error}") from error
+        raise TraceError(f"{name} [{slot}]: {error}") from error
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lydite.core.dtypes import FLOAT_NAMES, NUMPY_DTYPES
 from lydite.core.errors import FileError, LyditeError, TraceError, at, shown
 from lydite.core.tensorfile import TensorFile
-from lydite.trace.events import STORED_AS, Event, Header, WeightInfo
+from lydite.trace.events import STORED_AS, Event, EventId, Header, WeightInfo
 from lydite.trace.lines import read_events, read_header, read_weights
 
 MOST_OPEN = 64  # shards
@@ -45,9 +45,9 @@ class Trace:
         """Whether the values themselves were kept, and not only what was measured on them."""
         return self._owner(event).key is not None
 
-    def find(self, name: str, port: str = "out", step: int = 0, call: int = 0) -> Event | None:
+    def find(self, name: str, slot: str = "out", step: int = 0, call: int = 0) -> Event | None:
         """The event at a place, or None."""
-        return self._by_place.get((name, port, step, call))
+        return self._by_id.get((name, slot, step, call))
 
     def read(self, event: Event) -> NDArray[Any]:
         """The values as stored (the dtype may be wider), a read-only view of the shard."""
@@ -103,8 +103,8 @@ class Trace:
         return {event.i: event for event in self.events}
 
     @cached_property
-    def _by_place(self) -> dict[tuple[str, str, int, int], Event]:
-        return {event.place: event for event in self.events}
+    def _by_id(self) -> dict[EventId, Event]:
+        return {event.id: event for event in self.events}
 
     def _file(self, shard: str) -> TensorFile:
         if shard not in self._files:
@@ -167,15 +167,15 @@ def _is_shard(path: Path) -> bool:
 
 def _numbered(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """Calls counted here where the writer did not: hand-written dumps repeat a name."""
-    places: set[tuple[str, str, int, int]] = set()
+    seen: set[EventId] = set()
     following: dict[tuple[str, str, int], int] = {}
     result: list[Event] = []
     for event in events:
-        if event.place in places:
-            call = following[event.name, event.port, event.step]
+        if event.id in seen:
+            call = following[event.name, event.slot, event.step]
             event = msgspec.structs.replace(event, call=call)
-        places.add(event.place)
-        key = (event.name, event.port, event.step)
+        seen.add(event.id)
+        key = (event.name, event.slot, event.step)
         following[key] = max(following.get(key, 0), event.call + 1)
         result.append(event)
     return tuple(result)

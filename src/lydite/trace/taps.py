@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from lydite.core.errors import InputError
 from lydite.trace.events import Header
-from lydite.trace.recorder import Injection, Recorder, Source
+from lydite.trace.recorder import Injection, InjectionSource, Recorder
 from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def tap(
-    name: str, x: T, *, port: str = "out", kind: str = "activation", dims: str | None = None
+    name: str, x: T, *, slot: str = "out", kind: str = "activation", dims: str | None = None
 ) -> T:
     """Record `x` when something records, and return it, or the reference's value when injecting."""
     recorder = _active
@@ -30,7 +30,7 @@ def tap(
         return x
     if isinstance(recorder, _FromEnvironment):
         recorder = recorder.start()
-    return recorder.record(name, x, port=port, kind=kind, dims=dims)
+    return recorder.record(name, x, slot=slot, kind=kind, dims=dims)
 
 
 def set_step(step: int) -> None:
@@ -50,9 +50,13 @@ def recording(
     *,
     header: Header | None = None,
     capture: Capture | None = None,
-    inject: Source | None = None,
+    inject: InjectionSource | None = None,
+    overwrite: bool = False,
 ) -> Generator[Recorder]:
-    """Let taps write to a new trace in a folder, or to a recorder, which is then left open."""
+    """Let taps write to a new trace in a folder, or to a recorder, which is then left open.
+
+    `overwrite=True` replaces a trace that is already in the folder, as in `Recorder.start`.
+    """
     global _active
     if isinstance(target, Recorder):
         before, _active = _active, target
@@ -61,7 +65,9 @@ def recording(
         finally:
             _active = before
     else:
-        started = Recorder.start(target, header=header, capture=capture, inject=inject)
+        started = Recorder.start(
+            target, header=header, capture=capture, inject=inject, overwrite=overwrite
+        )
         with started, recording(started):
             yield started
 

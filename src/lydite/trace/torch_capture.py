@@ -15,7 +15,7 @@ from lydite.trace.selftest import SPECIAL, Records, record_all
 
 
 @contextmanager
-def watching(
+def record_modules(
     recorder: Recorder, model: torch.nn.Module, *, scope: str, methods: Sequence[str] = ()
 ) -> Generator[Recorder]:
     """Record what every module of `model` takes and gives, as `scope/path`, while the block runs.
@@ -40,8 +40,8 @@ def watching(
 
 
 def _hooks(recorder: Recorder, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def record(port: str, x: Any) -> Any:
-        return recorder.record(name, x, port=port)
+    def record(slot: str, x: Any) -> Any:
+        return recorder.record(name, x, slot=slot)
 
     def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return map_inputs(args, kwargs, record)

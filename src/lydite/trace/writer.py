@@ -38,7 +38,7 @@ class Capture:
     """What is kept: how much of a value, which places, whole at which steps, in how many bytes."""
 
     level: Level = "full"
-    points: tuple[str, ...] = ("*",)  # shell patterns: NAME, or NAME:PORT
+    points: tuple[str, ...] = ("*",)  # shell patterns: NAME, or NAME:SLOT
     full_steps: tuple[int, ...] | None = None  # None: whole at every step
     budget: int = 2 * 2**30
 
@@ -67,7 +67,7 @@ class TraceWriter:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise FileError(
-                    f"{at(folder)}: not empty. Give a new folder, or remove this one first."
+                    f"{at(folder)}: not empty. Give a new folder, or overwrite=True for a trace."
                 )
             self._write_header()
             self._lines = (folder / "events.jsonl").open("ab")
@@ -79,7 +79,7 @@ class TraceWriter:
         name: str,
         value: NDArray[Any],
         *,
-        port: str = "out",
+        slot: str = "out",
         kind: str = "activation",
         step: int = 0,
         dims: str | None = None,
@@ -89,11 +89,11 @@ class TraceWriter:
         self._check_open()
         value = np.asarray(value)
         stored, own = _as_stored(name, value)
-        call = self.count(name, port, step)
+        call = self.count(name, slot, step)
         milliseconds = round((time.monotonic() - self._start) * 1000, 3)
         shape = tuple(value.shape)
         event = Event(
-            self._count, name, shape, dtype or own, port, kind, step, call, dims, t_ms=milliseconds
+            self._count, name, shape, dtype or own, slot, kind, step, call, dims, t_ms=milliseconds
         )
         event = self._kept(event, stored)
         self._count += 1
@@ -106,12 +106,12 @@ class TraceWriter:
             self.flush()
         return event
 
-    def count(self, name: str, port: str, step: int) -> int:
+    def count(self, name: str, slot: str, step: int) -> int:
         """The number of this call; a call that is not kept counts as well."""
-        key = (name, port, step)
+        key = (name, slot, step)
         if key not in self._calls:
             _check_name(name)
-            _check_name(port)
+            _check_name(slot)
         self._calls[key] += 1
         return self._calls[key] - 1
 
@@ -201,14 +201,14 @@ class TraceWriter:
 
 
 def remove_trace(folder: Path) -> None:
-    """Remove a trace, and only a trace: a folder with anything else in it stays."""
+    """Remove a trace. A folder that holds anything else is an error, and stays as it is."""
     if not folder.exists():
         return
     if folder.is_symlink() or not folder.is_dir():
-        raise FileError(f"{at(folder)}: not a folder.")
+        raise FileError(f"{at(folder)}: not a folder; not overwritten.")
     names = {path.name for path in folder.iterdir()}
     if any(not _OURS.fullmatch(name) for name in names) or (names and "trace.json" not in names):
-        raise FileError(f"{at(folder)}: holds more than a trace, so it is not replaced.")
+        raise FileError(f"{at(folder)}: holds files that are not of a trace; not overwritten.")
     shutil.rmtree(folder)
 
 
