@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lydite.calibrate.single_thread import preload_steady
+from lydite.core.blas import use_one_thread
 
-preload_steady()  # before MLX; on one thread, as the command
+use_one_thread()  # before MLX; on one thread, as the command
 
 import numpy as np  # noqa: E402
 

@@ -24,9 +24,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lydite.calibrate.single_thread import preload_steady
+from lydite.core.blas import use_one_thread
 
-preload_steady()  # before MLX
+use_one_thread()  # before MLX
 
 from lydite import embedded  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402

@@ -19,9 +19,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from lydite.calibrate.single_thread import preload_steady
+from lydite.core.blas import use_one_thread
 
-preload_steady()  # before MLX
+use_one_thread()  # before MLX
 
 import mlx.core as mx  # noqa: E402
 

@@ -26,23 +26,22 @@ from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Any
 
-from lydite.core.blas import preload
+import lydite  # noqa: F401  isort: skip - before MLX, for its BLAS
 
-preload()  # before MLX
-import mlx.core as mx  # noqa: E402
-import numpy as np  # noqa: E402
+import mlx.core as mx
+import numpy as np
 
-from lydite import embedded  # noqa: E402
-from lydite.models.mmdit import MMDiT, MMDiTConfig  # noqa: E402
-from lydite.pipelines.noise import sampler_noise, torch_noise  # noqa: E402
-from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
-from lydite.pipelines.sd3_denoiser import Denoiser  # noqa: E402
-from lydite.pipelines.sd3_text import Conditioning  # noqa: E402
-from lydite.sampling.conventions import CONVENTIONS  # noqa: E402
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel  # noqa: E402
-from lydite.sampling.samplers import SAMPLERS, find_sampler  # noqa: E402
-from lydite.sampling.samplers.sampler import Sampler  # noqa: E402
-from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, Schedule, make_schedule  # noqa: E402
+from lydite import embedded
+from lydite.models.mmdit import MMDiT, MMDiTConfig
+from lydite.pipelines.noise import sampler_noise, torch_noise
+from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.pipelines.sd3_denoiser import Denoiser
+from lydite.pipelines.sd3_text import Conditioning
+from lydite.sampling.conventions import CONVENTIONS
+from lydite.sampling.noise_model import FLOW, VE, NoiseModel
+from lydite.sampling.samplers import SAMPLERS, find_sampler
+from lydite.sampling.samplers.sampler import Sampler
+from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, Schedule, make_schedule
 
 STEPS = 20
 SMALL, LARGE = (16, 16, 16), (16, 128, 128)  # (C, h, w) of the embedded model, and of SD3 at 1024²

@@ -29,7 +29,7 @@ from typing import Any, cast
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # arrays are tiny: threads only wait
 
-from seeded_bugs import baselines, scoring  # isort: skip - finds a fast BLAS before MLX comes
+from seeded_bugs import baselines, scoring  # isort: skip - imports lydite before MLX, for its BLAS
 
 import mlx.core as mx
 import numpy as np

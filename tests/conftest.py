@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lydite.core.blas import preload
+import lydite  # noqa: F401  loads the BLAS of the program, whichever test imports MLX first
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # parity in float32 means float32
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # torch bf16 dies on some CPUs without it
@@ -20,7 +20,6 @@ PATHS = [str(ROOT / "tests"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPA
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in PATHS if path)
 # A job in the background is started to ignore Ctrl-C; programs that tests run and stop are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-preload()  # tests multiply as the program does, whichever of them is first to import MLX
 
 
 @pytest.fixture(scope="session")

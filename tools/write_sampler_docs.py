@@ -88,9 +88,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(path: Path) -> None:
-    from lydite.core.blas import preload
-
-    preload()  # before MLX
     from lydite import embedded
     from lydite.pipelines.sd3 import Request, StableDiffusion3
     from lydite.report.sheets import Tile, contact_sheet

@@ -3,7 +3,3 @@
 Every bug is a context manager that patches a live pipeline from outside and restores it. The
 classes of bugs are in docs/bug-classes.md; benchmarks/score_seeded_bugs.py computes the scores.
 """
-
-from lydite.core.blas import preload
-
-preload()  # before MLX is imported

@@ -27,7 +27,6 @@ WANTED = Wanted(group=64)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from lydite.core.blas import preload; preload()
 sys.path.insert(0, sys.argv[1])
 from support import calibration as calibrating, replays
 from lydite.calibrate.activations.collect import Wanted, collect

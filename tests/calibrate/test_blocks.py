@@ -26,7 +26,6 @@ KEPT = Kept(tokens=5, dtype="F32")
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from lydite.core.blas import preload; preload()
 sys.path.insert(0, sys.argv[1])
 from support import replays
 from lydite.calibrate.blocks import Kept, store_blocks

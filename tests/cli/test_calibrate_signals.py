@@ -14,27 +14,6 @@ import pytest
 from support.calibration import same_blas
 from support.calibration_cli import SMALL, calibrate
 
-LOADING = """
-import os, signal, sys, weakref
-import lydite.__main__ as entry
-
-class Thing:
-    pass
-
-def interrupt(*_):
-    os.kill(os.getpid(), signal.SIGINT)
-
-class Interrupted:
-    def find_spec(self, name, *_):
-        if name == "click":
-            thing = Thing()
-            self.kept = weakref.ref(thing, interrupt)
-            {then}
-
-sys.meta_path.insert(0, Interrupted())
-entry.main()
-"""
-
 
 def run(untrained: Path, folder: Path, *hands: object) -> subprocess.Popen[str]:
     """A long run in a session of its own."""
@@ -63,16 +42,6 @@ def count_workers(group: int) -> int:
     )
     lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
     return sum(line[0] == str(group) and "spawn_main" in line[1] for line in lines if line[1:])
-
-
-@pytest.mark.parametrize(
-    "then", ["self.kept = None; interrupt()", "self.kept = None; exec('interrupt()')", "del thing"]
-)
-def test_an_interrupt_while_the_program_loads_is_one_word(tmp_path: Path, then: str) -> None:
-    (tmp_path / "loading.py").write_text(LOADING.format(then=then))
-    words = [sys.executable, "-m", "loading"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_an_interrupt_while_workers_start_is_heard_by_the_pool_alone(

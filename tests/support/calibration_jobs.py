@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lydite.calibrate.single_thread import preload_steady
+from lydite.core.blas import use_one_thread
 
-preload_steady()  # before MLX
+use_one_thread()  # before MLX
 
 import lydite.cli.calibrate.activations  # noqa: E402  what a command would import by itself
 import lydite.cli.calibrate.blocks  # noqa: E402

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lydite.calibrate.run import Model, Watcher, portable
-from lydite.calibrate.single_thread import preload_steady
 from lydite.calibrate.store.files import write_sealed
 from lydite.calibrate.store.recovery import INCOMING
 from lydite.calibrate.store.set_file import Description
 from lydite.calibrate.store.shards import write_shard
 from lydite.calibrate.store.writer import Writer, resumable
+from lydite.core.blas import use_one_thread
 from lydite.core.errors import CalibrationError, InputError, LyditeError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def draw(told: bytes, model: Model, number: int, wanted: tuple[int | None, ...])
 @lru_cache(maxsize=1)
 def _studio(told: bytes, model: Model) -> "Studio":
     """A worker of Ray lives on from task to task, and so does the model it loaded."""
-    preload_steady()  # before MLX
+    use_one_thread()  # before MLX
     from lydite.calibrate.model_session import Studio
 
     return Studio.open(msgspec.json.decode(told, type=Description), model)

@@ -17,10 +17,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lydite.calibrate.run import Model, Watcher, portable
-from lydite.calibrate.single_thread import preload_steady
 from lydite.calibrate.store.set_file import Description
 from lydite.calibrate.store.writer import Writer, resumable
 from lydite.calibrate.worker_shards import Worker
+from lydite.core.blas import use_one_thread
 from lydite.core.errors import CalibrationError, LyditeError, at
 
 MOST_LOSSES = 2  # of one image, or of workers that did not even start
@@ -175,7 +175,7 @@ def _work(
 def _serve(
     pipe: Connection, worker: Worker, description: Description, model: Model, resume: str
 ) -> None:
-    preload_steady()  # before MLX
+    use_one_thread()  # before MLX
     from lydite.calibrate.model_session import Studio
 
     def stepped(step: int) -> None:

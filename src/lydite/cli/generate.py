@@ -132,9 +132,6 @@ def command(ctx: click.Context, **options: Any) -> None:
 
 
 def _open(plan: Plan) -> "StableDiffusion3":
-    from lydite.core.blas import preload
-
-    preload()  # before MLX
     import mlx.core as mx
 
     from lydite.models.layers import on_cpu

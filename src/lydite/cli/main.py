@@ -82,14 +82,13 @@ def main() -> None:
 def _version(verbose: bool) -> str:
     lines = [f"lydite {__version__}"]
     if verbose:
-        from lydite.core.blas import preload
-
-        blas = preload()  # before MLX
         import mlx.core as mx
+
+        from lydite.core.blas import preload
 
         lines += [
             f"python {sys.version.split()[0]} on {sys.platform}",
             f"mlx {package_version('mlx')}, default device {mx.default_device()}",
-            f"blas {blas.describe()}",
+            f"blas {preload().describe()}",
         ]
     return "\n".join(lines)

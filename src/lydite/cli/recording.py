@@ -133,9 +133,6 @@ def record_ours(
     inject: "InjectionSource | None" = None,
 ) -> None:
     """Draw with MLX and leave a trace; the networks are let go of afterwards."""
-    from lydite.core.blas import preload
-
-    preload()  # before MLX
     import mlx.core as mx
 
     from lydite.pipelines.sd3 import Request, StableDiffusion3

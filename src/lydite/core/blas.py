@@ -44,7 +44,10 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Give MLX's Linux CPU wheel a fast BLAS; only works before mlx.core is imported."""
+    """Give MLX's Linux CPU wheel a fast BLAS; only works before mlx.core is imported.
+
+    `import lydite` has it called when MLX is imported; later calls return what was chosen then.
+    """
     choice = os.environ.get("LYDITE_BLAS") or "auto"
     if choice not in CHOICES:
         raise ConfigError(f"LYDITE_BLAS={choice}: expected one of {', '.join(CHOICES)}.")
@@ -57,6 +60,16 @@ def preload() -> Blas:
     if hasattr(ctypes.CDLL(None), "cblas_sgemm"):
         return Blas("native", "the process had a cblas_sgemm already, perhaps by LD_PRELOAD")
     return _first_that_loads(choice)
+
+
+def use_one_thread() -> None:
+    """The same bits whatever the number of cores; only works before mlx.core is imported.
+
+    OpenBLAS cuts large products into pieces by the number of its threads, and the last bits follow:
+    on two threads two pictures of sixteen of the embedded model have another pixel.
+    """
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    os.environ.update(dict.fromkeys(names, "1"))
 
 
 _NAMES = ("sgemm", "dgemm", "cgemm")

@@ -1,5 +1,1 @@
 """Text to image: the one place where models, weights and sampling meet."""
-
-from lydite.core.blas import preload
-
-preload()  # before any file of this room imports MLX

@@ -10,17 +10,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from lydite.core.blas import preload
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 
-preload()  # before MLX is imported
-
-import mlx.core as mx  # noqa: E402
-import mlx.nn as nn  # noqa: E402
-import numpy as np  # noqa: E402
-
-from lydite.trace.nested import map_inputs, map_outputs  # noqa: E402
-from lydite.trace.recorder import full_name  # noqa: E402
-from lydite.trace.selftest import SPECIAL, Records, record_all  # noqa: E402
+from lydite.trace.nested import map_inputs, map_outputs
+from lydite.trace.recorder import full_name
+from lydite.trace.selftest import SPECIAL, Records, record_all
 
 
 class ValueSink(Protocol):

@@ -37,3 +37,6 @@ def command() -> None:
     Exit status: 0 fine, 1 a set that verify finds damaged, incomplete or unhealthy, or values that
     are not finite, 2 the input or the disk could not be used, 130 interrupted.
     """
+    from lydite.core.blas import use_one_thread
+
+    use_one_thread()  # before MLX

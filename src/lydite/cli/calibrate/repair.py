@@ -50,9 +50,6 @@ def repair(
     if not is_drawable(settings):
         click.echo(f"missing   {left} items. Go on with: {again(folder, settings)}")
         return
-    from lydite.calibrate.single_thread import preload_steady
-
-    preload_steady()  # before MLX
     resume(folder, model, components, hands)
 
 

@@ -118,9 +118,6 @@ def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
     check_hands(hands)
     default = click.core.ParameterSource.DEFAULT
     typed = {name for name in options if ctx.get_parameter_source(name) is not default}
-    from lydite.calibrate.single_thread import preload_steady
-
-    preload_steady()  # before MLX
     if options["prompts"] is None:
         _check_resumable(options["out"], typed - ANY_TIME)
         resume(options["out"], options["model"], options["components"], hands)

@@ -34,9 +34,6 @@ def open_model(
     opened: "CalibrationSet", model: str | None, components: str | None
 ) -> "StableDiffusion3":
     """The model of a set, nothing of it loaded yet."""
-    from lydite.calibrate.single_thread import preload_steady
-
-    preload_steady()  # before MLX
     from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import Model, open_pipeline
 
