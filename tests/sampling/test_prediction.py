@@ -49,7 +49,7 @@ def test_each_type_is_comfyuis(name: Any, sigma: float):
     x = kind.noised(GIVEN["image"], GIVEN["noise"], sigma)
     ours = {
         "noised": x,
-        "full": kind.start(GIVEN["noise"], sigma, whole=True),
+        "full": kind.start(GIVEN["noise"], sigma, unit_variance=True),
         "input": x * kind.c_in(sigma),
         "denoised": kind.denoised(x, GIVEN["output"], sigma),
     }

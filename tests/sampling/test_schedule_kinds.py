@@ -162,7 +162,7 @@ def test_a_schedule_without_a_model_interpolates_between_its_own():
 
 def test_options_show_their_defaults():
     options = SCHEDULES["karras"].options
-    assert options == {"rho": 7.0, "sigma_min": None, "sigma_max": None}
+    assert options == {"rho": 7.0, "sigma_min": None, "sigma_max": None, "whole": False}
 
 
 def test_ends_of_a_curve_can_be_chosen():

@@ -5,7 +5,7 @@ import math
 import reprlib
 from collections import Counter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from lydite.core.errors import FileError, at
 from lydite.core.files import read_bounded
@@ -17,22 +17,25 @@ class JsonError(ValueError):
     """Why a text is not the JSON object we need; the caller adds the file's name."""
 
 
-def read_json(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in `path`, or a FileError that names the file and the reason."""
+def read_json(path: Path, most: int = MAX_BYTES, *, infinity: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`, or a FileError that names the file and the reason.
+
+    `infinity` allows Infinity and -Infinity, which Python writes and JSON does not have.
+    """
     data = read_bounded(path, most, "bytes of JSON")
     try:
-        return parse_object(data)
+        return parse_object(data, infinity=infinity)
     except JsonError as error:
         raise FileError(f"{at(path)}: {error}.") from error
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes, *, infinity: bool = False) -> dict[str, Any]:
     """Parse a JSON object strictly; raises JsonError with the reason in a few words."""
     try:
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_unique,
-            parse_constant=_no_constant,
+            parse_constant=_infinity if infinity else _no_constant,
             parse_float=_finite,
             parse_int=_integer if b"-0" in data else int,  # a call per number is slow
         )
@@ -57,8 +60,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _no_constant(token: str) -> None:
+def _no_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not JSON")
+
+
+def _infinity(token: str) -> float:
+    return _no_constant(token) if token == "NaN" else float(token)
 
 
 def _finite(text: str) -> float:

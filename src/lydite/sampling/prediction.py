@@ -67,13 +67,13 @@ class Prediction:
         """Where img2img starts: the image with its share of noise at `sigma`."""
         return noise * sigma + image * self.noise_model.alpha(sigma)
 
-    def start(self, noise: A, sigma: float, *, whole: bool = False) -> A:
+    def start(self, noise: A, sigma: float, *, unit_variance: bool = False) -> A:
         """Where text-to-image starts: noise at `sigma`.
 
-        `whole` widens it by the image that is not there, √(1 + σ²): ComfyUI at sigma_max, A1111 by
-        an option, diffusers with `leading` timesteps; none of them for flow and Cosmos.
+        `unit_variance` makes its width √(1 + σ²), as if an image of variance 1 were in it: ComfyUI
+        at sigma_max, A1111 by an option, most schedulers of diffusers; never for flow and Cosmos.
         """
-        widened = whole and self.name not in ("flow", "cosmos")
+        widened = unit_variance and self.name not in ("flow", "cosmos")
         return noise * (math.hypot(1, sigma) if widened else sigma)
 
     def unscaled(self, x: A, sigma: float) -> A:

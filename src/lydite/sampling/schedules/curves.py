@@ -22,10 +22,14 @@ def karras(
     rho: float = 7.0,
     sigma_min: float | None = None,
     sigma_max: float | None = None,
+    whole: bool = False,
 ) -> Points:
-    """Even steps of σ^(1/ρ)."""
+    """Even steps of σ^(1/ρ). `whole` rounds their timesteps: diffusers' KDPM2."""
     low, high = _ends(model, sigma_min, sigma_max)
-    return Points(karras_between(high, low, steps, rho))
+    sigmas = karras_between(high, low, steps, rho)
+    if not whole:
+        return Points(sigmas)
+    return Points(sigmas, np.array([round(model.timestep_of(float(each))) for each in sigmas]))
 
 
 def exponential(
@@ -51,7 +55,7 @@ def polyexponential(
     """Even steps raised to ρ, of log σ; ρ = 1 is `exponential`."""
     low, high = _ends(model, sigma_min, sigma_max)
     ramp = np.linspace(1, 0, steps) ** rho
-    return Points(_from(high, np.exp(ramp * math.log(high / low) + math.log(low))))
+    return Points(_exact_ends(high, low, np.exp(ramp * math.log(high / low) + math.log(low))))
 
 
 def beta_sigmas(
@@ -154,11 +158,11 @@ def custom(model: ModelSigmas, steps: int, *, sigmas: list[float]) -> Points:
 
 def karras_between(high: float, low: float, steps: int, rho: float = 7.0) -> Floats:
     top, bottom = high ** (1 / rho), low ** (1 / rho)
-    return _from(high, (top + np.linspace(0, 1, steps) * (bottom - top)) ** rho)
+    return _exact_ends(high, low, (top + np.linspace(0, 1, steps) * (bottom - top)) ** rho)
 
 
 def exponential_between(high: float, low: float, steps: int) -> Floats:
-    return _from(high, np.exp(np.linspace(math.log(high), math.log(low), steps)))
+    return _exact_ends(high, low, np.exp(np.linspace(math.log(high), math.log(low), steps)))
 
 
 def beta_between(
@@ -174,11 +178,12 @@ def under(noise_model: NoiseModel, sigma: Floats) -> Floats:
 
 
 def _even_angles(high: float, low: float, count: int) -> Floats:
-    return _from(high, np.tan(np.linspace(math.atan(high), math.atan(low), count)))
+    return _exact_ends(high, low, np.tan(np.linspace(math.atan(high), math.atan(low), count)))
 
 
-def _from(high: float, sigmas: Floats) -> Floats:
-    """Started exactly at `high`: a rounding above 1 would be no flow sigma."""
+def _exact_ends(high: float, low: float, sigmas: Floats) -> Floats:
+    """Without rounding at the ends: above 1 would be no flow sigma, above `low` no end."""
+    sigmas[-1] = low
     sigmas[0] = high
     return sigmas
 

@@ -24,7 +24,7 @@ from lydite.sampling.schedules.schedule import (
     ruled,
 )
 
-Grid = Literal["trained", "even", "below_one"]
+Grid = Literal["trained", "even", "open", "below_one"]
 Curve = Literal["karras", "exponential", "beta"]
 U = TypeVar("U", float, Floats)
 
@@ -107,12 +107,14 @@ def flow_match(
     double_shift: bool = False,
     terminal: float | None = None,
     curve: Curve | None = None,
+    first: float | None = None,
 ) -> Points:
     """diffusers' FlowMatchEulerDiscreteScheduler: a grid, shifted, stretched, bent to a curve.
 
-    `grid`: from 1 to 1/T (SD3); from 1 to 1/n (FLUX); or from 1 − 1/T evenly to 0 (DPM-Solver with
-    `use_flow_sigmas`). `double_shift` ends the first at its lowest sigma as stored, which is
-    shifted already, and shifts it again.
+    `grid`: from 1 to 1/T (SD3); from 1 to 1/n (FLUX); from 1 to 1/T with 1/T left out (UniPC with
+    `use_flow_sigmas`); or from 1 − 1/T evenly to 0 (DPM-Solver with it). `double_shift` ends the
+    first at its lowest sigma as stored, which is shifted already, and shifts it again. `first`
+    replaces a first sigma of 1.
     """
     if not isinstance(model, FlowSigmas):
         raise InputError("flow_match is for models described by FlowSigmas.")
@@ -121,13 +123,17 @@ def flow_match(
         even = np.linspace(1.0, shifted(last, model.shift) if double_shift else last, steps)
     elif grid == "even":
         even = np.linspace(1.0, 1 / steps, steps)
+    elif grid == "open":
+        even = np.linspace(1.0, last, steps + 1)[:-1]
     elif grid == "below_one":
         even = np.linspace(1 - last, 0, steps + 1)[:-1]
     else:
-        raise InputError(f"grid is {grid!r}; expected trained, even or below_one.")
+        raise InputError(f"grid is {grid!r}; expected trained, even, open or below_one.")
     sigmas = shifted(even, model.shift)
     if terminal is not None:
         sigmas = stretched(sigmas, terminal)
+    if first is not None and sigmas[0] == 1:
+        sigmas[0] = first
     return Points(sigmas if curve is None else _bent(sigmas, curve))
 
 

@@ -39,12 +39,13 @@ def ddim_uniform(model: ModelSigmas, steps: int) -> Points:
     return Points(model.levels[1::stride][::-1])
 
 
-def linspace(model: ModelSigmas, steps: int) -> Points:
+def linspace(model: ModelSigmas, steps: int, *, whole: bool = False) -> Points:
     """As `normal`, with sigma interpolated in place of log sigma: diffusers' Euler.
 
-    One step starts at the lowest level there, and so here.
+    One step starts at the lowest level there, and so here. `whole` rounds the index: its DDPM.
     """
-    return _at_indices(model, np.linspace(0, _top(model), steps)[::-1])
+    indices = np.linspace(0, _top(model), steps)[::-1]
+    return _at_indices(model, indices.round() if whole else indices)
 
 
 def linspace_dpm(model: ModelSigmas, steps: int) -> Points:
@@ -68,6 +69,17 @@ def trailing(model: ModelSigmas, steps: int) -> Points:
     """Every T/n-th level from the last one down, the index rounded (Lin et al. 2023)."""
     count = len(model.levels)
     return _at_indices(model, (count - np.arange(steps) * (count / steps)).round() - 1)
+
+
+def lcm(model: ModelSigmas, steps: int, *, original_steps: int = 50) -> Points:
+    """Even choices from the timesteps that an LCM was distilled on, from the top.
+
+    More steps than those are chosen from as many timesteps; diffusers refuses them.
+    """
+    original = max(original_steps, steps)
+    stride = max(len(model.levels) // original, 1)
+    chosen = np.floor(np.linspace(0, original, steps, endpoint=False))
+    return _at_indices(model, (original - chosen) * stride - 1)
 
 
 def beta_timesteps(
@@ -169,6 +181,13 @@ FAMILY = (
         _LIN,
         (_EULER, _DPM),
         count=_FEWER,
+    ),
+    ScheduleKind(
+        "lcm",
+        lcm,
+        "even choices from the timesteps of a consistency distillation",
+        "Luo et al. (2023), arXiv 2310.04378",
+        ("diffusers LCMScheduler",),
     ),
     ScheduleKind(
         "beta_timesteps",
