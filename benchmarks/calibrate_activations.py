@@ -23,6 +23,8 @@ from lydite.core.blas import use_one_thread
 use_one_thread()  # before MLX; on one thread, as the command
 
 import numpy as np  # noqa: E402
+from lydite.calibrate.trajectories import model_hash  # noqa: E402
+from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
 
 from lydite import embedded  # noqa: E402
 from lydite.calibrate.activations.collect import Wanted, collect  # noqa: E402
@@ -38,9 +40,7 @@ from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
 from lydite.calibrate.store.set_file import plan_of  # noqa: E402
 from lydite.calibrate.store.shards import Entry  # noqa: E402
 from lydite.calibrate.store.writer import Writer  # noqa: E402
-from lydite.calibrate.trajectories import model_hash  # noqa: E402
 from lydite.models.mmdit import MMDiT, MMDiTConfig  # noqa: E402
-from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
 from lydite.trace.mlx_capture import walk  # noqa: E402
 
 PROMPTS = ("a red star", "a blue ring", "a large green square", "a small yellow circle")

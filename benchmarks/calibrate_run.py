@@ -28,6 +28,10 @@ from lydite.core.blas import use_one_thread
 
 use_one_thread()  # before MLX
 
+from lydite.calibrate.trajectories import model_hash  # noqa: E402
+from lydite.pipelines.request import Request  # noqa: E402
+from lydite.pipelines.sd3 import StableDiffusion3  # noqa: E402
+
 from lydite import embedded  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
 from lydite.calibrate.model_session import Studio, open_pipeline  # noqa: E402
@@ -35,10 +39,7 @@ from lydite.calibrate.run import Model, Watcher  # noqa: E402
 from lydite.calibrate.settings import Image, Settings  # noqa: E402
 from lydite.calibrate.store.set_file import Description, Plan, plan_of  # noqa: E402
 from lydite.calibrate.store.writer import Writer  # noqa: E402
-from lydite.calibrate.trajectories import model_hash  # noqa: E402
 from lydite.calibrate.workers import run_workers  # noqa: E402
-from lydite.pipelines.request import Request  # noqa: E402
-from lydite.pipelines.sd3 import StableDiffusion3  # noqa: E402
 
 MODEL = Model(embedded.NAME)
 PROMPT = "a large red star above a small blue ring"

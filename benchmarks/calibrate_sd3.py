@@ -24,6 +24,8 @@ from lydite.core.blas import use_one_thread
 use_one_thread()  # before MLX
 
 import mlx.core as mx  # noqa: E402
+from lydite.calibrate.trajectories import model_hash  # noqa: E402
+from lydite.pipelines.request import Request  # noqa: E402
 
 import calibrate_run  # noqa: E402
 from calibrate_activations import SD3_MEDIUM  # noqa: E402
@@ -36,8 +38,6 @@ from lydite.calibrate.run import Model  # noqa: E402
 from lydite.calibrate.settings import Settings  # noqa: E402
 from lydite.calibrate.store.files import size_text  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
-from lydite.calibrate.trajectories import model_hash  # noqa: E402
-from lydite.pipelines.request import Request  # noqa: E402
 from untrained_sd3 import TRANSFORMER, VAE, make_untrained  # noqa: E402
 
 LYDITE = [sys.executable, "-m", "lydite", "calibrate"]

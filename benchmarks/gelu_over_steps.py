@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.pipelines.sd3_trace import record
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
@@ -23,8 +25,6 @@ from rich.progress import track
 
 from lydite import embedded
 from lydite.embedded.captions import held_out_prompts
-from lydite.pipelines.sd3 import Request, StableDiffusion3
-from lydite.pipelines.sd3_trace import record
 from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 

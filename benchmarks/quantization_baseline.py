@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lydite.pipelines.sd3 import Request, StableDiffusion3
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -31,7 +32,6 @@ from lydite.embedded.frechet import frechet_distance
 from lydite.embedded.judge import Judge, load_judge
 from lydite.embedded.scenes import paint, sample_scenes
 from lydite.models.layers import Linear
-from lydite.pipelines.sd3 import Request, StableDiffusion3
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 SEED, CALIBRATION_SEED, OTHER_SEED = 99991, 99993, 99994  # of scenes; training drew from others

@@ -33,8 +33,8 @@ from seeded_bugs import baselines, scoring  # isort: skip - imports lydite befor
 
 import mlx.core as mx
 import numpy as np
-
 from lydite.pipelines.sd3 import StableDiffusion3
+
 from lydite.trace.events import Header
 from lydite.trace.recorder import Injection, Recorder
 from lydite.trace.store import Trace

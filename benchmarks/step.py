@@ -92,7 +92,6 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     blas = preload().describe()
     import mlx.core as mx
     import numpy as np
-
     from lydite.pipelines.sd3 import Request, StableDiffusion3
 
     dtype = getattr(mx, options.dtype)

@@ -49,8 +49,9 @@ def main() -> None:
 
 def model(folder: Path, rounds: int, steps: int) -> None:
     """Seconds of one picture with nothing, and with every module recorded at each level."""
-    from lydite import embedded
     from lydite.pipelines.sd3 import Request, StableDiffusion3
+
+    from lydite import embedded
 
     pipeline = StableDiffusion3.load(Path(embedded.__file__).parent / "model")
     request = Request("a red circle", steps=steps)

@@ -20,7 +20,7 @@ from lydite.models.mmdit import MMDiTConfig
 from lydite.models.text.clip import CLIPTextConfig
 from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
-from lydite.pipelines.components import KINDS
+from lydite.pipelines.families.kinds import KINDS
 from lydite.weights.save import save
 
 TRANSFORMER = MMDiTConfig(

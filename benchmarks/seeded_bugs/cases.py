@@ -15,9 +15,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 
-Apply = Callable[[StableDiffusion3], AbstractContextManager[Any]]
+Apply = Callable[[Pipeline], AbstractContextManager[Any]]
 Dump = Callable[[str, Any], Any]  # name and array -> the array as the port writes it to its trace
 
 # fatal: noise or nonsense; visible: another picture; subtle: a person would not see it

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from lydite.sampling.schedules import Schedule
 from seeded_bugs import reference_forwards as ref
 from seeded_bugs.bugs.attention import JOINT_ATTENTIONS
@@ -84,7 +84,7 @@ class Nothing(nn.Module):
 
 
 @contextmanager
-def with_nothing(pipeline: StableDiffusion3) -> Generator[None]:
+def with_nothing(pipeline: Pipeline) -> Generator[None]:
     """A module more in the tree, with events of its own and no counterpart."""
     ff = module_at(pipeline, f"{BLOCK_1}.ff")
     ff["extra"] = Nothing()
@@ -95,7 +95,7 @@ def with_nothing(pipeline: StableDiffusion3) -> Generator[None]:
         del ff["extra"]
 
 
-def unchanged(_: StableDiffusion3) -> Any:
+def unchanged(_: Pipeline) -> Any:
     return nullcontext()
 
 

@@ -15,16 +15,16 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from lydite.pipelines.noise import RunNoise
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from seeded_bugs.cases import Apply
 
 Forward = Callable[..., Any]  # (self, original, *args): what the module does instead
 
 
-def module_at(pipeline: StableDiffusion3, place: str) -> Any:
+def module_at(pipeline: Pipeline, place: str) -> Any:
     """The module at `component/path`."""
     component, _, path = place.partition("/")
-    found: Any = pipeline.networks.get(component)
+    found: Any = pipeline.model.network(component)
     for part in path.split(".") if path else ():
         found = found[int(part)] if isinstance(found, list) else found[part]
     return found
@@ -34,7 +34,7 @@ def weight(place: str, change: Callable[[mx.array], mx.array], *, keep_dtype: bo
     """The parameter at `place` changed."""
 
     @contextmanager
-    def apply(pipeline: StableDiffusion3) -> Generator[None]:
+    def apply(pipeline: Pipeline) -> Generator[None]:
         owner, _, name = place.rpartition(".")
         module = module_at(pipeline, owner)
         before = module[name]
@@ -52,7 +52,7 @@ def swapped(one: str, other: str) -> Apply:
     """The parameters of two modules exchanged."""
 
     @contextmanager
-    def apply(pipeline: StableDiffusion3) -> Generator[None]:
+    def apply(pipeline: Pipeline) -> Generator[None]:
         first, second = module_at(pipeline, one), module_at(pipeline, other)
         names = [name for name, value in first.items() if isinstance(value, mx.array)]
         for name in names:
@@ -70,7 +70,7 @@ def copied(source: str, target: str) -> Apply:
     """All parameters below `target` taken from `source`."""
 
     @contextmanager
-    def apply(pipeline: StableDiffusion3) -> Generator[None]:
+    def apply(pipeline: Pipeline) -> Generator[None]:
         module = module_at(pipeline, target)
         before = module.parameters()
         module.update(module_at(pipeline, source).parameters())
@@ -90,8 +90,8 @@ def forward(place: str, new: Forward) -> Apply:
 def forwards(component: str, paths: str, new: Forward) -> Apply:
     """Every module of a component whose path matches computes `new(module, original, *args)`."""
 
-    def apply(pipeline: StableDiffusion3) -> Any:
-        named = pipeline.networks.get(component).named_modules()
+    def apply(pipeline: Pipeline) -> Any:
+        named = pipeline.model.network(component).named_modules()
         found = [module for path, module in named if re.fullmatch(paths, path)]
         assert found, f"{component} has no module at {paths}"
         return _forwards(found, new)
@@ -103,7 +103,7 @@ def attribute(owner: Any, name: str, change: Callable[[Any], Any]) -> Apply:
     """An attribute of a Python module or class replaced by `change(original)`."""
 
     @contextmanager
-    def apply(_: StableDiffusion3) -> Generator[None]:
+    def apply(_: Pipeline) -> Generator[None]:
         before = vars(owner)[name]
         setattr(owner, name, change(before))
         try:
@@ -118,7 +118,7 @@ def setting(place: str, name: str, change: Callable[[Any], Any]) -> Apply:
     """A plain attribute (no parameter) of the module at `place` replaced."""
 
     @contextmanager
-    def apply(pipeline: StableDiffusion3) -> Generator[None]:
+    def apply(pipeline: Pipeline) -> Generator[None]:
         module = module_at(pipeline, place)
         before = getattr(module, name)
         object.__setattr__(module, name, change(before))
@@ -134,7 +134,7 @@ def method(place: str, name: str, new: Callable[..., Any]) -> Apply:
     """A method of the module at `place` replaced by `new(module, *args)`."""
 
     @contextmanager
-    def apply(pipeline: StableDiffusion3) -> Generator[None]:
+    def apply(pipeline: Pipeline) -> Generator[None]:
         module = module_at(pipeline, place)
         vars(module)[name] = partial(new, module)
         try:
@@ -149,7 +149,7 @@ def entry(table: dict[str, Any], key: str, change: Callable[[Any], Any]) -> Appl
     """An entry of a dict replaced by `change(original)`."""
 
     @contextmanager
-    def apply(_: StableDiffusion3) -> Generator[None]:
+    def apply(_: Pipeline) -> Generator[None]:
         before = table[key]
         table[key] = change(before)
         try:
@@ -164,7 +164,7 @@ def together(*parts: Apply) -> Apply:
     """Several changes at once."""
 
     @contextmanager
-    def apply(pipeline: StableDiffusion3) -> Generator[None]:
+    def apply(pipeline: Pipeline) -> Generator[None]:
         with ExitStack() as stack:
             for part in parts:
                 stack.enter_context(part(pipeline))

@@ -12,10 +12,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.pipelines import sd3_trace
-from lydite.pipelines.sd3 import StableDiffusion3
-from lydite.pipelines.sd3_trace import SD3Recorder
-from lydite.trace.events import Event, EventId, Header
+from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.recording import FamilyRecorder, draw_recorded, record
+from lydite.trace.events import Event, Header
 from lydite.trace.mlx_capture import record_modules
 from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.writer import TraceWriter
@@ -26,26 +25,25 @@ ENCODING = {"model": NAME, "image": "fixed picture"}  # conditions of the second
 
 
 def record_port(
-    pipeline: StableDiffusion3,
+    pipeline: Pipeline,
     folder: Path,
     part: Part = "draw",
     dump: Dump | None = None,
     inject: InjectionSource | None = None,
 ) -> Path:
     """One run written to a new folder, with `dump` in another layout, on injected values."""
+    pipeline.name, run = NAME, pipeline.plan(REQUEST)
     if part == "draw" and dump is None:
-        sd3_trace.record(pipeline, REQUEST, SEED, folder, model=NAME, inject=inject)
+        record(pipeline, run, SEED, folder, inject=inject)
         return folder
-    dtype = str(pipeline.dtype).rpartition(".")[2]
-    request = pipeline.complete(REQUEST)
-    conditions = sd3_trace.conditions(request, SEED, NAME) if part == "draw" else ENCODING
-    header = Header(device="cpu", dtype=dtype, conditions=conditions)
+    conditions = run.request.conditions(seed=SEED, model=NAME) if part == "draw" else ENCODING
+    header = Header(device="cpu", dtype=pipeline.model.dtype, conditions=conditions)
     writer = DumpingWriter(folder, header, dump)
     if inject is not None:
         inject = Undumped(inject, writer)
-    with SD3Recorder(writer, inject=inject) as recorder:
+    with FamilyRecorder(writer, pipeline.family, inject=inject) as recorder:
         if part == "draw":
-            sd3_trace.run(pipeline, request, SEED, recorder)
+            draw_recorded(pipeline, run, SEED, recorder)
         else:
             encode_picture(pipeline, recorder)
     return folder
@@ -78,22 +76,22 @@ class Undumped:
         """As the source's."""
         return self.source.wants(name, slot)
 
-    def value(self, event_id: EventId) -> NDArray[Any] | None:
+    def value(self, place: tuple[str, str, int, int]) -> NDArray[Any] | None:
         """The source's value in the layout of the run."""
-        value, dump = self.source.value(event_id), self.writer.dump
+        value, dump = self.source.value(place), self.writer.dump
         if value is None or dump is None:
             return value
-        shape = self.writer.shapes[event_id[:2]]
-        positions = dump(event_id[0], np.arange(value.size).reshape(shape))
+        shape = self.writer.shapes[place[:2]]
+        positions = dump(place[0], np.arange(value.size).reshape(shape))
         restored = np.empty(value.size, value.dtype)
         restored[np.ravel(positions)] = value.ravel()
         return restored.reshape(shape)
 
 
-def encode_picture(pipeline: StableDiffusion3, recorder: Recorder) -> None:
+def encode_picture(pipeline: Pipeline, recorder: Recorder) -> None:
     """The VAE's encoder on a fixed picture."""
-    vae: Any = pipeline.networks.get("vae")
+    vae: Any = pipeline.model.network("vae")
     pixels = mx.array(picture().astype(np.float32) / 127.5 - 1)[None]
     with record_modules(recorder, vae, scope="vae"):
-        mean = vae.encode(pixels.astype(pipeline.networks.dtype_of("vae"))).mean
+        mean = vae.encode(pixels.astype(pipeline.model.dtype_of("vae"))).mean
     recorder.record("pipeline/image_latents", mean, dims="b h w c")

@@ -10,7 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from lydite.calibrate.store.reader import CalibrationSet
-    from lydite.pipelines.sd3 import StableDiffusion3
+    from lydite.pipelines.pipeline import Pipeline
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> "StableDiffusion3":
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> "Pipeline":
     """A small random model with both kinds of attention."""
     from support import replays
 
@@ -31,7 +31,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> "StableDiffusion3":
 
 
 @pytest.fixture(scope="session")
-def drawn(pipeline: "StableDiffusion3", tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(pipeline: "Pipeline", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set of three images and nine samples, drawn with it."""
     from support import replays
 
@@ -48,9 +48,7 @@ def opened(drawn: Path) -> "Iterator[CalibrationSet]":
 
 
 @pytest.fixture(scope="session")
-def whole(
-    drawn: Path, pipeline: "StableDiffusion3", tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def whole(drawn: Path, pipeline: "Pipeline", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Statistics of its activations."""
     from lydite.calibrate.activations.collect import Wanted, collect
     from lydite.calibrate.store.reader import CalibrationSet

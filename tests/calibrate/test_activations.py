@@ -1,6 +1,5 @@
 """Statistics of activations: NumPy's over all the data, and nothing is changed by looking."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,12 @@ from lydite.calibrate.activations.collect import Wanted, collect
 from lydite.calibrate.activations.file import read_file
 from lydite.calibrate.activations.histogram import BOUND, FLOOR
 from lydite.calibrate.activations.moments import Moments
-from lydite.calibrate.activations.places import PORTS, Places
+from lydite.calibrate.activations.places import SLOTS, Places
 from lydite.calibrate.replay import Replay, network, replaying
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import LyditeError, NotFiniteError
-from lydite.pipelines.sd3 import StableDiffusion3
-from lydite.pipelines.sd3_trace import record
+from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.recording import record
 from lydite.trace.mlx_capture import walk
 from lydite.trace.store import Trace
 from lydite.weights.load import parameter_hash
@@ -25,7 +24,7 @@ from support import replays
 Values = dict[tuple[str, str, int], NDArray[np.float32]]  # layer, port, step
 
 
-def everything(opened: CalibrationSet, pipeline: StableDiffusion3) -> Values:
+def everything(opened: CalibrationSet, pipeline: Pipeline) -> Values:
     """All values of all samples, one array for each layer, port and step."""
     seen: dict[tuple[str, str, int], list[NDArray[np.float32]]] = {}
     observer = replays.Everything(Places(network(pipeline)).wants)
@@ -61,19 +60,19 @@ def check(found: Moments, values: NDArray[np.float32]) -> None:
 
 
 def test_statistics_are_numpys_over_the_concatenated_data(
-    opened: CalibrationSet, pipeline: StableDiffusion3, whole: Path
+    opened: CalibrationSet, pipeline: Pipeline, whole: Path
 ) -> None:
     values, found = everything(opened, pipeline), read_file(whole)
     layers = Places(network(pipeline)).layers
     places = [key for key in values if key[0] in layers]
     assert len(layers) > 30 and len(places) == 2 * len(layers) * replays.STEPS
     for layer, port, step in places:
-        check(found.table[layer, PORTS[port], step], values[layer, port, step])
+        check(found.table[layer, SLOTS[port], step], values[layer, port, step])
 
 
 @pytest.mark.parametrize("name", ["attn", "attn2"])
 def test_q_k_v_and_softmax_are_those_of_the_attention(
-    name: str, opened: CalibrationSet, pipeline: StableDiffusion3
+    name: str, opened: CalibrationSet, pipeline: Pipeline
 ) -> None:
     path, places = f"transformer_blocks.0.{name}", Places(network(pipeline))
     observer = replays.Everything(places.wants)
@@ -118,11 +117,11 @@ def _by_head(value: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def test_values_are_those_the_trace_records(
-    opened: CalibrationSet, pipeline: StableDiffusion3, tmp_path: Path
+    opened: CalibrationSet, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     observer = replays.Everything(Places(network(pipeline)).wants)
-    request = replace(replays.REQUEST, prompt=replays.PROMPTS[1])
-    record(pipeline, request, 1, tmp_path / "trace")
+    run = pipeline.plan(replays.REQUEST.replace(prompt=replays.PROMPTS[1]))
+    record(pipeline, run, 1, tmp_path / "trace")
     compared = 0
     with (
         Trace.open(tmp_path / "trace") as trace,
@@ -145,9 +144,9 @@ def test_values_are_those_the_trace_records(
 
 
 def test_where_guidance_is_off_the_negative_prompt_is_not_counted(
-    pipeline: StableDiffusion3, tmp_path: Path
+    pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    request = replace(replays.REQUEST, guidance_interval=(0.0, 0.5))
+    request = replays.REQUEST.replace(guidance_interval=(0.0, 0.5))
     folder = replays.draw_set(tmp_path / "set", pipeline, images=1, request=request)
     with CalibrationSet.open(folder) as opened:
         collect(opened, pipeline, tmp_path / "out.sqlite", Wanted())
@@ -160,13 +159,13 @@ def test_where_guidance_is_off_the_negative_prompt_is_not_counted(
 
 
 def test_looking_changes_no_bit_and_leaves_nothing_behind(
-    opened: CalibrationSet, pipeline: StableDiffusion3
+    opened: CalibrationSet, pipeline: Pipeline
 ) -> None:
     class Blind:
-        def wants(self, path: str, port: str) -> bool:
+        def wants(self, path: str, slot: str) -> bool:
             return False
 
-        def see(self, path: str, port: str, value: object) -> None:
+        def add(self, path: str, slot: str, value: object) -> None:
             raise AssertionError
 
     model = network(pipeline)
@@ -195,7 +194,7 @@ def test_values_that_are_counted_in_pieces_are_counted_right(
     check(Moments.of(values), values)
 
 
-def test_what_is_not_finite_is_named(opened: CalibrationSet, pipeline: StableDiffusion3) -> None:
+def test_what_is_not_finite_is_named(opened: CalibrationSet, pipeline: Pipeline) -> None:
     row = next(iter(opened.rows("sample")))
     latent = np.full_like(opened.read(row)["x"], np.nan)
     places = Places(network(pipeline))

@@ -12,7 +12,7 @@ from lydite.calibrate.activations.device_moments import DeviceMoments
 from lydite.calibrate.activations.file import read_file
 from lydite.calibrate.activations.moments import Moments
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 
 EXACT = ("low", "high", "zeros", "negative", "counts")
 
@@ -60,7 +60,7 @@ def test_what_is_not_finite_is_seen(bad: float) -> None:
 
 def test_a_collection_is_the_same(
     opened: CalibrationSet,
-    pipeline: StableDiffusion3,
+    pipeline: Pipeline,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,12 +11,12 @@ from lydite.calibrate.activations.file import read_file, reading, told_by
 from lydite.calibrate.activations.merge import merge
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from support import replays
 
 
 def test_two_halves_merged_are_the_whole(
-    opened: CalibrationSet, pipeline: StableDiffusion3, whole: Path, tmp_path: Path
+    opened: CalibrationSet, pipeline: Pipeline, whole: Path, tmp_path: Path
 ) -> None:
     halves = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for number, path in enumerate(halves, 1):
@@ -42,7 +42,7 @@ def test_two_halves_merged_are_the_whole(
 
 
 def test_bands_pool_the_steps(
-    opened: CalibrationSet, pipeline: StableDiffusion3, whole: Path, tmp_path: Path
+    opened: CalibrationSet, pipeline: Pipeline, whole: Path, tmp_path: Path
 ) -> None:
     collect(opened, pipeline, tmp_path / "all.sqlite", Wanted(per="all"))
     pooled, apart = read_file(tmp_path / "all.sqlite"), read_file(whole)

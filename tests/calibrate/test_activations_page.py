@@ -11,7 +11,7 @@ from lydite.calibrate.activations.collect import Wanted, collect
 from lydite.calibrate.activations.file import reading
 from lydite.calibrate.activations.merge import merge
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from lydite.report.activations import page, picture
 
 MODULATION = "layer LIKE 'time_text_embed.%' OR layer GLOB '*norm*.linear'"
@@ -48,7 +48,7 @@ def test_the_drift_on_the_cards_is_that_of_the_file(whole: Path) -> None:
 
 
 def test_steps_that_are_counted_together_are_not_drawn_as_one_dot(
-    opened: CalibrationSet, pipeline: StableDiffusion3, tmp_path: Path
+    opened: CalibrationSet, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     path = tmp_path / "all.sqlite"
     collect(opened, pipeline, path, Wanted(per="all"))
@@ -62,7 +62,7 @@ def test_steps_that_are_counted_together_are_not_drawn_as_one_dot(
 
 
 def test_parts_of_the_steps_and_of_the_samples_are_called_so(
-    opened: CalibrationSet, pipeline: StableDiffusion3, tmp_path: Path
+    opened: CalibrationSet, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     halves = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for number, path in enumerate(halves, 1):

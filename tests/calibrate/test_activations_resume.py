@@ -19,7 +19,7 @@ from lydite.calibrate.store.set_file import plan_of
 from lydite.calibrate.store.writer import Writer
 from lydite.cli.calibrate.activations import activations
 from lydite.core.errors import CalibrationError, FileError, LyditeError
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from support import calibration as calibrating
 from support import replays
 
@@ -45,14 +45,12 @@ with CalibrationSet.open(drawn) as opened:
 
 
 @pytest.fixture(scope="module")
-def drawn(pipeline: StableDiffusion3, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return replays.draw_set(tmp_path_factory.mktemp("sets") / "set", pipeline, images=2)
 
 
 @pytest.fixture(scope="module")
-def expected(
-    drawn: Path, pipeline: StableDiffusion3, tmp_path_factory: pytest.TempPathFactory
-) -> bytes:
+def expected(drawn: Path, pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The file of a collection that nothing disturbed."""
     path = tmp_path_factory.mktemp("statistics") / "whole.sqlite"
     with CalibrationSet.open(drawn) as opened:
@@ -62,10 +60,10 @@ def expected(
 
 @pytest.mark.parametrize(("where", "number"), [("sample", 4), ("disk", 25)])
 def test_after_kill_9_the_finished_file_is_the_same(
-    where: str, number: int, drawn: Path, pipeline: StableDiffusion3, expected: bytes, memory: Path
+    where: str, number: int, drawn: Path, pipeline: Pipeline, expected: bytes, memory: Path
 ) -> None:
     out, tests = memory / "out.sqlite", str(Path(replays.__file__).parents[1])
-    arguments = [tests, drawn, pipeline.files.path, out, where, str(number)]
+    arguments = [tests, drawn, pipeline.model.path, out, where, str(number)]
     environment = {**os.environ, **calibrating.same_blas()}
     done = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments], timeout=120, check=False, env=environment
@@ -80,7 +78,7 @@ def test_after_kill_9_the_finished_file_is_the_same(
 
 
 def test_every_failing_call_to_the_disk_is_told_and_nothing_is_torn(
-    drawn: Path, pipeline: StableDiffusion3, expected: bytes, memory: Path
+    drawn: Path, pipeline: Pipeline, expected: bytes, memory: Path
 ) -> None:
     with CalibrationSet.open(drawn) as opened:
         with calibrating.faulty(calibrating.FaultyDisk()) as healthy:
@@ -97,7 +95,7 @@ def test_every_failing_call_to_the_disk_is_told_and_nothing_is_torn(
 
 
 def test_asked_to_stop_it_keeps_what_it_has(
-    drawn: Path, pipeline: StableDiffusion3, expected: bytes, memory: Path
+    drawn: Path, pipeline: Pipeline, expected: bytes, memory: Path
 ) -> None:
     seen: list[Progress] = []
     out = memory / "out.sqlite"
@@ -119,7 +117,7 @@ def test_asked_to_stop_it_keeps_what_it_has(
 
 
 def test_a_state_of_other_wishes_and_a_damaged_one_are_refused(
-    drawn: Path, pipeline: StableDiffusion3, memory: Path
+    drawn: Path, pipeline: Pipeline, memory: Path
 ) -> None:
     out, state = memory / "out.sqlite", memory / "out.sqlite.work" / STATE
     with CalibrationSet.open(drawn) as opened:
@@ -134,9 +132,7 @@ def test_a_state_of_other_wishes_and_a_damaged_one_are_refused(
             collect(opened, pipeline, out, WANTED)
 
 
-def test_one_process_collects_into_one_file(
-    drawn: Path, pipeline: StableDiffusion3, memory: Path
-) -> None:
+def test_one_process_collects_into_one_file(drawn: Path, pipeline: Pipeline, memory: Path) -> None:
     (memory / "out.sqlite.work").mkdir()
     claim = Claim(memory / "out.sqlite.work")
     try:

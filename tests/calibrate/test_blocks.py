@@ -16,7 +16,7 @@ from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.verify import verify
 from lydite.cli.calibrate.blocks import blocks
 from lydite.core.errors import CalibrationError, InputError, LyditeError
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import to_mlx
 from support import replays
@@ -42,10 +42,10 @@ with CalibrationSet.open(sys.argv[2]) as opened:
 
 
 def test_what_is_stored_is_what_the_modules_take_and_give(
-    opened: CalibrationSet, pipeline: StableDiffusion3, memory: Path
+    opened: CalibrationSet, pipeline: Pipeline, memory: Path
 ) -> None:
     store_blocks(opened, pipeline, memory / "blocks", KEPT, PLENTY)
-    observer = replays.Everything(Tap(0).wants)
+    observer = replays.Everything(Tap(pipeline.family.blocks, 0).wants)
     with (
         CalibrationSet.open(memory / "blocks") as made,
         replaying(pipeline, opened.settings, observer) as replay,
@@ -74,7 +74,7 @@ def test_what_is_stored_is_what_the_modules_take_and_give(
 
 
 def test_a_module_gives_the_stored_output_for_the_stored_input(
-    opened: CalibrationSet, pipeline: StableDiffusion3, memory: Path
+    opened: CalibrationSet, pipeline: Pipeline, memory: Path
 ) -> None:
     store_blocks(opened, pipeline, memory / "blocks", KEPT, PLENTY)
     modules = dict(walk(network(pipeline)))
@@ -96,10 +96,10 @@ def test_a_module_gives_the_stored_output_for_the_stored_input(
 
 
 def test_a_killed_run_is_finished_to_the_same_content(
-    drawn: Path, pipeline: StableDiffusion3, memory: Path
+    drawn: Path, pipeline: Pipeline, memory: Path
 ) -> None:
     tests = str(Path(replays.__file__).parents[1])
-    arguments = [tests, drawn, pipeline.files.path, memory / "killed"]
+    arguments = [tests, drawn, pipeline.model.path, memory / "killed"]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL
     counted: list[int] = []
@@ -116,7 +116,7 @@ def test_a_killed_run_is_finished_to_the_same_content(
 
 
 def test_the_budget_is_kept_and_told_before_a_byte_is_written(
-    opened: CalibrationSet, pipeline: StableDiffusion3, memory: Path
+    opened: CalibrationSet, pipeline: Pipeline, memory: Path
 ) -> None:
     told: list[tuple[Volume, bool]] = []
 
@@ -140,9 +140,7 @@ def test_the_budget_is_kept_and_told_before_a_byte_is_written(
     assert not (memory / "none").exists()
 
 
-def test_one_block_at_a_time(
-    opened: CalibrationSet, pipeline: StableDiffusion3, memory: Path
-) -> None:
+def test_one_block_at_a_time(opened: CalibrationSet, pipeline: Pipeline, memory: Path) -> None:
     kept = Kept(5, "F32", "transformer_blocks.1.*")
     store_blocks(opened, pipeline, memory / "all", KEPT, PLENTY)
     store_blocks(opened, pipeline, memory / "one", kept, PLENTY)

@@ -1,14 +1,13 @@
 """Requests as conditions and back, and the rule of kept steps."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from lydite.calibrate.conditions import conditions_of, read_keep, request_of
 from lydite.calibrate.settings import canonical
 from lydite.core.errors import CalibrationError, InputError
-from lydite.pipelines.request import Request
+from lydite.core.request import Request
 
 REQUEST = Request(
     "a star",
@@ -27,7 +26,7 @@ REQUEST = Request(
 def test_a_request_comes_back_from_the_conditions_of_a_set() -> None:
     told = json.loads(canonical(conditions_of(REQUEST, "bfloat16")))
     assert "prompt" not in told
-    assert request_of(told) == (replace(REQUEST, prompt=""), "bfloat16")
+    assert request_of(told) == (REQUEST.replace(prompt=""), "bfloat16")
 
 
 def test_conditions_of_another_tool_cannot_be_drawn_from() -> None:

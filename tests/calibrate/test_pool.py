@@ -11,16 +11,15 @@ import pytest
 
 from lydite.calibrate import ray_cluster as cluster
 from lydite.calibrate.conditions import conditions_of
-from lydite.calibrate.model_session import Studio, open_pipeline
+from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline
 from lydite.calibrate.run import Model, Watcher, run_here
 from lydite.calibrate.settings import Settings
 from lydite.calibrate.store import files as disk
 from lydite.calibrate.store.set_file import Description, Plan, plan_of
 from lydite.calibrate.store.writer import Writer
-from lydite.calibrate.trajectories import Trajectories, model_hash
 from lydite.calibrate.workers import run_workers
 from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
-from lydite.pipelines.request import Request
+from lydite.core.request import Request
 from support.calibration import FaultyDisk, same_blas
 
 REQUEST = Request("", steps=2, guidance=3.0, text_length=4, width=32, height=32)
@@ -30,16 +29,17 @@ PLAN = plan_of([(f"a fox in snow {n}", n) for n in range(4)], (0, 1))
 @pytest.fixture(scope="module")
 def settings(untrained: Path) -> Settings:
     pipeline = open_pipeline(Model(str(untrained)), "float32")
-    return Settings(model_hash(pipeline), conditions_of(REQUEST, "float32"), "BF16", str(untrained))
+    conditions = conditions_of(pipeline.plan(REQUEST).request, "float32")
+    return Settings(model_hash(pipeline), conditions, "BF16", str(untrained))
 
 
 @pytest.fixture(scope="module")
 def whole(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The content hash of the set that one process makes."""
     folder = tmp_path_factory.mktemp("whole")
-    studio = Studio.open(Description(settings, PLAN), Model(settings.model))
+    session = ModelSession.open(Description(settings, PLAN), Model(settings.model))
     with Writer.start(folder, settings, PLAN) as writer:
-        run_here(writer, studio, Watcher())
+        run_here(writer, session, Watcher())
         return writer.content_hash
 
 
@@ -79,8 +79,8 @@ def test_a_run_that_is_stopped_leaves_whole_images_and_no_worker(
         with pytest.raises(KeyboardInterrupt):
             run_workers(writer, Model(settings.model), 1, watcher)
         assert len(writer.missing()) >= 3 and not multiprocessing.active_children()
-        studio = Studio.open(Description(settings, writer.plan), Model(settings.model))
-        run_here(writer, studio, Watcher())
+        session = ModelSession.open(Description(settings, writer.plan), Model(settings.model))
+        run_here(writer, session, Watcher())
         assert writer.content_hash == whole
 
 
@@ -108,8 +108,8 @@ def test_a_disk_that_fills_up_is_told_with_the_command_to_go_on(
     monkeypatch.undo()
     with Writer.start(tmp_path, settings, PLAN) as writer:
         assert 0 < len(writer.missing()) < 4
-        studio = Studio.open(Description(settings, writer.plan), Model(settings.model))
-        run_here(writer, studio, Watcher())
+        session = ModelSession.open(Description(settings, writer.plan), Model(settings.model))
+        run_here(writer, session, Watcher())
         assert writer.content_hash == whole
 
 
@@ -128,12 +128,12 @@ def test_a_task_of_ray_returns_the_shard_that_a_worker_would_hand_over(
             (tmp_path / "incoming" / name).write_bytes(data)
         writer.collect()
         assert writer.content_hash == whole
-    monkeypatch.setattr(Trajectories, "items", not_finite)
+    monkeypatch.setattr(ModelSession, "items", not_finite)
     error, nothing = cluster.draw(told, Model(settings.model), 0, (None,))
     assert nothing is None and isinstance(error, NotFiniteError) and error.exit_code == 1
     strange = msgspec.json.encode(Description(Settings("1", settings.conditions), Plan((), ())))
     assert cluster.draw(strange, Model(settings.model), 0, ())[1] is None
-    cluster._studio.cache_clear()
+    cluster._session.cache_clear()
 
 
 def test_without_ray_the_error_says_how_to_get_it(

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from lydite.demo.parts import Part, Told
+from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite.cli.main import lydite
 from lydite.core.errors import FileError, InputError
 from lydite.demo import comparison, settings, story
-from lydite.demo.parts import Part, Told
 from lydite.pipelines.images import read_pixels
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 from lydite.report.page import Chapter
 
 FEW = settings.Settings(prompts=("a large red star above a small blue ring",), held_out=1, steps=2)

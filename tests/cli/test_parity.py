@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite.cli.main import lydite
 from lydite.cli.parity import by_component, check_reference
 from lydite.core.errors import FileError
 from lydite.diff.result import Row, Verdict
 from lydite.reference import jobs
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 from lydite.reference.jobs import ReferenceFailed
 from support import tiny_sd3
 

@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
 from lydite.cli.paths import check_template, picture_path, save_new
-from lydite.core.errors import InputError
 from lydite.pipelines.sd3 import Request
+
+from lydite.core.errors import InputError
 
 REQUEST = Request("../../etc/passwd: a\x00b 狐", width=32, height=16)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-
-from lydite.demo import comparison, sheet
-from lydite.demo.comparison import FILES, compare
 from lydite.demo.settings import Settings
 from lydite.demo.studio import Studio
 from lydite.reference.diffusers_sd3 import ReferenceMissing
+
+from lydite.demo import comparison, sheet
+from lydite.demo.comparison import FILES, compare
 
 
 def grey(value: int) -> np.ndarray:

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lydite.demo.parts import Told
+from lydite.demo.settings import PROMPTS, Settings
+from lydite.demo.studio import Studio
+from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite import embedded
 from lydite.core.errors import FileError
 from lydite.demo import comparison, replay, story
 from lydite.demo.accuracy import judged
-from lydite.demo.parts import Told
-from lydite.demo.settings import PROMPTS, Settings
-from lydite.demo.studio import Studio
 from lydite.embedded.accuracy import score
 from lydite.pipelines.images import read_pixels
 from lydite.pipelines.metadata import read_record
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 from lydite.report.page import Chapter
 
 FEW = Settings(prompts=("a red star", "<b>ring & star"), held_out=3, steps=2)

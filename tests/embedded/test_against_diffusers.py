@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lydite import embedded
-from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.core.request import Request
+from lydite.pipelines.pipeline import Pipeline
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -17,7 +18,7 @@ def test_diffusers_draws_the_same_pictures() -> None:
 
     reference: Any = StableDiffusion3Pipeline.from_pretrained(embedded.MODEL)
     reference.set_progress_bar_config(disable=True)
-    ours = StableDiffusion3.load(embedded.MODEL)
+    ours = Pipeline.open(embedded.NAME)
     for seed, prompt in enumerate(("a large red star above a small blue ring", "moon")):
         request = Request(prompt, steps=8, guidance=3.0, text_length=16)
         picture = next(ours.generate(request, [seed]))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lydite.models.mmdit import MMDiT
-from lydite.pipelines.components import folder_component
+from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.model import folder_component
 from support import tiny_sd3
 from support.distance import relative_l2
 
@@ -59,7 +60,7 @@ def run_ours(model: MMDiT, dtype: mx.Dtype, latent, text, pooled, timestep: floa
 
 
 def load(folder: Path, dtype: mx.Dtype = mx.float32) -> MMDiT:
-    model = folder_component(folder).load(dtype)
+    model = folder_component(folder, KINDS).load(dtype)
     assert isinstance(model, MMDiT)
     return model
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lydite.models.vae.kl import AutoencoderKL
-from lydite.pipelines.components import folder_component
+from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.model import folder_component
 from support import tiny_sd3
 from support.distance import relative_l2
 
@@ -32,7 +33,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def load(folder, dtype: mx.Dtype = mx.float32) -> AutoencoderKL:
-    model = folder_component(folder).load(dtype)
+    model = folder_component(folder, KINDS).load(dtype)
     assert isinstance(model, AutoencoderKL)
     return model
 

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from lydite.core.request import Request
 from lydite.pipelines.audits import audit_model
-from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 
 
 def test_a_checkpoint_is_audited_loaded_and_drawn_with(untrained: Path) -> None:
     assert all(ledger.clean for ledger in audit_model(untrained).values())
-    pipeline = StableDiffusion3.load(untrained)
+    pipeline = Pipeline.open(untrained)
     request = Request("a red fox", steps=2, width=32, height=32, text_length=4)
     pictures = list(pipeline.generate(request, [0, 1], batch=2))
     assert [picture.pixels.shape for picture in pictures] == [(32, 32, 3)] * 2

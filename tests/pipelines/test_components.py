@@ -15,7 +15,8 @@ import pytest
 
 from lydite.core.errors import ConfigError, LyditeError, WeightsError
 from lydite.core.tensorfile import save
-from lydite.pipelines.components import KINDS, Component, folder_component
+from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.model import Component, folder_component
 from lydite.weights.load import parameter_specs
 
 SD3_MEDIUM: dict[str, Any] = {
@@ -154,7 +155,7 @@ def class_of(config: dict[str, Any]) -> str:
 
 def component(folder: Path, config: dict[str, Any]) -> Component:
     (folder / "config.json").write_text(json.dumps(config))
-    return folder_component(folder)
+    return folder_component(folder, KINDS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -189,9 +190,10 @@ def test_the_largest_is_sized_up_without_being_allocated(tmp_path: Path) -> None
     code = f"""if True:
         import resource
         from pathlib import Path
-        from lydite.pipelines.components import folder_component
+        from lydite.pipelines.families.kinds import KINDS
+        from lydite.pipelines.model import folder_component
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        assert len(folder_component(Path({str(tmp_path)!r})).expected) > 1000
+        assert len(folder_component(Path({str(tmp_path)!r}), KINDS).expected) > 1000
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -283,19 +285,19 @@ def test_a_class_we_do_not_have_is_refused(config: dict[str, Any], tmp_path: Pat
 def test_sizes_that_only_together_are_too_large_are_a_config_error(tmp_path: Path) -> None:
     huge = component(tmp_path, {**SD3_MEDIUM, "patch_size": 1024, "out_channels": 2**20})
     with pytest.raises(ConfigError, match="no model can have this config"):
-        huge.empty()
+        huge.expected
     bare = component(
         tmp_path, {key: value for key, value in CLIP_L.items() if key != "projection_dim"}
     )
     with pytest.raises(ConfigError, match="no projection_dim"):
-        bare.empty()
+        bare.expected
 
 
 def test_an_index_decides_the_class_as_in_diffusers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CLIP_L))
-    plain = folder_component(tmp_path, class_name="CLIPTextModel")
+    plain = folder_component(tmp_path, KINDS, class_name="CLIPTextModel")
     assert "text_projection.weight" not in plain.expected
-    assert "text_projection.weight" in folder_component(tmp_path).expected
+    assert "text_projection.weight" in folder_component(tmp_path, KINDS).expected
 
 
 TINY_CLIP = {
@@ -319,7 +321,7 @@ def write_clip(folder: Path, **config: Any) -> dict[str, Any]:
 
 def test_check_and_load_agree(tmp_path: Path) -> None:
     tensors = write_clip(tmp_path)
-    clip = folder_component(tmp_path)
+    clip = folder_component(tmp_path, KINDS)
     clip.check()
     model = clip.load(mx.bfloat16)
     assert parameter_specs(model) == clip.expected
@@ -334,12 +336,12 @@ def test_check_and_load_agree(tmp_path: Path) -> None:
 def test_position_ids_of_old_files_are_dropped(tmp_path: Path) -> None:
     ids = {"text_model.embeddings.position_ids": np.arange(77)[None]}
     save(tmp_path / "model.safetensors", {**write_clip(tmp_path), **ids})
-    folder_component(tmp_path).load(mx.float32)
+    folder_component(tmp_path, KINDS).load(mx.float32)
 
 
 def test_clip_as_transformers_5_saves_it_without_projection(tmp_path: Path) -> None:
     tensors = write_clip(tmp_path, architectures=["CLIPTextModel"])
-    clip = folder_component(tmp_path)
+    clip = folder_component(tmp_path, KINDS)
     shortened = {name.removeprefix("text_model."): x for name, x in tensors.items()}
     save(tmp_path / "model.safetensors", shortened)
     clip.load(mx.float32)
@@ -360,7 +362,7 @@ def test_a_shard_index_is_read_as_one(tmp_path: Path) -> None:
         weight_map |= dict.fromkeys(part, file)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    model = folder_component(tmp_path).load(mx.float32)
+    model = folder_component(tmp_path, KINDS).load(mx.float32)
     table: Any = model["text_model"]["embeddings"]["token_embedding"]["weight"]
     np.testing.assert_array_equal(table, tensors["text_model.embeddings.token_embedding.weight"])
 
@@ -369,4 +371,4 @@ def test_every_error_is_one_of_ours(tmp_path: Path) -> None:
     write_clip(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"garbage")
     with pytest.raises(LyditeError):
-        folder_component(tmp_path).load(mx.float32)
+        folder_component(tmp_path, KINDS).load(mx.float32)

@@ -18,8 +18,9 @@ import pytest
 
 from lydite.core.errors import WeightsError
 from lydite.core.tensorfile import save
-from lydite.pipelines import single_file
-from lydite.pipelines.components import Component, folder_component
+from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
+from lydite.pipelines.model import Component, folder_component
 from support import tiny_sd3
 
 torch = pytest.importorskip("torch")
@@ -44,12 +45,12 @@ class Sound:
     def load(self) -> None:
         for component in self.components():
             component.load(mx.float32)
-        single_file.leftovers(self.path).require_clean()
+        SINGLE_FILE.audit_leftovers(self.path).require_clean()
 
     def check(self) -> None:
         for component in self.components():
             component.check()
-        single_file.leftovers(self.path).require_clean()
+        SINGLE_FILE.audit_leftovers(self.path).require_clean()
 
 
 def make(network: str) -> Any:
@@ -68,7 +69,7 @@ def make(network: str) -> Any:
 def in_folder(network: str, folder: Path) -> Sound:
     make(network).save_pretrained(folder)
     (path,) = folder.glob("*.safetensors")
-    component = folder_component(folder)
+    component = folder_component(folder, KINDS)
     return Sound(tiny_sd3.read_tensors(folder), path, lambda: [component])
 
 
@@ -83,9 +84,9 @@ def in_one_file(network: str, folder: Path) -> Sound:
         tensors = tiny_sd3.original_vae(tensors)
     if name == "text_encoder":
         del tensors["text_projection.weight"]
-    prefix = single_file.NETWORKS[name][0]
+    prefix = SINGLE_FILE.networks[name].prefix
     tensors = {prefix + key: array for key, array in tensors.items()}
-    return Sound(tensors, path, lambda: single_file.components(path).values())
+    return Sound(tensors, path, lambda: SINGLE_FILE.components(path).values())
 
 
 LAYOUTS = {"diffusers": in_folder, "original": in_one_file}

@@ -7,7 +7,7 @@ import pytest
 
 from lydite.core.errors import FileError
 from lydite.pipelines.hub import locate
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 
 COMMIT = "0" * 40
 
@@ -29,7 +29,7 @@ def test_a_hub_id_is_found_in_the_cache_offline(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     path = locate("someone/tiny-sd3")
     assert path == snapshot
-    StableDiffusion3.load(path)
+    Pipeline.open(path)
 
 
 @pytest.mark.parametrize("model", ["nobody/nothing", "a/b"])

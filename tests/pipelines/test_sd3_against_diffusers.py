@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.core.request import Request
+from lydite.pipelines.pipeline import Pipeline
 from support import tiny_sd3
 from support.distance import relative_l2
 
@@ -68,9 +68,9 @@ def off_by(pixels: np.ndarray, image: np.ndarray) -> int:
 @pytest.mark.parametrize("name", [*tiny_sd3.VARIANTS, "without T5"])
 @pytest.mark.parametrize("guidance", [5.0, 1.0])
 def test_every_pixel_is_within_one_level(folders, name: str, guidance: float) -> None:
-    request = Request(**{**vars(REQUEST), "guidance": guidance})
+    request = REQUEST.replace(guidance=guidance)
     images = draw_reference(reference(folders[name]), request, (1, 2**40 + 7))
-    ours = list(StableDiffusion3.load(folders[name]).generate(request, [1, 2**40 + 7], batch=2))
+    ours = list(Pipeline.open(folders[name]).generate(request, [1, 2**40 + 7], batch=2))
     assert [picture.seed for picture in ours] == [1, 2**40 + 7]
     for picture, image in zip(ours, images, strict=True):
         assert image.std() > 0.05  # a picture, not a flat field that anything would match
@@ -85,9 +85,10 @@ def test_text_features_are_equal_for_odd_prompts(folders, prompt: str) -> None:
         text, negative, pooled, negative_pooled = reference(folder).encode_prompt(
             prompt, None, None, negative_prompt="snow", max_sequence_length=24
         )
-    ours = StableDiffusion3.load(folder).encode(request)
-    assert relative_l2(ours.text, torch.cat([negative, text])) < 1e-5
-    assert relative_l2(ours.pooled, torch.cat([negative_pooled, pooled])) < 1e-5
+    pipeline = Pipeline.open(folder)
+    ours = pipeline.encode(pipeline.plan(request))
+    assert relative_l2(ours["text"], torch.cat([negative, text])) < 1e-5
+    assert relative_l2(ours["pooled"], torch.cat([negative_pooled, pooled])) < 1e-5
 
 
 @pytest.mark.parametrize("strength", [0.35, 0.6, 1.0])
@@ -102,8 +103,8 @@ def test_img2img_means_what_it_means_in_diffusers(folders, strength: float) -> N
     image = draw_reference(
         pipeline, REQUEST, (5,), image=Image.fromarray(pixels), strength=strength
     )[0]
-    request = Request(**{**vars(REQUEST), "image": pixels, "strength": strength})
-    picture = next(StableDiffusion3.load(folder).generate(request, [5]))
+    request = REQUEST.replace(strength=strength)
+    picture = next(Pipeline.open(folder).generate(request, [5], image=pixels))
     assert off_by(picture.pixels, image) <= 1
 
 
@@ -114,9 +115,7 @@ def test_bfloat16_is_as_good_as_the_references_own(folders) -> None:
     narrow = reference(folder, torch_dtype=torch.bfloat16)
     # a bf16 pipeline would draw other normals from the same seed, so it is given ours
     half = draw_reference(narrow, REQUEST, (1,), latents=noise.bfloat16())[0]
-    ours = (
-        next(StableDiffusion3.load(folder, dtype=mx.bfloat16).generate(REQUEST, [1])).pixels / 255
-    )
+    ours = next(Pipeline.open(folder, dtype="bfloat16").generate(REQUEST, [1])).pixels / 255
     floor = relative_l2(half, exact)
     assert floor < 0.1  # the same picture
     assert relative_l2(ours, exact) < 2 * floor

@@ -18,14 +18,10 @@ from lydite.models.mmdit import MMDiTConfig
 from lydite.models.text.clip import CLIPTextConfig
 from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
-from lydite.pipelines.components import KINDS
-from lydite.pipelines.single_file import (
-    NETWORKS,
-    Shapes,
-    components,
-    is_single_file,
-    leftovers,
-)
+from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
+from lydite.pipelines.model_files import find_components
+from lydite.pipelines.single_file import Shapes
 from lydite.weights.audit import audit
 from lydite.weights.layout import Shape
 from lydite.weights.load import parameter_specs
@@ -71,10 +67,10 @@ def transformers(draw: st.DrawFn) -> MMDiTConfig:
 @QUICK
 @given(config=transformers(), bare=st.booleans())
 def test_any_transformer(config: MMDiTConfig, bare: bool, tmp_path: Path) -> None:
-    prefix = "" if bare else NETWORKS["transformer"][0]
+    prefix = "" if bare else SINGLE_FILE.networks["transformer"].prefix
     rules = mmdit.original(config.num_layers)
     save(tmp_path / "x.safetensors", stored("SD3Transformer2DModel", config, rules, prefix))
-    (found,) = components(tmp_path / "x.safetensors").values()
+    (found,) = SINGLE_FILE.components(tmp_path / "x.safetensors").values()
     assert (found.config, found.prefix, found.name) == (config, prefix, "transformer")
     found.check()
 
@@ -103,9 +99,11 @@ def test_any_vae(
         use_post_quant_conv=switches[1],
         mid_block_add_attention=switches[2],
     )
-    tensors = stored("AutoencoderKL", config, vae.original(len(widths)), NETWORKS["vae"][0])
+    tensors = stored(
+        "AutoencoderKL", config, vae.original(len(widths)), SINGLE_FILE.networks["vae"].prefix
+    )
     save(tmp_path / "x.safetensors", tensors)
-    (found,) = components(tmp_path / "x.safetensors").values()
+    (found,) = SINGLE_FILE.components(tmp_path / "x.safetensors").values()
     assert found.config == config
     found.check()
 
@@ -145,11 +143,11 @@ def t5(width: int = 96, layers: int = 2, heads: int = 1, vocabulary: int = 50) -
 def encoders(l: CLIPTextConfig, g: CLIPTextConfig, third: T5Config) -> dict[str, Any]:
     name = "CLIPTextModelWithProjection"
     tensors = {
-        **stored(name, l, text.CLIP_L_ORIGINAL, NETWORKS["text_encoder"][0]),
-        **stored(name, g, text.CLIP, NETWORKS["text_encoder_2"][0]),
-        **stored("T5EncoderModel", third, text.T5, NETWORKS["text_encoder_3"][0]),
+        **stored(name, l, text.CLIP_L_ORIGINAL, SINGLE_FILE.networks["text_encoder"].prefix),
+        **stored(name, g, text.CLIP, SINGLE_FILE.networks["text_encoder_2"].prefix),
+        **stored("T5EncoderModel", third, text.T5, SINGLE_FILE.networks["text_encoder_3"].prefix),
     }
-    del tensors[f"{NETWORKS['text_encoder'][0]}text_projection.weight"]
+    del tensors[f"{SINGLE_FILE.networks['text_encoder'].prefix}text_projection.weight"]
     return tensors
 
 
@@ -162,7 +160,7 @@ def test_any_text_encoders(heads: Any, layers: Any, tmp_path: Path) -> None:
         t5(layers=layers[2], heads=heads[2]),
     )
     save(tmp_path / "x.safetensors", encoders(*configs))
-    found = components(tmp_path / "x.safetensors")
+    found = SINGLE_FILE.components(tmp_path / "x.safetensors")
     assert tuple(component.config for component in found.values()) == configs
     for component in found.values():
         component.check()
@@ -182,7 +180,10 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_the_published_ones_are_recognised_at_their_full_size(name: str, tmp_path: Path) -> None:
     """From a file that is all header and hole."""
-    rules, prefix = mmdit.original(REAL[name].num_layers), NETWORKS["transformer"][0]
+    rules, prefix = (
+        mmdit.original(REAL[name].num_layers),
+        SINGLE_FILE.networks["transformer"].prefix,
+    )
     parts: defaultdict[str, list[Shape]] = defaultdict(list)
     for target, shape in parameter_specs(KINDS["SD3Transformer2DModel"].build(REAL[name])).items():
         (stored_name,) = stored_names(target, rules)
@@ -200,7 +201,7 @@ def test_the_published_ones_are_recognised_at_their_full_size(name: str, tmp_pat
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     with path.open("r+b") as file:
         file.truncate(8 + len(text) + end)
-    (found,) = components(path).values()
+    (found,) = SINGLE_FILE.components(path).values()
     assert found.config == REAL[name]
     with found.scope() as scope:
         assert audit(scope, found.expected, found.rules, where="here").clean
@@ -210,17 +211,17 @@ def test_a_damaged_embedding_is_measured_by_the_text_encoders(tmp_path: Path) ->
     config = MMDiTConfig(
         *(128, 2, 16, 1, 64, 1), 96, 64, 128, 16, 4, dual_attention_layers=(), qk_norm=None
     )
-    prefix = NETWORKS["transformer"][0]
+    prefix = SINGLE_FILE.networks["transformer"].prefix
     tensors = stored("SD3Transformer2DModel", config, mmdit.original(1), prefix)
     for name in ("context_embedder.weight", "y_embedder.mlp.0.weight"):
         tensors[prefix + name] = tensors[prefix + name].reshape(-1)
     alone = tmp_path / "alone.safetensors"
     save(alone, tensors)
-    sd3 = components(alone)["transformer"].config
+    sd3 = SINGLE_FILE.components(alone)["transformer"].config
     assert (sd3.joint_attention_dim, sd3.pooled_projection_dim) == (4096, 2048)
     path = tmp_path / "x.safetensors"
     save(path, {**tensors, **encoders(clip(act="quick_gelu"), clip(), t5())})
-    found = components(path)["transformer"].config
+    found = SINGLE_FILE.components(path)["transformer"].config
     assert (found.joint_attention_dim, found.pooled_projection_dim) == (96, 128)
 
 
@@ -269,10 +270,10 @@ def test_most() -> None:
     ],
 )
 def test_a_few_stray_tensors_make_a_ledger_and_no_crash(names: list[str], tmp_path: Path) -> None:
-    assert is_single_file(names)
+    assert SINGLE_FILE.matches(names)
     path = tmp_path / "x.safetensors"
     save(path, dict.fromkeys(names, np.zeros(3)))
-    for component in components(path).values():
+    for component in SINGLE_FILE.components(path).values():
         with pytest.raises(LyditeError, match="missing"):
             component.check()
 
@@ -293,23 +294,25 @@ def test_other_models_are_refused_in_one_line(names: list[str], tmp_path: Path) 
     path = tmp_path / "x.safetensors"
     save(path, dict.fromkeys(names, np.zeros(3)))
     with pytest.raises(ConfigError) as caught:
-        components(path)
+        find_components(path)
     message = str(caught.value)
     assert message.startswith(str(path)) and "SD3" in message and message.isprintable()
 
 
 def test_a_width_no_head_fits_is_a_config_error(tmp_path: Path) -> None:
     config = replace(clip(), hidden_size=96, num_attention_heads=1, projection_dim=96)
-    prefix = NETWORKS["text_encoder_2"][0]
+    prefix = SINGLE_FILE.networks["text_encoder_2"].prefix
     path = tmp_path / "x.safetensors"
     save(path, stored("CLIPTextModelWithProjection", config, text.CLIP, prefix))
     with pytest.raises(ConfigError, match="num_attention_heads"):
-        components(path)
+        SINGLE_FILE.components(path)
     odd = MMDiTConfig(*(128, 2, 16, 1, 96, 1), 96, 96, 128, 16, 4)
-    tensors = stored("SD3Transformer2DModel", odd, mmdit.original(1), NETWORKS["transformer"][0])
+    tensors = stored(
+        "SD3Transformer2DModel", odd, mmdit.original(1), SINGLE_FILE.networks["transformer"].prefix
+    )
     save(path, tensors)
     with pytest.raises(ConfigError, match="read off its shapes"):
-        components(path)
+        SINGLE_FILE.components(path)
 
 
 def test_what_lies_outside_every_network(tmp_path: Path) -> None:
@@ -317,11 +320,11 @@ def test_what_lies_outside_every_network(tmp_path: Path) -> None:
     inside = {"model.diffusion_model.joint_blocks.0.x": np.zeros(3)}
     scales = {f"text_encoders.{each}.logit_scale": np.zeros(()) for each in ("clip_l", "t5xxl")}
     save(path, {**inside, **scales})
-    ledger = leftovers(path)
+    ledger = SINGLE_FILE.audit_leftovers(path)
     assert ledger.clean and {each.tensor for each in ledger.dropped} == set(scales)
     save(path, {**inside, "text_encoders.other.logit_scale": np.zeros(())})
-    assert [each.tensor for each in leftovers(path).unexpected] == [
+    assert [each.tensor for each in SINGLE_FILE.audit_leftovers(path).unexpected] == [
         "text_encoders.other.logit_scale"
     ]
     save(path, {"some.component": np.zeros(3)})
-    assert leftovers(path).clean
+    assert SINGLE_FILE.audit_leftovers(path).clean

@@ -15,17 +15,18 @@ import pytest
 
 from lydite.core.errors import ConfigError, WeightsError
 from lydite.core.tensorfile import save
-from lydite.pipelines import single_file
-from lydite.pipelines.catalog import find_components
-from lydite.pipelines.components import Component, folder_component
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
+from lydite.pipelines.model import Component, folder_component
+from lydite.pipelines.model_files import find_components
+from lydite.pipelines.pipeline import Pipeline
 from lydite.weights.load import parameter_hash, parameters
 from support import tiny_sd3
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
-CLIP_L, T5 = (single_file.NETWORKS[name][0] for name in ("text_encoder", "text_encoder_3"))
+CLIP_L, T5 = (SINGLE_FILE.networks[name].prefix for name in ("text_encoder", "text_encoder_3"))
 Tensors = dict[str, Any]
 
 # What no tensor shows: the size of picture; the end of text, 2 being the highest token in use; and
@@ -139,11 +140,11 @@ def test_single_file_and_folder_fill_the_same_models(
 def test_a_transformer_alone_may_come_without_its_prefix(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
-    prefix = single_file.NETWORKS["transformer"][0]
+    prefix = SINGLE_FILE.networks["transformer"].prefix
     part = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
     (bare,) = find_components(write(tmp_path / "bare.safetensors", part)).values()
     assert parameter_hash(bare.load(mx.float32)) == parameter_hash(
-        folder_component(folder / "transformer").load(mx.float32)
+        folder_component(folder / "transformer", KINDS).load(mx.float32)
     )
     write(tmp_path / "bare.safetensors", {**part, "vae.decoder.weight": np.zeros(3)})
     with pytest.raises(WeightsError, match=r"unexpected \(vae\.decoder\.weight: "):
@@ -160,7 +161,7 @@ def test_one_tensor_without_its_prefix_does_not_turn_the_file_into_a_bare_one(
     with pytest.raises(WeightsError, match=f"missing \\({name}: "):
         find_components(path)["transformer"].check()
     with pytest.raises(WeightsError, match=r"unexpected \(joint_blocks\.0\."):
-        single_file.leftovers(path).require_clean()
+        SINGLE_FILE.audit_leftovers(path).require_clean()
 
 
 def test_the_whole_pipeline_opens_from_one_file(
@@ -170,9 +171,9 @@ def test_the_whole_pipeline_opens_from_one_file(
     path = write(
         tmp_path / "sd3.safetensors", {**tensors, **{n: np.array(x) for n, x in extra.items()}}
     )
-    pipeline = StableDiffusion3.load(path, components=folder)
-    assert set(pipeline.files.components) == set(single_file.NETWORKS)
-    dropped = single_file.leftovers(path).dropped
+    pipeline = Pipeline.open(path, components=folder)
+    assert set(pipeline.model.components) == set(SINGLE_FILE.networks)
+    dropped = SINGLE_FILE.audit_leftovers(path).dropped
     assert {each.tensor for each in dropped} == set(extra)
     assert all("contrastive" in each.detail for each in dropped)
 
@@ -203,7 +204,7 @@ def test_a_tensor_that_tells_the_geometry_is_blamed_for_its_own_fault(
         rest = {n: array for n, array in tensors.items() if n != name}
         path = write(tmp_path / "sd3.safetensors", {**rest, **damage})
         with pytest.raises(WeightsError) as caught:
-            StableDiffusion3.load(path, components=folder)
+            Pipeline.open(path, components=folder).model.prepare()
         assert f"({name}" in str(caught.value), str(caught.value)
 
 
@@ -225,11 +226,11 @@ def test_an_unknown_tensor_is_refused_by_name(
 ) -> None:
     path = write(tmp_path / "sd3.safetensors", {**tensors, name: np.zeros(3, np.float32)})
     with pytest.raises(WeightsError, match=f"unexpected \\({name}: "):
-        StableDiffusion3.load(path, components=folder)
+        Pipeline.open(path, components=folder).model.prepare()
 
 
 def one_part(path: Path, tensors: Tensors) -> Component:
-    (component,) = single_file.components(write(path, tensors)).values()
+    (component,) = SINGLE_FILE.components(write(path, tensors)).values()
     return component
 
 
@@ -288,7 +289,7 @@ def test_a_vae_with_and_without_its_quant_convs(quant: tuple[bool, bool], tmp_pa
     named = {f"first_stage_model.{name}": x for name, x in tensors.items()}
     ours = one_part(tmp_path / "x.safetensors", named)
     assert (ours.config.use_quant_conv, ours.config.use_post_quant_conv) == quant
-    theirs = folder_component(tmp_path / "vae").load(mx.float32)
+    theirs = folder_component(tmp_path / "vae", KINDS).load(mx.float32)
     assert parameter_hash(ours.load(mx.float32)) == parameter_hash(theirs)
 
 
@@ -297,7 +298,7 @@ def test_old_names_of_the_vaes_attention(tmp_path: Path) -> None:
 
     tiny_sd3.make_vae().save_pretrained(tmp_path)
     path = tmp_path / "diffusion_pytorch_model.safetensors"
-    component = folder_component(tmp_path)
+    component = folder_component(tmp_path, KINDS)
     expected = parameter_hash(component.load(mx.float32))
     renamed = {"to_q.": "query.", "to_k.": "key.", "to_v.": "value.", "to_out.0.": "proj_attn."}
     new = tiny_sd3.read_tensors(path)
@@ -326,7 +327,7 @@ def test_a_folder_that_the_reference_saved_in_shards(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    whole, shards = (folder_component(tmp_path / name) for name in ("whole", "shards"))
+    whole, shards = (folder_component(tmp_path / name, KINDS) for name in ("whole", "shards"))
     assert parameter_hash(whole.load(mx.float32)) == parameter_hash(shards.load(mx.float32))
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite.core.errors import LyditeError
 from lydite.reference import jobs
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 from lydite.reference.jobs import Job, ReferenceFailed, Run, run_job
 
 

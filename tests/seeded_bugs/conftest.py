@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from seeded_bugs.tiny_model import make_tiny_model
 
 
@@ -12,5 +12,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pipeline(model: Path) -> StableDiffusion3:
-    return StableDiffusion3.load(model)
+def pipeline(model: Path) -> Pipeline:
+    return Pipeline.open(model)

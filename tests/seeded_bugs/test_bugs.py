@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from seeded_bugs.cases import Bug, bugs, find_bug
 from seeded_bugs.tiny_model import SEED
 from support.distance import relative_l2
@@ -19,7 +19,7 @@ OURS_ONLY = ("in.1", "in.2", "in.3", "in.table")
 
 
 @pytest.fixture(scope="module")
-def clean(pipeline: StableDiffusion3):
+def clean(pipeline: Pipeline):
     return cache(lambda part: observe(pipeline, part))
 
 
@@ -56,7 +56,7 @@ def test_is_wrong_first_where_the_truth_is_and_leaves_nothing(pipeline, clean, b
     assert first[2] == bug.step
 
 
-def test_truncation_shows_in_the_bytes_and_nowhere_else(pipeline: StableDiffusion3) -> None:
+def test_truncation_shows_in_the_bytes_and_nowhere_else(pipeline: Pipeline) -> None:
     right = next(pipeline.generate(SHORT, [SEED])).pixels
     with find_bug("pixels-truncated").apply(pipeline):
         wrong = next(pipeline.generate(SHORT, [SEED])).pixels

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.store import Trace
 from seeded_bugs.cases import Control, controls
 from seeded_bugs.recording import record_port
@@ -29,7 +29,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("id", ["dump-channels-first", "dump-without-batch"])
 def test_a_dump_in_another_layout_holds_the_same_numbers(
-    pipeline: StableDiffusion3, tmp_path, id: str
+    pipeline: Pipeline, tmp_path, id: str
 ) -> None:
     (control,) = (control for control in controls() if control.id == id)
     record_port(pipeline, tmp_path / "plain")

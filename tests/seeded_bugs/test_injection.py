@@ -11,7 +11,7 @@ import pytest
 
 from lydite.diff.inject import isolate
 from lydite.diff.result import Verdict
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.store import Trace
 from lydite.trace.taps import injection
 from seeded_bugs.cases import Control, controls, find_bug
@@ -30,11 +30,11 @@ GUILTY = {
 
 
 @pytest.fixture(scope="module")
-def reference(pipeline: StableDiffusion3, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record_port(pipeline, tmp_path_factory.mktemp("reference") / "trace")
 
 
-def alone(pipeline: StableDiffusion3, reference: Path, case, folder: Path) -> Verdict:
+def alone(pipeline: Pipeline, reference: Path, case, folder: Path) -> Verdict:
     dump = case.dump if isinstance(case, Control) else None
 
     def run(out: Path, values: Path | None = None) -> None:

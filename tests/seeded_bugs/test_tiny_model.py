@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 from seeded_bugs.tiny_model import REQUEST, SEED
 
 
-def test_no_parameter_is_left_where_it_would_hide_a_bug(pipeline: StableDiffusion3) -> None:
+def test_no_parameter_is_left_where_it_would_hide_a_bug(pipeline: Pipeline) -> None:
     for name in ("transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3"):
-        for path, value in tree_flatten(pipeline.networks.get(name).parameters()):
+        for path, value in tree_flatten(pipeline.model.network(name).parameters()):
             assert isinstance(value, mx.array)
             assert np.array(value).std() > 5e-3, f"{name} {path}"
 
 
 @pytest.mark.parity
-def test_diffusers_draws_the_same_picture(pipeline: StableDiffusion3, model) -> None:
+def test_diffusers_draws_the_same_picture(pipeline: Pipeline, model) -> None:
     torch = pytest.importorskip("torch")
     from diffusers import StableDiffusion3Pipeline
 

@@ -1,19 +1,18 @@
 """The inputs and outputs of every module of one component, recorded in memory."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from lydite.pipelines.sd3_trace import SD3Recorder
 
 from lydite.models import mmdit
 from lydite.models.text import clip, t5
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import sd3, sd3_denoiser, sd3_trace
 from lydite.pipelines.noise import NOISES
-from lydite.pipelines.sd3 import StableDiffusion3
-from lydite.pipelines.sd3_trace import SD3Recorder
+from lydite.pipelines.pipeline import Pipeline
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.trace.events import Event, Header
 from lydite.trace.mlx_capture import record_modules, walk
@@ -23,7 +22,7 @@ from seeded_bugs.tiny_model import REQUEST, SEED
 
 Values = dict[tuple[str, str, int, int], Any]  # name, port, step, call
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
-SHORT = replace(REQUEST, steps=2)
+SHORT = REQUEST.replace(steps=2)
 
 
 class MemoryWriter:
@@ -40,7 +39,7 @@ class MemoryWriter:
         return Event(0, name, (), "f32", slot, step=step, call=call)
 
 
-def observe(pipeline: StableDiffusion3, part: str) -> Values:
+def observe(pipeline: Pipeline, part: str) -> Values:
     """Values of one component, of the VAE's encoder, or of drawing a picture in two steps."""
     writer: Any = MemoryWriter()
     recorder = SD3Recorder(writer)
@@ -49,19 +48,19 @@ def observe(pipeline: StableDiffusion3, part: str) -> Values:
     elif part in ENCODERS:
         with ExitStack() as stack:
             for name in ENCODERS:
-                network = pipeline.networks.get(name)
+                network = pipeline.model.network(name)
                 stack.enter_context(record_modules(recorder, network, scope=name))
             pipeline.encode(SHORT)
     elif part == "encode":
         encode_picture(pipeline, recorder)
     elif part == "vae":
-        vae: Any = pipeline.networks.get("vae")
+        vae: Any = pipeline.model.network("vae")
         with record_modules(recorder, vae, scope="vae", methods=("decode",)):
             vae.decode(vae.denormalize(normals((1, 12, 8, 16))))
     else:
         request = pipeline.complete(SHORT)
         text = sd3_denoiser.Conditioning(normals((2, 93, 64)), normals((2, 56), 1))
-        with record_modules(recorder, pipeline.networks.get("transformer"), scope="transformer"):
+        with record_modules(recorder, pipeline.model.network("transformer"), scope="transformer"):
             with recorder.all_steps(SHORT.steps):
                 denoiser = pipeline.denoiser(request, text, 1)
             denoiser(normals((1, 12, 8, 16)), 1.0)
@@ -72,17 +71,17 @@ def normals(shape: tuple[int, ...], seed: int = 0) -> mx.array:
     return mx.array(np.random.default_rng(seed).standard_normal(shape, dtype=np.float32))
 
 
-def identities(pipeline: StableDiffusion3) -> list[Any]:
+def identities(pipeline: Pipeline) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     objects: list[Any] = [
         *(vars(sd3)[name] for name in ("Denoiser", "find_sampler", "planned")),
         *(vars(sd3_denoiser)[name] for name in ("cfg", "flow_denoised")),
         *(mmdit.sinusoids, t5.relative_position_buckets, mx.round, *NOISES.values()),
     ]
-    owners = (StableDiffusion3, AutoencoderKL, Tokenizer, mmdit.MMDiT, mmdit.PatchEmbed)
+    owners = (Pipeline, AutoencoderKL, Tokenizer, mmdit.MMDiT, mmdit.PatchEmbed)
     for owner in (*owners, clip.CLIPTextOutput, clip.CLIPTextTransformer):
         objects += vars(owner).values()
     for name in (*ENCODERS, "transformer", "vae"):
-        for _, module in walk(pipeline.networks.get(name)):
+        for _, module in walk(pipeline.model.network(name)):
             objects += [type(module), *module.values(), *vars(module).values()]
     return objects

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.calibrate.conditions import conditions_of
-from lydite.calibrate.model_session import Model, Studio, open_pipeline
+from lydite.calibrate.model_session import Model, ModelSession, model_hash, open_pipeline
 from lydite.calibrate.settings import Settings
 from lydite.calibrate.store.set_file import Description, plan_of
 from lydite.calibrate.store.writer import Writer
-from lydite.calibrate.trajectories import model_hash
-from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.core.request import Request
+from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
 from untrained_sd3 import TRANSFORMER, make_untrained
 
@@ -29,31 +29,31 @@ def make_small(folder: Path, *, seed: int = 0) -> Path:
     return make_untrained(folder, transformer=transformer, seed=seed)
 
 
-def loaded(model: Path) -> StableDiffusion3:
+def loaded(model: Path) -> Pipeline:
     """A pipeline with its networks in memory."""
     pipeline = open_pipeline(Model(str(model)), "float32")
-    pipeline.networks.prepare()
+    pipeline.model.prepare()
     return pipeline
 
 
 def draw_set(
     folder: Path,
-    pipeline: StableDiffusion3,
+    pipeline: Pipeline,
     *,
     images: int = len(PROMPTS),
     request: Request = REQUEST,
 ) -> Path:
     """A complete set of a few images, every step kept."""
-    request = pipeline.complete(request)
+    request = pipeline.plan(request).request
     conditions = conditions_of(request, "float32")
-    name = str(pipeline.files.path)
+    name = str(pipeline.model.path)
     settings = Settings(model_hash(pipeline), conditions, "F32", model=name)
     drawn = [(prompt, seed) for seed, prompt in enumerate(PROMPTS[:images])]
     plan = plan_of(drawn, range(STEPS), pictures=False)
-    studio = Studio(Description(settings, plan), pipeline)
+    session = ModelSession(Description(settings, plan), pipeline)
     with Writer.start(folder, settings, plan) as writer:
         for image, wanted in writer.missing().items():
-            writer.commit(studio.trajectories.items(image, wanted))
+            writer.commit(session.items(image, wanted))
     return folder
 
 
@@ -64,5 +64,5 @@ class Everything:
         self.wants = wants
         self.values: dict[tuple[str, str], list[NDArray[Any]]] = {}
 
-    def see(self, path: str, port: str, value: Any) -> None:
-        self.values.setdefault((path, port), []).append(np.array(to_numpy(value)))
+    def add(self, path: str, slot: str, value: Any) -> None:
+        self.values.setdefault((path, slot), []).append(np.array(to_numpy(value)))

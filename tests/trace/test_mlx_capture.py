@@ -13,7 +13,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from lydite.core.errors import TraceError
-from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.core.request import Request
+from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
 from lydite.trace.mlx_capture import compiles, record_modules, walk
 from lydite.trace.recorder import Injection, Recorder
@@ -307,9 +308,9 @@ def test_values_that_cannot_be_evaluated_are_refused_with_their_name(
 
 
 def test_the_parts_of_a_real_pipeline(tmp_path: Path, untrained: Path) -> None:
-    pipeline = StableDiffusion3.load(untrained)
+    pipeline = Pipeline.open(untrained)
     parts: dict[str, Any] = {
-        name: pipeline.networks.get(name) for name in ("transformer", "vae", "text_encoder")
+        name: pipeline.model.network(name) for name in ("transformer", "vae", "text_encoder")
     }
     before = {name: state(part) for name, part in parts.items()}
     plain = next(pipeline.generate(REQUEST, [3])).pixels

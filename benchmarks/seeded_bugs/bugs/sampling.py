@@ -9,8 +9,10 @@ import mlx.core as mx
 
 from lydite.models import mmdit
 from lydite.models.vae.kl import AutoencoderKL
-from lydite.pipelines import sd3, sd3_denoiser
+from lydite.pipelines import pipeline
 from lydite.pipelines.noise import NOISES
+from lydite.sampling import guidance
+from lydite.sampling.prediction import Prediction
 from lydite.sampling.steps import Step
 from seeded_bugs.bugs.schedule import bug
 from seeded_bugs.bugs.weights import BLOCK_0, FLOAT32, bfloat16
@@ -31,7 +33,9 @@ def sampled(step: Callable[[Any, Any, float, float], Any]) -> Apply:
             yield Step(index, sigma, after, x, denoised)
 
     return attribute(
-        sd3, "find_sampler", lambda original: lambda name: replace(original(name), sample=sample)
+        pipeline,
+        "find_sampler",
+        lambda original: lambda name: replace(original(name), sample=sample),
     )
 
 
@@ -40,7 +44,7 @@ def euler(x: Any, denoised: Any, sigma: float, after: float) -> Any:
 
 
 def guided(change: Callable[[Any, Any, float], Any]) -> Apply:
-    return attribute(sd3_denoiser, "cfg", lambda original: change)
+    return attribute(guidance, "cfg", lambda original: change)
 
 
 def some_channels(uncond: mx.array, cond: mx.array, scale: float) -> mx.array:
@@ -77,7 +81,7 @@ BUGS = (
         "prediction_sign",
         "E54",
         LATENTS,
-        attribute(sd3_denoiser, "flow_denoised", lambda _: lambda x, v, sigma: x + v * sigma),
+        attribute(Prediction, "denoised", lambda _: lambda self, x, v, sigma: x + v * sigma),
         "The image is x − σ·v.",
         severity="fatal",
     ),

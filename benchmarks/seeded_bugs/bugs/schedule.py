@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.models import mmdit
-from lydite.pipelines import sd3
+from lydite.pipelines import pipeline
 from lydite.sampling.schedules import FlowSigmas, Schedule, make_schedule
 from seeded_bugs.cases import Apply, Bug, inputs, outputs
 from seeded_bugs.patches import attribute
@@ -21,7 +21,9 @@ ANGLES = inputs("transformer/time_text_embed.timestep_embedder.linear_1")
 
 def scheduled(change: Callable[[Schedule], Schedule]) -> Apply:
     """Another schedule than the checkpoint asks for."""
-    return attribute(sd3, "planned", lambda original: lambda *a, **k: change(original(*a, **k)))
+    return attribute(
+        pipeline, "planned", lambda original: lambda *a, **k: change(original(*a, **k))
+    )
 
 
 def table(sigmas: NDArray[np.float64]) -> Schedule:

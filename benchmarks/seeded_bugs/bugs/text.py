@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.models.text.clip import CLIPTextOutput, CLIPTextTransformer
-from lydite.pipelines.sd3 import StableDiffusion3
-from lydite.pipelines.sd3_text import Conditioning
+from lydite.pipelines.family import Conditioning, Run
+from lydite.pipelines.pipeline import Pipeline
 from lydite.tokenizers.tokenizer import Tokenizer
 from seeded_bugs.bugs.weights import CLIP
 from seeded_bugs.cases import Apply, Bug, inputs, outputs
@@ -61,23 +61,29 @@ def other_vocabulary(ids: Ids, end: int) -> Ids:
 def conditioned(change: Callable[[Conditioning], Conditioning]) -> Apply:
     """Text features put together in another way."""
 
-    def patched(original: Any) -> Any:
-        return lambda self, *args, **kwargs: change(original(self, *args, **kwargs))
+    @contextmanager
+    def apply(pipeline: Pipeline) -> Generator[None]:
+        family = pipeline.family
+        pipeline.family = replace(family, encode=lambda *args: change(family.encode(*args)))
+        try:
+            yield
+        finally:
+            pipeline.family = family
 
-    return attribute(StableDiffusion3, "encode", patched)
+    return apply
 
 
 def clips_exchanged(made: Conditioning, first: int = 24, second: int = 32) -> Conditioning:
-    x = made.text
+    x = made["text"]
     left, right, rest = mx.split(x, [first, first + second], axis=-1)
     exchanged = mx.concatenate([right, left, rest], axis=-1)
-    return replace(made, text=mx.concatenate([exchanged[:, :77], x[:, 77:]], axis=1))
+    return {**made, "text": mx.concatenate([exchanged[:, :77], x[:, 77:]], axis=1)}
 
 
 @contextmanager
-def stale(pipeline: StableDiffusion3) -> Generator[None]:
+def stale(pipeline: Pipeline) -> Generator[None]:
     """The features of the picture before are used again."""
-    before = pipeline.encode(replace(REQUEST, prompt="a blue ring"))
+    before = pipeline.encode(pipeline.plan(REQUEST.replace(prompt="a blue ring")))
     with conditioned(lambda made: before)(pipeline):
         yield
 
@@ -206,9 +212,10 @@ BUGS = (
         bug_class="F61",
         site=TEXT,
         apply=conditioned(
-            lambda made: replace(
-                made, text=mx.concatenate([made.text[:, 77:], made.text[:, :77]], axis=1)
-            )
+            lambda made: {
+                **made,
+                "text": mx.concatenate([made["text"][:, 77:], made["text"][:, :77]], axis=1),
+            }
         ),
         fix="CLIP's tokens come first, then T5's.",
         held_out=True,
@@ -218,7 +225,7 @@ BUGS = (
         cause="cfg_swapped",
         bug_class="E55",
         site=POOLED,
-        apply=conditioned(lambda made: replace(made, pooled=made.pooled[::-1])),
+        apply=conditioned(lambda made: {**made, "pooled": made["pooled"][::-1]}),
         fix="The negative prompt comes first, pooled vectors included.",
     ),
     Bug(
@@ -236,11 +243,7 @@ BUGS = (
         bug_class="E55",
         site=IDS,
         apply=attribute(
-            StableDiffusion3,
-            "encode",
-            lambda original: (
-                lambda self, request, *rest: original(self, replace(request, negative=""), *rest)
-            ),
+            Run, "prompts", lambda original: property(lambda self: ("", self.request.prompt))
         ),
         fix="Encode the negative prompt that was given.",
     ),

@@ -32,13 +32,14 @@ from lydite.calibrate.store.set_file import Plan, read_description
 from lydite.calibrate.store.writer import Writer, command_line
 from lydite.core.dtypes import NUMPY_DTYPES, widen
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError, at, shown
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.family import BlockRule
+from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
 from lydite.weights.load import to_mlx
 
-MODULE = re.compile(r"transformer_blocks\.\d+\.(attn2?|ff|ff_context)")
-PORTS = re.compile(r"in\.\d+|out(\.\d+)?")
+SLOTS = re.compile(r"in\.\d+|out(\.\d+)?")
 EMPTY, LABELS = 1 << 16, 768  # bytes at most: of an empty set, of a tensor in header and index
+STREAMS = ("image", "text")  # of BlockRule.streams; the order decides which tokens are kept
 Tensors = dict[str, NDArray[Any]]
 
 
@@ -64,8 +65,8 @@ class Volume:
 class Tap:
     """The observer that keeps what modules take and give, at the chosen tokens."""
 
-    def __init__(self, tokens: int, modules: str = "*") -> None:
-        self._tokens, self._modules = tokens, modules
+    def __init__(self, rules: Sequence[BlockRule], tokens: int, modules: str = "*") -> None:
+        self._rules, self._tokens, self._modules = rules, tokens, modules
         self._key = "0"
         self.tensors: Tensors = {}
 
@@ -73,33 +74,36 @@ class Tap:
         """Forget the last sample; the choice of tokens follows from the key of this one."""
         self._key, self.tensors = key, {}
 
-    def wants(self, path: str, port: str) -> bool:
-        """Attention and feed-forward modules, all that they take and give."""
-        known = MODULE.fullmatch(path) and PORTS.fullmatch(port)
+    def wants(self, path: str, slot: str) -> bool:
+        """Units of reconstruction, all that they take and give."""
+        known = self._rule(path) and SLOTS.fullmatch(slot)
         return bool(known and fnmatchcase(path, self._modules))
 
-    def see(self, path: str, port: str, value: Any) -> None:
+    def add(self, path: str, slot: str, value: Any) -> None:
         """Copy the tokens that are kept of (B, L, D)."""
-        is_input = port.startswith("in")
-        if not (is_input and ".attn" in path):
-            stream = "text" if "context" in path or port == "out.1" else "image"
+        rule = self._rule(path)
+        stream = rule.streams.get(slot) if rule else None
+        if stream is not None:
             chosen = self.chosen(stream, value.shape[1])
             self.tensors[f"tokens.{stream}"] = chosen
             value = value[:, to_mlx(chosen)]
-        self.tensors[f"{path}.{port}"] = np.array(widen(to_numpy(value)))
+        self.tensors[f"{path}.{slot}"] = np.array(widen(to_numpy(value)))
+
+    def _rule(self, path: str) -> BlockRule | None:
+        return next((rule for rule in self._rules if re.fullmatch(rule.modules, path)), None)
 
     def chosen(self, stream: str, length: int) -> NDArray[np.int64]:
         """The tokens of a stream that are kept of this sample, in order."""
         if not self._tokens or self._tokens >= length:
             return np.arange(length)
-        seed = [int(self._key[:16], 16), ("image", "text").index(stream)]
+        seed = [int(self._key[:16], 16), STREAMS.index(stream)]
         picked = np.random.default_rng(seed).choice(length, self._tokens, replace=False)
         return np.sort(picked).astype(np.int64)
 
 
 def store_blocks(
     opened: CalibrationSet,
-    pipeline: StableDiffusion3,
+    pipeline: Pipeline,
     folder: Path,
     kept: Kept,
     budget: int,
@@ -114,7 +118,7 @@ def store_blocks(
     `options` say where the model is, for the command that errors name.
     """
     rows = _whole_images(opened)
-    tap = Tap(kept.tokens, kept.modules)
+    tap = Tap(pipeline.family.blocks, kept.tokens, kept.modules)
     with replaying(pipeline, opened.settings, tap) as replay:
         first = next(iter(rows.values()))
         size = _bytes(_tensors(opened, replay, tap, first[0]), kept.dtype)
@@ -151,7 +155,7 @@ def _tensors(opened: CalibrationSet, replay: Replay, tap: Tap, row: Row) -> Tens
     for name, array in tap.tensors.items():
         if not np.isfinite(array).all():
             raise NotFiniteError(
-                f"{row.entry.label}: transformer/{name}: NaN or Inf among its values. Nothing can "
+                f"{row.entry.label}: {name}: NaN or Inf among its values. Nothing can "
                 "be learned from it; run the model in float32, or verify the set."
             )
     return tap.tensors

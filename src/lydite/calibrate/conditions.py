@@ -1,43 +1,41 @@
 """A request as the conditions of a set and back: what decides the values beside prompt and seed."""
 
-from dataclasses import fields, replace
 from typing import Any, get_args
+
+import msgspec
 
 from lydite.calibrate.settings import Dtype
 from lydite.core.errors import CalibrationError, InputError, shown
-from lydite.pipelines.request import Request
+from lydite.core.request import FIELDS, Request
 
 DTYPES: dict[str, Dtype] = dict(zip(("fp32", "fp16", "bf16"), get_args(Dtype), strict=True))
 COMPUTE = ("float32", "bfloat16", "float16")
 # The prompt is in the key of each item; a picture to start from is no part of a calibration run.
-_ELSEWHERE = ("prompt", "image", "strength")
+_ELSEWHERE = ("prompt", "strength")
 
 
-def conditions_of(request: Request, compute: str) -> dict[str, Any]:
-    """Every field of a completed request but the prompt, and the dtype the networks run in."""
-    if request.image is not None:
+def conditions_of(request: Request, dtype: str) -> dict[str, Any]:
+    """Every field of a planned request but the prompt, and the dtype the networks run in."""
+    if request.strength is not None:
         raise InputError("calibration starts from noise, not from a picture.")
-    told = {
-        field.name: getattr(request, field.name)
-        for field in fields(Request)
-        if field.name not in _ELSEWHERE
-    }
-    return {**told, "options": dict(request.options), "compute": compute}
+    values = request.to_dict()
+    return {**{name: values[name] for name in FIELDS if name not in _ELSEWHERE}, "compute": dtype}
 
 
 def request_of(conditions: dict[str, Any]) -> tuple[Request, str]:
     """The request, still without a prompt, and the dtype the networks run in."""
-    told = dict(conditions)
-    compute = told.pop("compute", None)
-    names = {field.name for field in fields(Request)} - set(_ELSEWHERE)
-    if compute not in COMPUTE or told.keys() != names:
-        raise CalibrationError(
-            f"the set was made by another tool: its conditions are {shown(conditions)}. "
-            "It can be read, and not be gone on with."
-        )
-    for name in ("guidance_steps", "guidance_interval"):
-        told[name] = tuple(told[name])
-    return replace(Request(""), **told), compute
+    values = dict(conditions)
+    dtype = values.pop("compute", None)
+    try:
+        if dtype in COMPUTE and values.keys() == set(FIELDS) - set(_ELSEWHERE):
+            return msgspec.convert(values, Request), dtype
+        reason = f"compute is {shown(dtype)}, keys are {shown(sorted(values))}"
+    except msgspec.ValidationError as error:
+        reason = str(error)
+    raise CalibrationError(
+        f"the set was made by another tool: its conditions are {shown(conditions)} ({reason}). "
+        "It is read-only: lydite cannot resume it."
+    )
 
 
 def read_keep(rule: str, steps: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from lydite.core.blas import use_one_thread
 from lydite.core.errors import CalibrationError, InputError, LyditeError
 
 if TYPE_CHECKING:
-    from lydite.calibrate.model_session import Studio
+    from lydite.calibrate.model_session import ModelSession
 
 RETRIES = 3  # of a task whose worker was lost
 AHEAD = 2  # tasks for each core: one runs, one waits
@@ -101,24 +101,24 @@ def _draw_all(ray: Any, writer: Writer, model: Model, watcher: Watcher) -> None:
 def draw(told: bytes, model: Model, number: int, wanted: tuple[int | None, ...]) -> Any:
     """One image as a shard, its name and its bytes; or what went wrong, and None."""
     try:
-        studio = _studio(told, model)
-        image = studio.make.image(number)
-        items = studio.trajectories.items(image, wanted)
-        studio.require_unchanged()
+        session = _session(told, model)
+        image = session.make.image(number)
+        items = session.items(image, wanted)
+        session.require_unchanged()
         with tempfile.TemporaryDirectory() as folder:
-            name, _ = write_shard(Path(folder), studio.make.settings, items)
+            name, _ = write_shard(Path(folder), session.make.settings, items)
             return name, Path(folder, name).read_bytes()
     except LyditeError as error:
         return portable(error), None
 
 
 @lru_cache(maxsize=1)
-def _studio(told: bytes, model: Model) -> "Studio":
+def _session(told: bytes, model: Model) -> "ModelSession":
     """A worker of Ray lives on from task to task, and so does the model it loaded."""
     use_one_thread()  # before MLX
-    from lydite.calibrate.model_session import Studio
+    from lydite.calibrate.model_session import ModelSession
 
-    return Studio.open(msgspec.json.decode(told, type=Description), model)
+    return ModelSession.open(msgspec.json.decode(told, type=Description), model)
 
 
 def _result(ray: Any, reference: Any, number: int) -> tuple[str, bytes]:

@@ -21,7 +21,7 @@ from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import CalibrationError, LyditeError, NotFiniteError
 
 if TYPE_CHECKING:  # this file is read by processes that have no MLX yet
-    from lydite.calibrate.model_session import Studio
+    from lydite.calibrate.model_session import ModelSession
 
 HEADER = 600  # bytes a shard and the index take beside the arrays of an item, about
 
@@ -60,7 +60,7 @@ class Watcher:
     stopping: Callable[[], bool] = lambda: False
 
 
-def run_here(writer: Writer, studio: "Studio", watcher: Watcher) -> None:
+def run_here(writer: Writer, session: "ModelSession", watcher: Watcher) -> None:
     """Draw all that is missing in this process; KeyboardInterrupt when told to stop."""
     try:
         for image, wanted in writer.missing().items():
@@ -70,13 +70,13 @@ def run_here(writer: Writer, studio: "Studio", watcher: Watcher) -> None:
                 if watcher.stopping():
                     raise KeyboardInterrupt
 
-            items = studio.trajectories.items(image, wanted, stepped)
+            items = session.items(image, wanted, stepped)
             writer.commit(items, drawn=time.time())
             watcher.finished(image.number)
             if watcher.stopping():
                 raise KeyboardInterrupt
     finally:
-        studio.require_unchanged()
+        session.require_unchanged()
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def _serve(
     pipe: Connection, worker: Worker, description: Description, model: Model, resume: str
 ) -> None:
     use_one_thread()  # before MLX
-    from lydite.calibrate.model_session import Studio
+    from lydite.calibrate.model_session import ModelSession
 
     def stepped(step: int) -> None:
         pipe.send(("step", step))
@@ -184,14 +184,14 @@ def _serve(
             raise KeyboardInterrupt
 
     images = {image.number: image for image in description.plan.images}
-    studio = Studio.open(description, model)
+    session = ModelSession.open(description, model)
     pipe.send(("ready", None))
     try:
         while (task := pipe.recv()) is not None:
             number, wanted = task
-            items = studio.trajectories.items(images[number], wanted, stepped)
+            items = session.items(images[number], wanted, stepped)
             with resumable(resume):
                 worker.hand_over(items)
             pipe.send(("image", number))
     finally:
-        studio.require_unchanged()
+        session.require_unchanged()

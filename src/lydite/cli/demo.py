@@ -26,8 +26,8 @@ def command(out: str) -> None:
 
     The model is a tiny Stable Diffusion 3 that learnt drawn scenes: shapes, colours, sizes, places
     and backgrounds. Nothing is downloaded. The demo audits it, draws a contact sheet, shows one
-    picture step by step, has three dozen unseen prompts judged with every miss shown, holds a
-    picture against diffusers' where that is installed, and replays one from its PNG.
+    picture step by step, has three dozen unseen prompts judged with every miss shown, compares a
+    picture with diffusers' where that is installed, and replays one from its PNG.
 
     \b
     lydite demo                       everything in demo/; open demo/index.html
@@ -39,20 +39,20 @@ def command(out: str) -> None:
     if not out:
         raise InputError("--out is empty; expected a folder.")
     from lydite import embedded
-    from lydite.demo import settings
-    from lydite.demo.story import PARTS, claim, write_page
-    from lydite.demo.studio import Studio
+    from lydite.demo.chapter import Settings
+    from lydite.demo.gallery import Gallery
+    from lydite.demo.page import CHAPTERS, make_folder, write_page
 
     start = time.perf_counter()
-    studio = Studio(claim(Path(out)), settings.DEFAULT)
-    told = []
-    for number, part in enumerate(PARTS, 1):
-        click.secho(f"{number}  {part.title}", bold=True)
-        with _bar(part.steps(studio.settings)) as tick:
-            told.append(part.tell(studio, tick))
-        for line in told[-1].lines:
+    gallery = Gallery(make_folder(Path(out)), Settings())
+    results = []
+    for number, chapter in enumerate(CHAPTERS, 1):
+        click.secho(f"{number}  {chapter.title}", bold=True)
+        with _bar(chapter.steps(gallery.settings)) as tick:
+            results.append(chapter.run(gallery, tick))
+        for line in results[-1].lines:
             click.echo(f"   {line}")
-    page = write_page(studio.folder, told)
+    page = write_page(gallery.folder, results)
 
     seconds = time.perf_counter() - start
     lydite = shlex.quote(sys.argv[0])
@@ -61,13 +61,13 @@ def command(out: str) -> None:
     click.echo(f'   {lydite} generate "a small pink heart above a large blue square"')
     click.echo(f"   {lydite} inspect {shlex.quote(str(embedded.MODEL))}")
     click.echo(f'   {lydite} generate "a red fox" --model YOUR-SD3-FOLDER')
-    if not all(one.fine for one in told):
+    if not all(one.fine for one in results):
         sys.exit(1)
 
 
 @contextlib.contextmanager
 def _bar(steps: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr that is gone when the chapter is told; none without a terminal."""
+    """A bar on stderr that is gone when the chapter ends; none without a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

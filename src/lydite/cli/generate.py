@@ -1,108 +1,79 @@
-"""`lydite generate`: text, or text and an image, to PNG."""
+"""`lydite generate`: text, or text and an image, to pictures."""
 
-from collections.abc import Callable
+import json
+import re
+import secrets
+import sys
+import time
+from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from lydite import embedded
-from lydite.cli.guidance import guidance_options, idle_options, sampler_options
-from lydite.cli.paths import picture_path, save_new
-from lydite.cli.settings import DTYPES, Plan, Settings, make_plan, replay
-from lydite.core.errors import shown
+from lydite.cli.picture_files import check_template, picture_path, save_new
+from lydite.cli.progress import StepBar
+from lydite.cli.request_options import (
+    dtype_option,
+    idle_options,
+    model_options,
+    read_request,
+    read_seeds,
+    request_options,
+    typed_options,
+)
+from lydite.core.errors import InputError, shown
+from lydite.core.request import Request
 
 if TYPE_CHECKING:
+    from lydite.pipelines.family import Run
+    from lydite.pipelines.images import Pixels
     from lydite.pipelines.metadata import Record
-    from lydite.pipelines.sd3 import Picture, Progress, Request, StableDiffusion3
+    from lydite.pipelines.pipeline import Picture, Pipeline
+
+DEBUG = ("nan", "timing", "shapes")
+MOST_PROMPT_BYTES = 2**20  # on standard input
 
 
 @click.command("generate")
-@click.argument("prompt", required=False)
-@click.option(
-    "-m",
-    "--model",
-    metavar="FOLDER|FILE|HUB-ID",
-    help="diffusers folder, file or hub id; the embedded one by default.",
-)
-@click.option(
-    "--components",
-    metavar="FOLDER",
-    help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here.",
-)
-@click.option("-n", "--negative", default="", help="What the picture should not show.")
-@click.option(
-    "-s",
-    "--seed",
-    "seeds",
-    multiple=True,
-    metavar="N|A-B|N,N…",
-    help="One or several; a random one by default.",
-)
-@click.option("--steps", type=int, help="Denoising steps: 28, or 16 with the embedded model.")
-@guidance_options
-@click.option(
-    "--size",
-    metavar="WxH",
-    help="Pixels, e.g. 1024x768; by default the model's own, or --image's.",
-)
-@click.option(
-    "--batch",
-    default=1,
-    show_default=True,
-    help="Pictures denoised together. With one seed S it draws S, S+1, …",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    default="auto",
-    show_default=True,
-    help="auto: float32 on CPU, bfloat16 elsewhere.",
-)
-@sampler_options
+@click.argument("words", metavar="[PROMPT]", nargs=-1)
+@model_options
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
+              help="Draw each prompt of a txt, csv or jsonl file.")  # fmt: skip
+@click.option("-s", "--seed", "seeds", multiple=True, metavar="N|A-B|N,N…",
+              help="One or several; a random one by default.")  # fmt: skip
+@request_options
+@click.option("--batch", default=1, show_default=True,
+              help="Pictures denoised together. With one seed S it draws S, S+1, …")  # fmt: skip
+@dtype_option
 @click.option("-i", "--image", metavar="FILE", help="img2img: start from this picture.")
-@click.option(
-    "--strength",
-    default=0.6,
-    show_default=True,
-    help="img2img: share of the steps to run; 1 ignores the picture.",
-)
-@click.option(
-    "-o",
-    "--out",
-    default="lydite_{seed}.png",
-    show_default=True,
-    help="File, folder or template with {seed} {index} {prompt} {model} {steps} {guidance} "
-    "{width} {height}.",
-)
-@click.option(
-    "--overwrite",
-    is_flag=True,
-    help="Replace existing files; otherwise a number is added to the name.",
-)
-@click.option(
-    "--preview",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Also write what the network sees every N steps.",
-)
+@click.option("--strength", type=float,
+              help="img2img: share of the steps to run, 0.6 by default; 1 ignores the picture."
+              )  # fmt: skip
+@click.option("-o", "--out", default="lydite_{seed}.png", show_default=True,
+              help="File, folder or template with {seed} {index} {prompt} {model} {steps} "
+                   "{guidance} {width} {height}; .png, .jpg or .webp.")  # fmt: skip
+@click.option("--overwrite", is_flag=True,
+              help="Replace existing files; otherwise a number is added to the name.")  # fmt: skip
+@click.option("--preview", metavar="N", type=click.IntRange(min=1),
+              help="Also write the denoised estimate every N steps.")  # fmt: skip
 @click.option("--low-memory", is_flag=True, help="Load and free the networks one after the other.")
 @click.option("--debug", metavar="MODES", help="Comma-separated: nan, timing, shapes, or all.")
-@click.option(
-    "--from",
-    "source",
-    metavar="PNG",
-    help="Replay a picture made here; other options override its settings.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, only errors.")
+@click.option("--from", "source", metavar="PICTURE",
+              help="Replay a picture made here; other options override its settings.")  # fmt: skip
+@click.option("--record-paths", is_flag=True,
+              help="Write absolute paths of model and image into the picture.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, only errors.")
 @click.pass_context
-def command(ctx: click.Context, **options: Any) -> None:
-    """Draw PROMPT with a Stable Diffusion 3 or 3.5 model.
+def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
+    """Draw PROMPT.
 
     Without --model the tiny model inside the package draws: shapes, colours, sizes, places and
-    backgrounds, up to three objects.
+    backgrounds, up to three objects. PROMPT `-` reads one prompt a line from standard input.
 
     \b
     lydite generate "a large red star above a small blue ring"
@@ -115,148 +86,210 @@ def command(ctx: click.Context, **options: Any) -> None:
     lydite generate --from lydite_7.png                the same picture again, bit for bit
     lydite generate "a fox" -m sd3-folder/ --debug nan,timing
 
-    The PNG remembers every setting (A1111 text and one JSON key). Ctrl-C keeps what is finished.
+    The file remembers every setting (A1111 text and one JSON key). Ctrl-C keeps what is finished.
     """
-    default = click.core.ParameterSource.DEFAULT
-    typed = {name for name in options if ctx.get_parameter_source(name) is not default}
-    settings, record = replay(Settings(**options), typed)
-    plan = make_plan(settings, record)
-    pipeline = _open(plan)
-    request = pipeline.complete(plan.request)
-    pipeline.strength(request)
-    for note in idle_options(request, typed):
+    typed = typed_options(ctx)
+    record = _read_source(options, typed)
+    base = record.request if record else Request()
+    request = read_request(options, base)
+    if options["strength"] is not None:
+        request = request.replace(strength=options["strength"])
+    prompts = _read_prompts(words, options["prompts"], request.prompt)
+    seeds = _read_seeds(options, record)
+    template = check_template(options["out"])
+    pictures = len(seeds) * len(prompts)
+    if options["overwrite"] and pictures > 1 and not re.search(r"\{(seed|index)", template):
+        raise InputError(f"--out {template}: {pictures} pictures of one name; add {{seed}} to it.")
+    modes = read_modes(options["debug"])
+    image = _read_image(options, record)
+
+    from lydite.pipelines.pipeline import Pipeline
+
+    model = options["model"] or (record.model if record else None) or embedded.NAME
+    pipeline = Pipeline.open(
+        model,
+        components=options["components"],
+        dtype=options["dtype"],
+        low_memory=options["low_memory"],
+    )
+    runs = [pipeline.plan(request.replace(prompt=prompt), image) for prompt in prompts]
+    for note in (*idle_options(runs[0], typed), *_truncations(pipeline, runs)):
         click.echo(f"note: {note}", err=True)
-    _note_truncation(pipeline, request, plan.model)
-    pipeline.networks.prepare()  # slow: everything that can be refused has been
-    _run(pipeline, request, plan, record)
-
-
-def _open(plan: Plan) -> "StableDiffusion3":
-    import mlx.core as mx
-
-    from lydite.models.layers import on_cpu
-    from lydite.pipelines.hub import locate
-    from lydite.pipelines.sd3 import StableDiffusion3
-    from lydite.pipelines.sd3_files import open_files
-
-    name = plan.settings.dtype
-    if name == "auto":
-        name = "float32" if on_cpu() else "bfloat16"
-    components = plan.settings.components
-    files = open_files(locate(plan.model), locate(components) if components else None)
-    low_memory = plan.settings.low_memory
-    return StableDiffusion3(files, dtype=getattr(mx, name), low_memory=low_memory)
-
-
-def _run(
-    pipeline: "StableDiffusion3", request: "Request", plan: Plan, record: "Record | None"
-) -> None:
-    from lydite.cli.progress import StepBar
-    from lydite.pipelines.metadata import model_hash, write_png
-    from lydite.pipelines.watch import Debugger, unwatched
-
-    settings = plan.settings
-    fingerprint = model_hash(pipeline.files.components)
-    if record and record.model_hash != fingerprint:
+    if record and record.model_hash != pipeline.model_hash:
         click.echo("note: the model is not the one this picture was made with.", err=True)
-    steps = len(pipeline.schedule(request).timesteps) * -(-len(plan.seeds) // settings.batch)
-    finished = 0
+    start = time.perf_counter()
+    pipeline.model.prepare()  # slow: everything that can be refused has been
+    _draw(pipeline, runs, seeds, template, modes, options, time.perf_counter() - start)
 
-    def target(seed: int, index: int) -> Path:
-        return picture_path(plan.template, request, seed=seed, index=index, model=plan.model)
 
-    with StepBar(steps, quiet=settings.quiet) as bar:
+def _draw(
+    pipeline: "Pipeline",
+    runs: "Sequence[Run]",
+    seeds: Sequence[int],
+    template: str,
+    modes: set[str],
+    options: dict[str, Any],
+    load_seconds: float,
+) -> None:
+    """Draw every run with every seed, and write each picture as it is finished."""
+    from lydite.pipelines.observer import Debugger, FinishedStep, Observers, StepReporter
 
-        def on_step(progress: "Progress") -> None:
-            bar.advance()
-            done = progress.index + 1
-            if settings.preview and done % settings.preview == 0 and done < progress.total:
-                _save_previews(progress, target, overwrite=settings.overwrite)
-
+    written: list[dict[str, Any]] = []
+    total = len(runs) * len(seeds)
+    batches = -(-len(seeds) // options["batch"])
+    quiet = options["quiet"] or options["as_json"]
+    with StepBar(batches * sum(run.steps for run in runs), quiet=quiet) as bar:
+        debugger = Debugger(modes, bar.print, pipeline.family.network)
         try:
-            for picture in pipeline.generate(
-                request,
-                plan.seeds,
-                batch=settings.batch,
-                on_step=on_step,
-                watch=Debugger(plan.debug, bar.print) if plan.debug else unwatched,
-            ):
-                made = _record(pipeline, request, picture, plan, fingerprint)
-                path = save_new(
-                    target(picture.seed, finished),
-                    partial(write_png, pixels=picture.pixels, record=made),
-                    overwrite=settings.overwrite,
+            for run in runs:
+
+                def on_step(step: FinishedStep, run: "Run" = run) -> None:
+                    bar.advance()
+                    done = step.index + 1
+                    if options["preview"] and done % options["preview"] == 0 and done < run.steps:
+                        _save_previews(pipeline, run, step, template, options)
+
+                observers = [StepReporter(on_step), *([debugger] if modes else [])]
+                pictures = pipeline.generate(
+                    run, seeds, batch=options["batch"], observer=Observers(*observers)
                 )
-                finished += 1
-                bar.saved(path, picture.seed)
+                for picture in pictures:
+                    path, record = _save(pipeline, run, picture, len(written), template, options)
+                    written.append({"path": str(path), **json.loads(record.to_json())})
+                    bar.saved(path, picture.seed)
         except KeyboardInterrupt:
-            bar.print(f"interrupted: {finished} of {len(plan.seeds)} pictures are saved.")
+            bar.print(f"interrupted: {len(written)} of {total} pictures are saved.")
             raise
+        for line in debugger.summary(load_seconds):
+            bar.print(line)
+    if options["as_json"]:
+        click.echo(json.dumps({"pictures": written}, indent=1))
+
+
+def _save(
+    pipeline: "Pipeline",
+    run: "Run",
+    picture: "Picture",
+    index: int,
+    template: str,
+    options: dict[str, Any],
+) -> "tuple[Path, Record]":
+    from lydite.pipelines.metadata import write_picture
+
+    overwrite = options["overwrite"]
+    record = msgspec.structs.replace(
+        picture.record,
+        model=_recorded_name(pipeline.name, options),
+        components=_recorded_name(options["components"], options),
+        image=_recorded_name(options["image"], options),
+    )
+    target = picture_path(
+        template, run.request, seed=picture.seed, index=index, model=pipeline.name
+    )
+    path = save_new(
+        target,
+        lambda free: write_picture(free, picture.pixels, record, overwrite=overwrite),
+        overwrite=overwrite,
+    )
+    return path, record
 
 
 def _save_previews(
-    progress: "Progress", target: Callable[[int, int], Path], *, overwrite: bool
+    pipeline: "Pipeline", run: "Run", step: Any, template: str, options: dict[str, Any]
 ) -> None:
-    from PIL import Image
+    from lydite.pipelines.images import save_pixels
 
-    for offset, (seed, pixels) in enumerate(zip(progress.seeds, progress.preview(), strict=True)):
-        final = target(seed, progress.first + offset)
-        path = final.with_name(f"{final.stem}_step{progress.index + 1:03d}.png")
-        save = partial(Image.fromarray(pixels).save, format="PNG")
-        save_new(path, save, overwrite=overwrite)
-
-
-def _record(
-    pipeline: "StableDiffusion3",
-    request: "Request",
-    picture: "Picture",
-    plan: Plan,
-    fingerprint: str,
-) -> "Record":
-    from lydite.pipelines.metadata import Record
-
-    assert request.width and request.height
-    return Record(
-        model=_lasting(plan.model),
-        model_hash=fingerprint,
-        components=_lasting(plan.settings.components),
-        prompt=request.prompt,
-        negative=request.negative,
-        seed=picture.seed,
-        steps=request.steps,
-        guidance=request.guidance,
-        guidance_steps=request.guidance_steps,
-        guidance_rescale=request.guidance_rescale,
-        guidance_interval=request.guidance_interval,
-        options=dict(request.options),
-        width=request.width,
-        height=request.height,
-        sampler=request.sampler,
-        schedule=request.schedule,
-        convention=request.convention,
-        text_length=request.text_length,
-        noise=request.noise,
-        dtype=str(pipeline.dtype).removeprefix("mlx.core."),
-        image=_lasting(plan.settings.image),
-        image_hash=plan.image_hash,
-        strength=request.strength if request.image is not None else None,
-        mlx=version("mlx"),
-    )
+    for offset, (seed, pixels) in enumerate(
+        zip(step.seeds, pipeline.decode(step.denoised), strict=True)
+    ):
+        index, model = step.first + offset, pipeline.name
+        final = picture_path(template, run.request, seed=seed, index=index, model=model)
+        path = final.with_name(f"{final.stem}_step{step.index + 1:03d}{final.suffix}")
+        overwrite = options["overwrite"]
+        save_new(path, partial(save_pixels, pixels=pixels, replace=overwrite), overwrite=overwrite)
 
 
-def _lasting(name: str | None) -> Any:
-    """A path that is good from any folder; a hub id and the embedded model stay as they are."""
+def _recorded_name(name: str | None, options: dict[str, Any]) -> Any:
+    """What the picture remembers of a path; an absolute one tells of the user's disk."""
     if name is None or name == embedded.NAME or not Path(name).exists():
         return name
-    return str(Path(name).expanduser().absolute())
+    path = Path(name).expanduser()
+    if options["record_paths"]:
+        return str(path.absolute())
+    return path.name if path.is_absolute() else str(path)
 
 
-def _note_truncation(pipeline: "StableDiffusion3", request: "Request", model: str) -> None:
-    encoders = {"text_encoder", "text_encoder_3"} & set(pipeline.files.tokenizers)
-    if model == embedded.NAME:
-        encoders.discard("text_encoder_3")  # a stub whose output is zero, whatever it reads
-    for encoder in sorted(encoders):
-        tokenizer = pipeline.files.tokenizer(encoder, request.text_length)
-        if lost := tokenizer.truncated(request.prompt):
-            room = f"{encoder} reads {tokenizer.max_length} tokens"
-            click.echo(f"note: {room}; it does not see: …{shown(lost.strip())}", err=True)
+def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
+    """With --from, what the picture remembers; options that were not typed take its values."""
+    if not options["source"]:
+        return None
+    from lydite.pipelines.metadata import read_record
+
+    record = read_record(Path(options["source"]))
+    for name in ("components", "image", "dtype"):
+        if name not in typed:
+            options[name] = getattr(record, name)
+    if "model" not in typed and record.model != embedded.NAME and not Path(record.model).exists():
+        raise InputError(
+            f"{options['source']}: was made with the model {shown(record.model)}, which is not "
+            "here under that name. Name it with --model."
+        )
+    return record
+
+
+def _read_prompts(words: tuple[str, ...], file: Path | None, remembered: str) -> list[str]:
+    if len(words) > 1:
+        raise InputError(
+            f"the prompt is {len(words)} words; put it in quotes: lydite generate "
+            f'"{shown(" ".join(words))}".'
+        )
+    if file is not None:
+        if words:
+            raise InputError("a PROMPT and --prompts together; give one of them.")
+        from lydite.calibrate.prompts import read_prompts
+
+        return list(read_prompts(file).texts)
+    if words == ("-",):
+        text = sys.stdin.read(MOST_PROMPT_BYTES)
+        if lines := [line.strip() for line in text.splitlines() if line.strip()]:
+            return lines
+        raise InputError("no prompt on standard input.")
+    if not words and not remembered:
+        raise InputError('no prompt. Say what to draw: lydite generate "a red star".')
+    return [words[0] if words else remembered]
+
+
+def _read_seeds(options: dict[str, Any], record: "Record | None") -> tuple[int, ...]:
+    texts = options["seeds"]
+    if not texts:
+        texts = (str(record.seed if record else secrets.randbelow(2**32)),)
+    return read_seeds(texts, options["batch"])
+
+
+def _read_image(options: dict[str, Any], record: "Record | None") -> "Pixels | None":
+    if not options["image"]:
+        return None
+    from lydite.pipelines.images import pixel_hash, read_pixels
+
+    image = read_pixels(Path(options["image"]))
+    same = record is None or record.image != options["image"] or record.image_hash is None
+    if not same and record and record.image_hash != pixel_hash(image):
+        raise InputError(
+            f"{options['image']}: not the image this picture was made from; "
+            "name the right one with --image."
+        )
+    return image
+
+
+def read_modes(text: str | None) -> set[str]:
+    """The modes of --debug."""
+    modes = {mode.strip() for mode in text.split(",")} if text else set[str]()
+    if unknown := modes - {*DEBUG, "all"}:
+        raise InputError(
+            f"--debug has {', '.join(sorted(unknown))}; expected {', '.join(DEBUG)} or all."
+        )
+    return set(DEBUG) if "all" in modes else modes
+
+
+def _truncations(pipeline: "Pipeline", runs: "Sequence[Run]") -> list[str]:
+    return [note for run in runs for note in pipeline.truncated(run)]

@@ -13,27 +13,28 @@ import click
 
 from lydite.cli.diff import COLORS
 from lydite.cli.recording import (
-    Drawing,
     capture_options,
-    drawing_options,
     floor_dtype,
+    plan_recording,
     read_capture,
-    read_drawing,
-    record_ours,
+    record_port,
     reference_job,
-    typed_arguments,
+    seed_option,
 )
+from lydite.cli.request_options import components_option, request_options, typed_arguments
 from lydite.core.errors import FileError
 
 if TYPE_CHECKING:
     from lydite.diff.result import Row, Verdict
+    from lydite.pipelines.family import Run
+    from lydite.pipelines.pipeline import Pipeline
     from lydite.trace.store import Trace
     from lydite.trace.writer import Capture
 
 PROMPT = "a large red star above a small blue ring"
 UNSTEADY = 0.1  # no rounding of float32 is this large
 DTYPES = ("float32", "bfloat16", "float16")
-TRACES = ("reference", "floor", "port")  # folders in --keep
+TRACES = ("reference", "floor", "port")  # folders in --keep-traces
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,11 @@ class ImageDifference:
 @click.argument("prompt", required=False)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True,
               help="Precision of our side; the reference runs in float32.")  # fmt: skip
-@drawing_options
+@components_option
+@seed_option
+@request_options
 @capture_options
-@click.option("--keep", type=click.Path(path_type=Path), metavar="FOLDER",
+@click.option("--keep-traces", "--keep", "keep", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Keep the three traces here, for lydite diff.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a page: error curve, module tree, pictures.")  # fmt: skip
@@ -84,7 +87,7 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Hold our pipeline against diffusers on the same checkpoint, prompt and noise.
+    """Compare our pipeline with diffusers on the same checkpoint, prompt and noise.
 
     MODEL is a diffusers folder, a hub id, or a single file with --components; by default the model
     inside the package. Three runs are recorded and compared: ours, diffusers in float32, and
@@ -95,7 +98,7 @@ def command(
     \b
     lydite parity                                   the embedded model, four steps
     lydite parity sd3-folder/ "a red fox" --size 512x512 --budget 20GB
-    lydite parity sd3-folder/ --dtype bfloat16 --steps 2 --keep traces
+    lydite parity sd3-folder/ --dtype bfloat16 --steps 2 --keep-traces traces
     lydite parity sd3.safetensors --components sd3-folder/ --json
 
     Needs pip install 'lydite[reference]'. Exit status: 0 they agree, 1 they diverge, 2 they could
@@ -106,10 +109,11 @@ def command(
     from lydite.trace.store import Trace
 
     check_installed()
-    drawing = read_drawing(model, prompt or PROMPT, **options)
+    pipeline, run, seed = plan_recording(prompt or PROMPT, {"model": model, **options}, dtype)
     capture = read_capture("full", points, budget)
     with _folder(keep) as folder:
-        _record(drawing, dtype, folder, capture, quiet=quiet)
+        _record(pipeline, run, seed, dtype, folder, capture, quiet=quiet)
+        del pipeline, run  # frees the networks
         with (
             Trace.open(folder / "reference") as theirs,
             Trace.open(folder / "floor") as floor,
@@ -189,15 +193,26 @@ def _component(name: str, rows: "Sequence[Row]", verdict: "Verdict", first: str)
     return Component(name, len(known), error, floor, ratio, word)
 
 
-def _record(drawing: Drawing, dtype: str, folder: Path, capture: "Capture", *, quiet: bool) -> None:
+def _record(
+    pipeline: "Pipeline",
+    run: "Run",
+    seed: int,
+    dtype: str,
+    folder: Path,
+    capture: "Capture",
+    *,
+    quiet: bool,
+) -> None:
     from lydite.cli.progress import StepBar
-    from lydite.reference.jobs import Run, run_job
+    from lydite.reference.jobs import TraceOutput, run_job
 
     reference, floor, port = (folder / name for name in TRACES)
-    with StepBar(3 * drawing.steps, quiet=quiet) as bar:
-        record_ours(drawing, dtype, port, capture=capture, on_step=bar.advance)
-        runs = (Run(str(reference)), Run(str(floor), floor_dtype(dtype)))
-        run_job(reference_job(drawing, runs, capture), bar.advance)
+    outputs = TraceOutput(str(reference)), TraceOutput(str(floor), floor_dtype(dtype))
+    job = reference_job(pipeline, run, seed, outputs, capture)
+    with StepBar(3 * run.steps, quiet=quiet) as bar:
+        record_port(pipeline, run, seed, port, capture=capture, on_step=bar.advance)
+        pipeline.model.unload()
+        run_job(job, bar.advance)
 
 
 @contextmanager
@@ -208,7 +223,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         return
     taken = [keep / name for name in TRACES if (keep / name).exists()]
     if taken:
-        raise FileError(f"{taken[0]}: is there already. Give --keep another folder.")
+        raise FileError(f"{taken[0]}: exists. Give --keep-traces another folder.")
     yield keep
 
 
@@ -272,4 +287,4 @@ def _next(ctx: click.Context, verdict: "Verdict", keep: Path | None) -> str | No
     if verdict.verdict == "agree":
         return None
     typed = typed_arguments(ctx, without=("as_json", "html", "quiet"))
-    return shlex.join(["lydite", "parity", *typed, "--keep", "traces"])
+    return shlex.join(["lydite", "parity", *typed, "--keep-traces", "traces"])

@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from lydite import embedded
-from lydite.cli.settings import read_seeds, read_size
+from lydite.cli.request_options import apply_options, read_request, read_seeds
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
-    from lydite.reference.jobs import Dtype, Job, Run
+    from lydite.pipelines.family import Run
+    from lydite.pipelines.pipeline import Pipeline
+    from lydite.reference.jobs import Dtype, Job, TraceOutput
     from lydite.trace.recorder import InjectionSource
     from lydite.trace.writer import Capture, Level
 
@@ -23,89 +24,43 @@ LEVELS = ("full", "sketch", "stats")
 UNITS = ("", "k", "m", "g", "t")
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-@dataclass(frozen=True)
-class Drawing:
-    """The picture: everything that decides the run but its side and precision."""
-
-    model: str
-    path: Path
-    components: Path | None
-    prompt: str
-    negative: str
-    seed: int
-    steps: int
-    guidance: float
-    width: int | None  # None: the size the model was made for
-    height: int | None
-    text_length: int
-
-
-def drawing_options(command: F) -> F:
-    """The options of `lydite generate` that decide one picture."""
-    options = (
-        click.option("--components", metavar="FOLDER",
-                     help="Take what a single file lacks (encoders, tokenizers, VAE) from here."),
-        click.option("-n", "--negative", default="", help="What the picture should not show."),
-        click.option("-s", "--seed", default="0", show_default=True,
-                     help="Of torch's CPU generator, on both sides."),
-        click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True,
-                     help="Denoising steps."),
-        click.option("--guidance", type=float,
-                     help="Weight of the prompt: 7, or 3 with the embedded model."),
-        click.option("--size", metavar="WxH", help="Pixels; by default the model's own size."),
-        click.option("--text-length", type=int,
-                     help="T5 tokens: 256, or 16 with the embedded model."),
-    )  # fmt: skip
-    return _applied(options, command)
+seed_option = click.option(
+    "-s",
+    "--seed",
+    default="0",
+    show_default=True,
+    help="Of torch's CPU generator, on both sides.",
+)
 
 
 def capture_options(command: F) -> F:
-    """How much of the run is kept."""
+    """How much of the run is recorded."""
     options = (
         click.option("--points", multiple=True, metavar="PATTERN",
-                     help="Keep only these names, e.g. 'vae/*' or 'vae/*:out'; repeatable."),
+                     help="Record only these names, e.g. 'vae/*' or 'vae/*:out'; repeatable."),
         click.option("--budget", default=BUDGET, show_default=True, metavar="BYTES",
-                     help="Of a trace, e.g. 500MB; past it values shrink to sketches and "
+                     help="Size of a trace, e.g. 500MB; past it values shrink to sketches and "
                           "statistics, and the run goes on."),
     )  # fmt: skip
-    return _applied(options, command)
+    return apply_options(options, command)
 
 
-def read_drawing(
-    model: str | None,
-    prompt: str,
-    *,
-    components: str | None,
-    negative: str,
-    seed: str,
-    steps: int,
-    guidance: float | None,
-    size: str | None,
-    text_length: int | None,
-) -> Drawing:
-    """The options checked, and the model found."""
-    from lydite.pipelines.hub import locate
+def plan_recording(prompt: str, options: dict[str, Any], dtype: str) -> "tuple[Pipeline, Run, int]":
+    """The pipeline, nothing of it loaded yet, the planned run, and the seed."""
+    from lydite.pipelines.pipeline import Pipeline
 
-    model = model or embedded.NAME
-    usual = (7.0, 256) if model != embedded.NAME else (embedded.GUIDANCE, embedded.TEXT_LENGTH)
-    seeds = read_seeds((seed,), batch=1)
+    seeds = read_seeds((options["seed"],))
     if len(seeds) != 1:
-        raise InputError(f"--seed is {seed!r}; expected one number: a trace is of one picture.")
-    width, height = read_size(size)
-    return Drawing(
-        model=model,
-        path=locate(model),
-        components=locate(components) if components else None,
-        prompt=prompt,
-        negative=negative,
-        seed=seeds[0],
-        steps=steps,
-        guidance=usual[0] if guidance is None else guidance,
-        width=width,
-        height=height,
-        text_length=usual[1] if text_length is None else text_length,
+        raise InputError(
+            f"--seed is {options['seed']!r}; expected one number: a trace is of one picture."
+        )
+    request = read_request(options).replace(prompt=prompt)
+    if request.steps is None:
+        request = request.replace(steps=STEPS)
+    pipeline = Pipeline.open(
+        options["model"] or embedded.NAME, components=options["components"], dtype=dtype
     )
+    return pipeline, pipeline.plan(request), seeds[0]
 
 
 def read_capture(level: "Level", points: tuple[str, ...], budget: str) -> "Capture":
@@ -123,66 +78,53 @@ def read_bytes(text: str) -> int:
     return int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS.index(found[2]))
 
 
-def record_ours(
-    drawing: Drawing,
-    dtype: str,
+def record_port(
+    pipeline: "Pipeline",
+    run: "Run",
+    seed: int,
     folder: Path,
     *,
     capture: "Capture",
     on_step: Callable[[], None],
     inject: "InjectionSource | None" = None,
 ) -> None:
-    """Draw with MLX and leave a trace; the networks are let go of afterwards."""
-    import mlx.core as mx
+    """Draw with MLX and leave a trace."""
+    from lydite.pipelines.observer import StepReporter
+    from lydite.pipelines.recording import record
 
-    from lydite.pipelines.sd3 import Request, StableDiffusion3
-    from lydite.pipelines.sd3_files import open_files
-    from lydite.pipelines.sd3_trace import record
-
-    request = Request(
-        prompt=drawing.prompt,
-        negative=drawing.negative,
-        steps=drawing.steps,
-        guidance=drawing.guidance,
-        width=drawing.width,
-        height=drawing.height,
-        text_length=drawing.text_length,
-    )
-    files = open_files(drawing.path, drawing.components)
-    pipeline = StableDiffusion3(files, dtype=getattr(mx, dtype))
-    pipeline.schedule(pipeline.complete(request))  # slow things come after what can be refused
-    pipeline.networks.prepare()
-    record(
-        pipeline,
-        request,
-        drawing.seed,
-        folder,
-        model=drawing.model,
-        capture=capture,
-        inject=inject,
-        on_step=lambda _: on_step(),
-    )
+    pipeline.model.prepare()
+    observer = StepReporter(lambda _: on_step())
+    record(pipeline, run, seed, folder, capture=capture, inject=inject, observer=observer)
 
 
 def reference_job(
-    drawing: Drawing, runs: "tuple[Run, ...]", capture: "Capture", **injection: Any
+    pipeline: "Pipeline",
+    run: "Run",
+    seed: int,
+    outputs: "tuple[TraceOutput, ...]",
+    capture: "Capture",
+    **injection: Any,
 ) -> "Job":
-    """The same picture as a job for diffusers."""
+    """The same picture as a job for the reference, which runs the checkpoint's own scheduler."""
+    from lydite.pipelines.hub import locate
     from lydite.reference.jobs import Job
 
+    scheduler, request = pipeline.scheduler, run.request
+    if (request.sampler, request.schedule) != (scheduler.sampler, scheduler.schedule):
+        raise InputError(
+            f"--sampler {request.sampler} with --schedule {request.schedule}: the reference runs "
+            f"the checkpoint's own, {scheduler.sampler} with {scheduler.schedule}. Leave them out, "
+            "or record --side ours only."
+        )
     return Job(
-        model=str(drawing.path),
-        name=drawing.model,
-        components=str(drawing.components) if drawing.components else None,
-        prompt=drawing.prompt,
-        negative=drawing.negative,
-        seed=drawing.seed,
-        steps=drawing.steps,
-        guidance=drawing.guidance,
-        width=drawing.width,
-        height=drawing.height,
-        text_length=drawing.text_length,
-        runs=runs,
+        family=pipeline.family.name,
+        model=str(pipeline.model.path),
+        name=pipeline.name,
+        components=str(locate(pipeline.components)) if pipeline.components else None,
+        request=request,
+        seed=seed,
+        prediction=run.prediction.name,
+        outputs=outputs,
         level=capture.level,
         points=capture.points,
         budget=capture.budget,
@@ -198,25 +140,3 @@ def floor_dtype(dtype: str) -> "Dtype":
         "float16": "float16",
     }
     return floors[dtype]
-
-
-def typed_arguments(ctx: click.Context, without: tuple[str, ...]) -> list[str]:
-    """The arguments the user gave, but for some."""
-    default = click.core.ParameterSource.DEFAULT
-    words: list[str] = []
-    for parameter in ctx.command.params:
-        name, value = parameter.name or "", ctx.params.get(parameter.name or "")
-        if name in without or ctx.get_parameter_source(name) is default:
-            continue
-        if isinstance(parameter, click.Argument):
-            words.append(str(value))
-        else:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [word for each in values for word in (parameter.opts[-1], str(each))]
-    return words
-
-
-def _applied(options: tuple[Callable[[F], F], ...], command: F) -> F:
-    for option in reversed(options):
-        command = option(command)
-    return command

@@ -12,15 +12,19 @@ import click
 
 from lydite.cli.recording import (
     LEVELS,
-    Drawing,
     capture_options,
-    drawing_options,
     floor_dtype,
+    plan_recording,
     read_capture,
-    read_drawing,
-    record_ours,
+    record_port,
     reference_job,
+    seed_option,
+)
+from lydite.cli.request_options import (
+    model_options,
+    request_options,
     typed_arguments,
+    typed_options,
 )
 from lydite.core.errors import FileError, InputError, shown
 
@@ -45,20 +49,20 @@ class _WithCommand(click.Command):
 
 @click.command("trace", cls=_WithCommand)
 @click.argument("prompt", required=False)
-@click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
-              help="diffusers folder, file or hub id; the embedded one by default.")  # fmt: skip
+@model_options
 @click.option("--side", type=click.Choice(("ours", "reference")), default="ours",
               show_default=True, help="ours: MLX; reference: diffusers on torch.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True,
               help="Precision of the run; float64 for the reference only.")  # fmt: skip
-@drawing_options
+@seed_option
+@request_options
 @click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True,
               help="full: values; sketch: 1,024 sums of each; stats: moments.")  # fmt: skip
 @capture_options
 @click.option("--inject", metavar="TRACE", type=click.Path(path_type=Path), envvar="LYDITE_INJECT",
               help="Hand the run the values of this trace …")  # fmt: skip
 @click.option("--at", metavar="PATTERN,…", envvar="LYDITE_INJECT_AT",
-              help="… at these names: NAME (its outputs) or NAME:PORT.")  # fmt: skip
+              help="… at these names: NAME (its outputs) or NAME:SLOT.")  # fmt: skip
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER",
               envvar="LYDITE_TRACE",
               help="A new folder; trace-SIDE-DTYPE by default.")  # fmt: skip
@@ -75,7 +79,7 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Write one run down, value by value, for `lydite diff`.
+    """Record every intermediate tensor of a run, for `lydite diff`.
 
     Records what every module takes and gives, and what passes between the networks: token ids,
     text features, sigmas, noise, and latents and velocity at each step. Both sides use the same
@@ -108,17 +112,16 @@ def command(
     program: tuple[str, ...] | None = ctx.meta.get(COMMAND)
     if program is not None:
         _check_program(ctx, prompt, program)
-        folder = _claim(out or Path("trace-port"), overwrite)
+        folder = _free_folder(out or Path("trace-port"), overwrite)
         sys.exit(_run_program(program, folder, inject, at, quiet))
     if not prompt:
         raise InputError('no prompt. Say what to draw: lydite trace "a red star".')
     side, dtype = options.pop("side"), options.pop("dtype")
     if side == "ours" and dtype == "float64":
         raise InputError("--dtype float64 is for --side reference; ours runs in float32 at most.")
-    capture = read_capture(options.pop("level"), options.pop("points"), options.pop("budget"))
-    drawing = read_drawing(options.pop("model"), prompt, **options)
-    folder = _claim(out or Path(f"trace-{side}-{dtype}"), overwrite)
-    _record(drawing, side, dtype, folder, capture, inject, at, quiet)
+    capture = read_capture(options["level"], options["points"], options["budget"])
+    folder = out or Path(f"trace-{side}-{dtype}")
+    _record(prompt, options, side, dtype, folder, capture, inject, at, overwrite, quiet)
     if not quiet:
         click.echo(summary(folder))
         click.echo(f"next: {_next(ctx, side)}")
@@ -138,32 +141,40 @@ def summary(folder: Path) -> str:
 
 
 def _record(
-    drawing: Drawing,
+    prompt: str,
+    options: dict[str, Any],
     side: str,
     dtype: Any,
     folder: Path,
     capture: "Capture",
     inject: Path | None,
     at: str | None,
+    overwrite: bool,
     quiet: bool,
 ) -> None:
     from lydite.cli.progress import StepBar
+    from lydite.reference.jobs import TraceOutput, run_job
     from lydite.trace.taps import injection
 
-    with StepBar(drawing.steps, quiet=quiet) as bar:
-        if side == "ours":
+    ours = side == "ours"
+    pipeline, run, seed = plan_recording(prompt, options, dtype if ours else "float32")
+    if ours:
+        _free_folder(folder, overwrite)
+        with StepBar(run.steps, quiet=quiet) as bar:
             source = injection(inject, at) if inject and at else None
-            record_ours(drawing, dtype, folder, capture=capture, on_step=bar.advance, inject=source)
-        else:
-            from lydite.reference.jobs import Run, run_job
-
-            more = {"inject": str(inject), "inject_at": at} if inject else {}
-            run_job(
-                reference_job(drawing, (Run(str(folder), dtype),), capture, **more), bar.advance
+            record_port(
+                pipeline, run, seed, folder, capture=capture, on_step=bar.advance, inject=source
             )
+        return
+    more = {"inject": str(inject), "inject_at": at} if inject else {}
+    outputs = (TraceOutput(str(folder), dtype),)
+    job = reference_job(pipeline, run, seed, outputs, capture, **more)
+    _free_folder(folder, overwrite)
+    with StepBar(run.steps, quiet=quiet) as bar:
+        run_job(job, bar.advance)
 
 
-def _claim(folder: Path, overwrite: bool) -> Path:
+def _free_folder(folder: Path, overwrite: bool) -> Path:
     """The folder, with nothing in the way of a new trace."""
     from lydite.trace.writer import remove_trace
 
@@ -178,8 +189,7 @@ def _claim(folder: Path, overwrite: bool) -> Path:
 
 
 def _check_program(ctx: click.Context, prompt: str | None, program: tuple[str, ...]) -> None:
-    default = click.core.ParameterSource.DEFAULT
-    typed = {name for name in ctx.params if ctx.get_parameter_source(name) is not default}
+    typed = typed_options(ctx)
     if prompt is not None or typed - FOR_COMMANDS:
         first = shown(prompt) if prompt is not None else f"--{min(typed - FOR_COMMANDS)}"
         raise InputError(

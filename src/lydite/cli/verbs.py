@@ -1,5 +1,6 @@
 """A group of commands, each imported only when it is used."""
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -25,3 +26,12 @@ class Verbs(click.Group):
             return None
         module, _, name = self._verbs[cmd_name].partition(":")
         return getattr(importlib.import_module(module), name or "command")
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self._verbs and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], self._verbs, n=1)
+            hint = f" Did you mean '{close[0]}'?" if close else f" See {ctx.command_path} --help."
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
+        return super().resolve_command(ctx, args)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lydite import embedded
-from lydite.demo.parts import Part, Told
-from lydite.demo.settings import Settings
-from lydite.demo.studio import Drawn, Studio, Tick
-from lydite.demo.words import ATTRIBUTE_NAMES, asked, seen
+from lydite.demo.chapter import DemoChapter, Result, Settings
+from lydite.demo.gallery import Drawn, Gallery, Tick
+from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
 from lydite.embedded.accuracy import Reading, check
 from lydite.embedded.captions import Prompt, held_out_prompts
 from lydite.embedded.judge import load_judge
@@ -45,11 +44,11 @@ class Judged:
         return tuple(name for name, right in self.marks.items() if not all(right))
 
 
-def judged(studio: Studio, tick: Tick) -> tuple[Judged, ...]:
+def judged(gallery: Gallery, tick: Tick) -> tuple[Judged, ...]:
     """Draw every held-out prompt, prompt i from seed i, and have the judge read the pictures."""
-    prompts = held_out_prompts(studio.settings.held_out, studio.settings.held_out_seed)
+    prompts = held_out_prompts(gallery.settings.held_out, gallery.settings.held_out_seed)
     drawn = [
-        studio.draw(studio.request(prompt.text), seed, f"held_out/{seed + 1:02d}.png", tick)
+        gallery.draw(gallery.plan(prompt.text), seed, f"held_out/{seed + 1:02d}.png", tick)
         for seed, prompt in enumerate(prompts)
     ]
     judge = load_judge(embedded.MODEL / "judge.safetensors")
@@ -60,19 +59,19 @@ def judged(studio: Studio, tick: Tick) -> tuple[Judged, ...]:
     )
 
 
-def tell(studio: Studio, tick: Tick) -> Told:
+def run(gallery: Gallery, tick: Tick) -> Result:
     """Judge, and show the misses first."""
-    results = judged(studio, tick)
+    results = judged(gallery, tick)
     misses = tuple(one for one in results if one.missed)
     kept = len(results) - len(misses)
     tiles = [Tile(one.drawn.pixels, one.prompt.text, bool(one.missed)) for one in results]
-    path = studio.save("held_out.png", contact_sheet(tiles, columns=9, side=160, text=12))
-    lines = [f"{kept} of {len(results)} kept every word of the prompt: {path}"]
+    path = gallery.save("held_out.png", contact_sheet(tiles, columns=9, side=160, text=12))
+    lines = [f"{kept} of {len(results)} match the prompt completely: {path}"]
     lines += [f"missed {_names(one)}: “{one.prompt.text}”" for one in misses]
     lead = (
         f"{len(results)} prompts, those of several objects with pairs of objects that training "
         "never showed. A second small network, the judge, reads shapes, colours, sizes and places "
-        "off each picture. A prompt counts as kept only when everything it says is there at once."
+        "off each picture. A prompt counts as matched only when all that it says is there at once."
     )
     everything = Figures(tuple(_figure(one) for one in results), size="small")
     blocks: list[Block] = [
@@ -82,8 +81,8 @@ def tell(studio: Studio, tick: Tick) -> Told:
     ]
     if misses:
         blocks.insert(1, Exhibits(tuple(_exhibit(one) for one in misses)))
-    fact = Fact(f"{kept} / {len(results)}", "held-out prompts kept in every word")
-    return Told(tuple(lines), Chapter(TITLE, lead, tuple(blocks)), fact)
+    fact = Fact(f"{kept} / {len(results)}", "held-out prompts matched completely")
+    return Result(tuple(lines), Chapter(TITLE, lead, tuple(blocks)), fact)
 
 
 def _missed(misses: tuple[Judged, ...], total: int) -> Callout:
@@ -141,4 +140,4 @@ def _steps(settings: Settings) -> int:
     return settings.held_out * settings.steps
 
 
-PART = Part(TITLE, _steps, tell)
+CHAPTER = DemoChapter(TITLE, _steps, run)

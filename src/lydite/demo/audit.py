@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from math import prod
 
 from lydite import embedded
-from lydite.demo.parts import Part, Told
-from lydite.demo.studio import Studio, Tick
+from lydite.demo.chapter import DemoChapter, Result
+from lydite.demo.gallery import Gallery, Tick
 from lydite.pipelines.audits import audit_model
-from lydite.pipelines.catalog import find_components
+from lydite.pipelines.model_files import find_components
 from lydite.report.page import Callout, Chapter, Fact, Table
 
 TITLE = "Every tensor accounted for"
@@ -39,7 +39,7 @@ def audited() -> tuple[Audited, ...]:
     )
 
 
-def tell(studio: Studio, tick: Tick) -> Told:
+def run(gallery: Gallery, tick: Tick) -> Result:
     """Audit, and say what was found."""
     networks = audited()
     tensors, wrong = (sum(getattr(row, name) for row in networks) for name in ("loaded", "wrong"))
@@ -53,9 +53,9 @@ def tell(studio: Studio, tick: Tick) -> Told:
         for row in networks
     ]
     lead = (
-        "Before anything is drawn, every tensor in the checkpoint is held against the model it is "
-        "to fill: name, shape, dtype, and values for NaN and Inf. One tensor too many, too few or "
-        "misshapen, and nothing runs."
+        "Before anything is drawn, every tensor in the checkpoint is compared with the model "
+        "it is loaded into: name, shape, dtype, and values for NaN and Inf. With one tensor too many, too "
+        "few or of another shape nothing runs."
     )
     table = Table(
         ("network", "parameters", "tensors", "dropped", "wrong"),
@@ -69,7 +69,7 @@ def tell(studio: Studio, tick: Tick) -> Told:
         "bad" if wrong else "good",
     )
     fact = Fact(str(tensors), "tensors accounted for", "bad" if wrong else "note")
-    return Told((line,), Chapter(TITLE, lead, (table, verdict)), fact, fine=not wrong)
+    return Result((line,), Chapter(TITLE, lead, (table, verdict)), fact, fine=not wrong)
 
 
-PART = Part(TITLE, lambda settings: 0, tell)
+CHAPTER = DemoChapter(TITLE, lambda settings: 0, run)

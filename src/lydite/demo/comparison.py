@@ -1,17 +1,22 @@
 """Chapter: the same picture in diffusers, pixel by pixel, where diffusers is installed."""
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from lydite import embedded
-from lydite.demo.parts import Part, Told
+from lydite.demo.chapter import DemoChapter, Result
+from lydite.demo.gallery import Gallery, Tick
 from lydite.demo.sheet import picture_name
-from lydite.demo.studio import Studio, Tick
+from lydite.pipelines.family import Run
 from lydite.pipelines.images import Pixels, read_pixels
-from lydite.reference import diffusers_sd3
+from lydite.pipelines.pipeline import Pipeline
+from lydite.reference.jobs import Job, ReferenceMissing, TraceOutput, run_job
 from lydite.report.page import Callout, Chapter, Fact, Figure, Figures
 from lydite.report.sheets import png_bytes
+from lydite.trace import pipeline_sites
+from lydite.trace.store import Trace
 
 TITLE = "The same picture in diffusers"
 SEED = 0  # the first picture of the sheet
@@ -31,7 +36,7 @@ class Comparison:
 
 
 def compare(ours: Pixels, theirs: Pixels) -> Comparison:
-    """Hold two pictures against each other; the largest difference is drawn as white."""
+    """Compare two pictures; the largest difference is drawn as white."""
     apart = np.abs(ours.astype(np.int64) - theirs.astype(np.int64)).max(axis=-1)  # (H, W)
     largest = int(apart.max())
     gain = 255 // max(largest, 1)
@@ -40,39 +45,47 @@ def compare(ours: Pixels, theirs: Pixels) -> Comparison:
     return Comparison(ours, theirs, largest, int((apart == 0).sum()), gain, difference)
 
 
-def tell(studio: Studio, tick: Tick) -> Told:
+def run(gallery: Gallery, tick: Tick) -> Result:
     """Draw the sheet's first picture in diffusers, or say how to get diffusers."""
-    request = studio.request(studio.settings.prompts[SEED])
-    assert request.width and request.height, "complete() fills the size in"
+    prompt = gallery.settings.prompts[SEED]
     try:
-        theirs = diffusers_sd3.draw(
-            embedded.MODEL,
-            request.prompt,
-            seed=SEED,
-            steps=request.steps,
-            guidance=request.guidance,
-            width=request.width,
-            height=request.height,
-            text_length=request.text_length,
-            on_step=tick,
-        )
-    except diffusers_sd3.ReferenceMissing as error:
-        return _skipped(studio, str(error))
-    found = compare(read_pixels(studio.folder / picture_name(SEED)), theirs)
+        reference = draw_reference(gallery.pipeline, gallery.plan(prompt), SEED, tick)
+    except ReferenceMissing as error:
+        return _skipped(gallery, str(error))
+    found = compare(read_pixels(gallery.folder / picture_name(SEED)), reference)
     for name, pixels in zip(FILES, (found.theirs, found.difference), strict=True):
-        studio.save(name, pixels)
-    return _told(studio, request.prompt, found)
+        gallery.save(name, pixels)
+    return _result(gallery, prompt, found)
 
 
-def _skipped(studio: Studio, reason: str) -> Told:
+def draw_reference(pipeline: Pipeline, run: Run, seed: int, tick: Tick) -> Pixels:
+    """The same picture by the reference; of its trace only the picture is recorded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        job = Job(
+            family=pipeline.family.name,
+            model=str(pipeline.model.path),
+            request=run.request,
+            seed=seed,
+            outputs=(TraceOutput(str(Path(scratch) / "trace")),),
+            points=(pipeline_sites.IMAGE,),
+        )
+        run_job(job, tick)
+        with Trace.open(Path(scratch) / "trace") as trace:
+            event = trace.find(pipeline_sites.IMAGE, "out", 0, 0)
+            assert event is not None, "the only value that is recorded"
+            image = np.asarray(trace.read(event), np.float32)
+    return (image * 255).round().astype(np.uint8)  # as diffusers itself makes an image of it
+
+
+def _skipped(gallery: Gallery, reason: str) -> Result:
     for name in FILES:  # of an earlier run: they would not belong to this page
-        (studio.folder / name).unlink(missing_ok=True)
+        (gallery.folder / name).unlink(missing_ok=True)
     text = f"Skipped: {reason}"
-    lead = "This chapter draws one picture with diffusers on torch and holds ours against it."
-    return Told((text,), Chapter(TITLE, lead, (Callout(text),)))
+    lead = "This chapter draws one picture with diffusers on torch and compares ours with it."
+    return Result((text,), Chapter(TITLE, lead, (Callout(text),)))
 
 
-def _told(studio: Studio, prompt: str, found: Comparison) -> Told:
+def _result(gallery: Gallery, prompt: str, found: Comparison) -> Result:
     tone = "good" if found.largest <= 1 else "warn"
     amount = _amount(found)
     verdict = f"{amount[0].upper()}{amount[1:]}."
@@ -93,8 +106,8 @@ def _told(studio: Studio, prompt: str, found: Comparison) -> Told:
         ),
     )
     blocks = (Figures(figures, size="large", crisp=True), Callout(verdict, tone))
-    return Told(
-        (f"{amount}: {studio.folder / FILES[1]}",),
+    return Result(
+        (f"{amount}: {gallery.folder / FILES[1]}",),
         Chapter(TITLE, lead, blocks),
         Fact(f"{found.largest} / 255", "largest pixel difference from diffusers", tone),
     )
@@ -107,4 +120,4 @@ def _amount(found: Comparison) -> str:
     return f"largest difference {found.largest} of 255, {found.equal:,} of {pixels:,} pixels equal"
 
 
-PART = Part(TITLE, lambda settings: settings.steps, tell)
+CHAPTER = DemoChapter(TITLE, lambda settings: settings.steps, run)

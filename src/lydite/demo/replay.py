@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from lydite.demo.parts import Part, Told
+from lydite.demo.chapter import DemoChapter, Result
+from lydite.demo.gallery import Gallery, Tick
 from lydite.demo.sheet import picture_name
-from lydite.demo.studio import Studio, Tick
 from lydite.pipelines.images import read_pixels
-from lydite.pipelines.metadata import Record, read_record
-from lydite.pipelines.sd3 import Request
+from lydite.pipelines.metadata import read_record
 from lydite.report.page import Callout, Chapter, Commands, Fact, Figure, Figures, Table
 from lydite.report.sheets import png_bytes
 
@@ -15,13 +14,15 @@ TITLE = "Drawn again from its own PNG"
 SEED = 1  # the picture of the sheet that is replayed, where there are as many
 
 
-def tell(studio: Studio, tick: Tick) -> Told:
-    """Read a picture's metadata, draw it again, and hold the pixels against each other."""
-    seed = min(SEED, len(studio.settings.prompts) - 1)
+def run(gallery: Gallery, tick: Tick) -> Result:
+    """Read a picture's metadata, draw it again, and compare the pixels."""
+    seed = min(SEED, len(gallery.settings.prompts) - 1)
     name = picture_name(seed)
-    record = read_record(studio.folder / name)
-    again = studio.draw(_request(record), record.seed, "again.png", tick)
-    first = read_pixels(studio.folder / name)
+    record = read_record(gallery.folder / name)
+    run = gallery.pipeline.plan(record.request)
+    request = record.request
+    again = gallery.draw(run, record.seed, "again.png", tick)
+    first = read_pixels(gallery.folder / name)
     same = np.array_equal(first, read_pixels(again.path))
     verdict = "identical" if same else "DIFFERENT"
     lead = (
@@ -29,17 +30,17 @@ def tell(studio: Studio, tick: Tick) -> Told:
         "the model. The same settings on the same machine give the same picture, bit for bit."
     )
     figures = (
-        Figure(png_bytes(first), f"{record.prompt}, first time", "first time", name),
-        Figure(png_bytes(again.pixels), f"{record.prompt}, replayed", "replayed", "again.png"),
+        Figure(png_bytes(first), f"{request.prompt}, first time", "first time", name),
+        Figure(png_bytes(again.pixels), f"{request.prompt}, replayed", "replayed", "again.png"),
     )
     settings = Table(
         ("the PNG says", "value"),
         (
-            ("prompt", record.prompt),
+            ("prompt", request.prompt),
             ("seed", str(record.seed)),
-            ("steps", str(record.steps)),
-            ("guidance", f"{record.guidance:g}"),
-            ("size", f"{record.width} × {record.height}"),
+            ("steps", str(request.steps)),
+            ("guidance", f"{request.guidance:g}"),
+            ("size", f"{request.width} × {request.height}"),
             ("model", f"{record.model} ({record.model_hash[:10]})"),
         ),
     )
@@ -48,7 +49,7 @@ def tell(studio: Studio, tick: Tick) -> Told:
         "good" if same else "bad",
     )
     command = Commands((f"lydite generate --from {name}",))
-    return Told(
+    return Result(
         (f"{name} again: {verdict}",),
         Chapter(TITLE, lead, (Figures(figures), settings, callout, command)),
         Fact(verdict, "a picture drawn again from its PNG", "good" if same else "bad"),
@@ -56,18 +57,4 @@ def tell(studio: Studio, tick: Tick) -> Told:
     )
 
 
-def _request(record: Record) -> Request:
-    return Request(
-        prompt=record.prompt,
-        negative=record.negative,
-        steps=record.steps,
-        guidance=record.guidance,
-        width=record.width,
-        height=record.height,
-        schedule=record.schedule,
-        text_length=record.text_length,
-        noise=record.noise,
-    )
-
-
-PART = Part(TITLE, lambda settings: settings.steps, tell)
+CHAPTER = DemoChapter(TITLE, lambda settings: settings.steps, run)

@@ -2,20 +2,19 @@
 
 import time
 
-from lydite.demo.parts import Part, Told
-from lydite.demo.settings import Settings
-from lydite.demo.studio import Drawn, Studio, Tick
+from lydite.demo.chapter import DemoChapter, Result, Settings
+from lydite.demo.gallery import Drawn, Gallery, Tick
 from lydite.report.page import Chapter, Fact, Figure, Figures
 from lydite.report.sheets import Tile, contact_sheet, png_bytes
 
 TITLE = "Prompts to pictures"
 
 
-def draw(studio: Studio, tick: Tick) -> tuple[Drawn, ...]:
+def draw(gallery: Gallery, tick: Tick) -> tuple[Drawn, ...]:
     """One picture per prompt; picture i starts from seed i."""
     return tuple(
-        studio.draw(studio.request(prompt), seed, picture_name(seed), tick)
-        for seed, prompt in enumerate(studio.settings.prompts)
+        gallery.draw(gallery.plan(prompt), seed, picture_name(seed), tick)
+        for seed, prompt in enumerate(gallery.settings.prompts)
     )
 
 
@@ -24,16 +23,16 @@ def picture_name(seed: int) -> str:
     return f"pictures/{seed + 1:02d}.png"
 
 
-def tell(studio: Studio, tick: Tick) -> Told:
+def run(gallery: Gallery, tick: Tick) -> Result:
     """Draw, lay the sheet out, and say where it is."""
     start = time.perf_counter()
-    pictures = draw(studio, tick)
+    pictures = draw(gallery, tick)
     pace = (time.perf_counter() - start) / len(pictures)
     tiles = [Tile(picture.pixels, picture.prompt) for picture in pictures]
-    path = studio.save("sheet.png", contact_sheet(tiles, columns=4, side=256))
+    path = gallery.save("sheet.png", contact_sheet(tiles, columns=4, side=256))
     lead = (
         f"One, two and three objects, places, gradients, bare nouns: {len(pictures)} prompts, "
-        f"{studio.settings.steps} steps each, none left out. Every PNG remembers its settings, so "
+        f"{gallery.settings.steps} steps each, none left out. Every PNG remembers its settings, so "
         "each can be drawn again."
     )
     figures = tuple(
@@ -41,7 +40,7 @@ def tell(studio: Studio, tick: Tick) -> Told:
         for picture in pictures
     )
     line = f"{len(pictures)} pictures, {pace:.2g} s each: {path}"
-    return Told(
+    return Result(
         (line,),
         Chapter(TITLE, lead, (Figures(figures),)),
         Fact(str(len(pictures)), "prompts drawn, none left out"),
@@ -52,4 +51,4 @@ def _steps(settings: Settings) -> int:
     return len(settings.prompts) * settings.steps
 
 
-PART = Part(TITLE, _steps, tell)
+CHAPTER = DemoChapter(TITLE, _steps, run)

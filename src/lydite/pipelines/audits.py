@@ -9,10 +9,9 @@ import msgspec
 from lydite.core.errors import FileError, at
 from lydite.core.files import write_atomic
 from lydite.core.jsonfile import read_json
-from lydite.pipelines import single_file
-from lydite.pipelines.catalog import find_components
-from lydite.pipelines.components import Component
 from lydite.pipelines.hub import locate
+from lydite.pipelines.model import Component
+from lydite.pipelines.model_files import audit_leftovers, find_components
 from lydite.weights.audit import Finding, Ledger, audit
 from lydite.weights.checks import check_values, compare, digests
 from lydite.weights.digest import Digest
@@ -39,20 +38,16 @@ def audit_model(
                 note = Finding(component.where, f"{against} has nothing to hold it against")
                 ledger = replace(ledger, undecidable=(note, *ledger.undecidable))
         ledgers[name] = ledger
-    if not path.is_dir():
-        rest = single_file.leftovers(path)
-        if rest.dropped or rest.unexpected:
-            ledgers["outside every network"] = rest
+    if leftovers := audit_leftovers(path):
+        ledgers["outside every network"] = leftovers
     return ledgers
 
 
 def write_digests(path: Path, out: Path) -> None:
     """Write the digests of every parameter, for a later audit without this checkpoint at hand."""
     if out.exists():
-        raise FileError(f"{out}: is there already; digests go to a new file.")
+        raise FileError(f"{out}: exists; digests go to a new file.")
     rows = {name: _digests(component) for name, component in find_components(path).items()}
-    if out.exists():
-        raise FileError(f"{out}: exists already; digests go to a new file.")
     write_atomic(out, msgspec.json.format(msgspec.json.encode(rows), indent=1))
 
 

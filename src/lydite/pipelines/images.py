@@ -7,9 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, InputError, shown
+from lydite.core.files import atomic_path
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # we write
+
+
+def check_format(path: Path) -> str:
+    """The format that the ending of a name means, or InputError."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(
+            f"{shown(str(path))}: pictures are PNG, JPEG or WebP; end the name in "
+            f"{', '.join(FORMATS)}."
+        )
+    return FORMATS[path.suffix.lower()]
 
 
 def open_image(path: Path) -> Image.Image:
@@ -44,3 +56,10 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
 def pixel_hash(pixels: Pixels) -> str:
     """A hash of the pixels themselves, whatever file they came from."""
     return hashlib.sha256(f"{pixels.shape}".encode() + pixels.tobytes()).hexdigest()
+
+
+def save_pixels(path: Path, pixels: Pixels | Image.Image, *, replace: bool = True) -> None:
+    """Write a picture without metadata."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    with atomic_path(path, replace=replace) as temporary:
+        image.save(temporary, format=check_format(path), optimize=True)

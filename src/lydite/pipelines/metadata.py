@@ -1,17 +1,21 @@
-"""What a PNG remembers of how it was made: A1111's text for other tools, one JSON key for us."""
+"""What a picture's file remembers: A1111's text for other tools, one JSON key for us."""
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from PIL import Image, PngImagePlugin
 
 from lydite import __version__
 from lydite.core.errors import FileError
-from lydite.pipelines.components import Component
-from lydite.pipelines.images import Pixels, open_image
+from lydite.core.files import atomic_path
+from lydite.core.request import FIELDS, Request
+from lydite.pipelines.images import Pixels, check_format, open_image
+from lydite.pipelines.model import Component
 
 KEY = "lydite"
 A1111_NAMES = {
@@ -38,74 +42,94 @@ A1111_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Record:
-    """Every setting of one picture. The same record on the same machine gives the same bytes."""
+USER_COMMENT, MAKER_NOTE = 0x9286, 0x927C  # EXIF tags: A1111's text, and ours
 
-    model: str
-    model_hash: str
-    prompt: str
-    negative: str
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, its seed and its model. The same record on the same machine, the same bytes."""
+
+    request: Request
     seed: int
-    steps: int
-    guidance: float
-    width: int
-    height: int
-    schedule: str
-    text_length: int
-    noise: str
+    model: str  # as the user named it; of an absolute path the last part
+    model_hash: str
     dtype: str
     components: str | None = None
-    image: str | None = None
+    image: str | None = None  # img2img
     image_hash: str | None = None
-    strength: float | None = None
-    sampler: str = "euler"
-    convention: str = "lydite"
-    guidance_steps: tuple[float, ...] = ()
-    guidance_rescale: float = 0.0
-    guidance_interval: tuple[float, float] = (0.0, 1.0)
-    options: dict[str, float] = field(default_factory=dict)
     version: str = __version__
-    mlx: str = ""
+    mlx: str = msgspec.field(default_factory=lambda: version("mlx"))
+
+    def to_json(self) -> str:
+        """One flat object: the fields of the request and the others side by side."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return msgspec.json.encode({**self.request.to_dict(), **own}).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """Of this version or an earlier one; msgspec.DecodeError, RecursionError."""
+        flat = msgspec.json.decode(text, type=dict[str, Any])
+        request = {name: flat.pop(name) for name in FIELDS if name in flat}
+        return msgspec.convert({**flat, "request": request}, cls)
 
     def a1111(self) -> str:
         """The text that A1111 and the tools around it read."""
+        request = self.request
         facts = {
-            "Steps": self.steps,
-            "Sampler": A1111_NAMES.get(self.sampler, self.sampler),
-            "Schedule type": self.schedule,
-            "CFG scale": f"{self.guidance:g}",
+            "Steps": request.steps,
+            "Sampler": A1111_NAMES.get(request.sampler or "", request.sampler),
+            "Schedule type": request.schedule,
+            "CFG scale": f"{request.guidance:g}",
             "Seed": self.seed,
-            "Size": f"{self.width}x{self.height}",
+            "Size": f"{request.width}x{request.height}",
             "Model hash": self.model_hash[:10],
             "Model": Path(self.model).stem.replace(",", "_"),
         }
-        if self.strength is not None:
-            facts["Denoising strength"] = f"{self.strength:g}"
+        if request.strength is not None:
+            facts["Denoising strength"] = f"{request.strength:g}"
         facts["Version"] = f"lydite {self.version}"
-        lines = [self.prompt]
-        if self.negative:
-            lines.append(f"Negative prompt: {self.negative}")
+        lines = [request.prompt]
+        if request.negative:
+            lines.append(f"Negative prompt: {request.negative}")
         lines.append(", ".join(f"{name}: {value}" for name, value in facts.items()))
         return "\n".join(lines)
 
 
-def write_png(path: Path, pixels: Pixels, record: Record) -> None:
-    """Write the picture with its record inside."""
-    text = PngImagePlugin.PngInfo()
-    text.add_itxt("parameters", record.a1111())
-    text.add_itxt(KEY, msgspec.json.encode(asdict(record)).decode())
-    Image.fromarray(pixels).save(path, format="PNG", pnginfo=text)
+_OWN = tuple(name for name in Record.__struct_fields__ if name != "request")
+
+
+def write_picture(path: Path, pixels: Pixels, record: Record, *, overwrite: bool) -> None:
+    """Write the picture with its record inside; the ending of the name decides the format."""
+    encode = _encoder(check_format(path), record)
+    with atomic_path(path, replace=overwrite) as temporary:
+        encode(Image.fromarray(pixels), temporary)
+
+
+def _encoder(name: str, record: Record) -> Any:
+    if name == "PNG":
+        text = PngImagePlugin.PngInfo()
+        text.add_itxt("parameters", record.a1111())
+        text.add_itxt(KEY, record.to_json())
+        return partial(Image.Image.save, format=name, pnginfo=text)
+    exif = Image.Exif()
+    ifd = exif.get_ifd(0x8769)
+    ifd[USER_COMMENT] = b"UNICODE\0" + record.a1111().encode("utf-16-be")
+    ifd[MAKER_NOTE] = record.to_json().encode()
+    quality = {"quality": 95, "subsampling": 0} if name == "JPEG" else {"lossless": True}
+    return partial(Image.Image.save, format=name, exif=exif, **quality)
 
 
 def read_record(path: Path) -> Record:
-    """The record inside a PNG made by us."""
-    text = open_image(path).info.get(KEY)
+    """The record inside a picture made by us."""
+    image = open_image(path)
+    text = image.info.get(KEY)
+    if text is None:
+        note = image.getexif().get_ifd(0x8769).get(MAKER_NOTE)
+        text = note.decode(errors="replace") if isinstance(note, bytes) else None
     if not isinstance(text, str):
         raise FileError(f"{path}: has no {KEY!r} metadata, so it cannot be replayed.")
     try:
-        return msgspec.json.decode(str(text), type=Record)
-    except msgspec.DecodeError as error:
+        return Record.from_json(str(text))
+    except (msgspec.DecodeError, RecursionError) as error:
         raise FileError(f"{path}: its {KEY!r} metadata cannot be read ({error}).") from error
 
 

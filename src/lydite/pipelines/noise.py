@@ -13,7 +13,7 @@ from lydite.sampling.samplers.sampler import NoiseKind
 from lydite.sampling.steps import Noise
 from lydite.sampling.streams import STREAMS, NoiseStreams, StreamRule
 
-Shape = tuple[int, int, int]  # (C, h, w), torch's order; arrays are (B, h, w, C) in float32
+Shape = tuple[int, ...]  # (C, …), torch's order; arrays are (B, …, C) in float32
 
 
 class RunNoise(Protocol):
@@ -46,7 +46,7 @@ class MLXNoise:
         for index, key in enumerate(self._keys):
             self._keys[index], use = mx.random.split(key)
             normals.append(mx.random.normal((images, *self._shape), key=use))
-        return mx.concatenate(normals).transpose(0, 2, 3, 1)
+        return mx.moveaxis(mx.concatenate(normals), 1, -1)
 
     def __call__(self, sigma: float, sigma_next: float) -> mx.array:
         if not self._moved:
@@ -76,4 +76,4 @@ def sampler_noise(
 
 
 def _channels_last(normals: NDArray[np.float32]) -> mx.array:
-    return mx.array(normals.transpose(0, 2, 3, 1))
+    return mx.array(np.moveaxis(normals, 1, -1))

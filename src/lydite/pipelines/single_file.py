@@ -1,14 +1,13 @@
-"""SD3 in one file, in its authors' names: which networks are inside, and their geometry.
+"""Checkpoints of several networks in one file, in their authors' names.
 
 Such a file has no config, so sizes are read off tensor shapes. The majority decides: one damaged
-tensor is then named by the audit instead of bending the whole model to fit it. What no tensor
-shows, or only one and that one is damaged, is taken to be as in SD3 itself.
+tensor is then named by the audit instead of changing the whole model to fit it. What no tensor
+shows, or only one and that one is damaged, is what the family says is usual.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,86 +15,14 @@ from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
 from lydite.core.errors import ConfigError, shown
 from lydite.core.names import fill, match
-from lydite.pipelines.components import KINDS, Component
+from lydite.pipelines.model import Component, Kind
 from lydite.weights.audit import Ledger, audit
 from lydite.weights.layout import Shape
-from lydite.weights.maps import mmdit as mmdit_map
-from lydite.weights.maps import text as text_map
-from lydite.weights.maps import vae as vae_map
-from lydite.weights.rules import Drop, Rule
+from lydite.weights.rules import Rule
 from lydite.weights.tensor_view import TensorView
 
-HEAD_DIM = 64  # of every attention in SD3, its CLIP encoders and T5
-CHANNELS = 16  # of its latents
-
-# Network -> prefix of its tensors, and how some of their names go on. Text encoders come first:
-# the transformer is as wide as they are.
-NETWORKS = {
-    "text_encoder": ("text_encoders.clip_l.transformer.", "text_model."),
-    "text_encoder_2": ("text_encoders.clip_g.transformer.", "text_model."),
-    "text_encoder_3": ("text_encoders.t5xxl.transformer.", "encoder.block."),
-    "vae": ("first_stage_model.", "encoder.down."),
-    "transformer": ("model.diffusion_model.", "joint_blocks."),
-}
-
-# What may lie outside those prefixes.
-LEFTOVERS: tuple[Rule, ...] = tuple(
-    Drop(f"text_encoders.{name}.logit_scale", because="used by contrastive training only")
-    for name in ("clip_l", "clip_g", "t5xxl")
-)
-
-
-def is_single_file(names: Iterable[str]) -> bool:
-    """Whether these tensors are called as in SD3's single file."""
-    return bool(_prefixes(list(names)))
-
-
-def components(path: Path) -> dict[str, Component]:
-    """The networks inside a single-file checkpoint."""
-    with open_checkpoint(path) as checkpoint:
-        tensors = dict(checkpoint.tensors)
-    prefixes = _prefixes(list(tensors))
-    if not prefixes:
-        raise ConfigError(
-            f"{path}: no network we know. Expected SD3's names (joint_blocks.…, "
-            f"first_stage_model.…), found {shown(sorted(tensors)[:3])}. "
-            "A component's file needs its config.json beside it."
-        )
-    found: dict[str, Component] = {}
-    for name, prefix in prefixes.items():
-        inside = [key for key in tensors if key.startswith(prefix)]
-        mark = prefix + NETWORKS[name][1]
-        if not any(key.startswith(mark) for key in inside):
-            raise ConfigError(f"{path}: {shown(inside[0])} is not of SD3, whose {name} has {mark}…")
-        shapes = Shapes({key.removeprefix(prefix): tensors[key].shape for key in inside})
-        class_name, raw, rules = _INFER[name](shapes, found)
-        kind = KINDS[class_name]
-        config = read_config(kind.config, raw, where=f"{path} ({name}, read off its shapes)")
-        found[name] = Component(name, path, kind, config, rules, prefix)
-    return found
-
-
-def leftovers(path: Path) -> Ledger:
-    """The tensors outside every network: dropped for a reason, or unexpected."""
-    where = f"{path} (outside every network)"
-    with open_checkpoint(path) as checkpoint:
-        prefixes = tuple(_prefixes(list(checkpoint.tensors)).values())
-        if not prefixes:
-            return Ledger(where)  # one component's file: all of it is that component's
-        return audit(TensorView(checkpoint, exclude=prefixes), {}, LEFTOVERS, where=where)
-
-
-def _prefixes(names: list[str]) -> dict[str, str]:
-    """Network -> prefix, of those in the file; a transformer alone may come without its prefix."""
-    prefix, mark = NETWORKS["transformer"]
-    bare = sum(name.startswith(mark) for name in names)
-    if bare > sum(name.startswith(prefix + mark) for name in names):
-        return {"transformer": ""}
-    return {
-        network: prefix
-        for network, (prefix, _) in NETWORKS.items()
-        if any(name.startswith(prefix) for name in names)
-    }
+Found = Mapping[str, Component]  # networks of the file that are inferred already
+Inferred = tuple[str, dict[str, Any], tuple[Rule, ...]]  # class, config, rules
 
 
 @dataclass(frozen=True)
@@ -150,152 +77,65 @@ def _majority(seen: list[list[tuple[str, int]]], sizes: Mapping[str, int]) -> di
     return {axis: counter.most_common(1)[0][0] for axis, counter in votes.items()}
 
 
-Found = Mapping[str, Component]
-Inferred = tuple[str, dict[str, Any], tuple[Rule, ...]]  # class, config, table
+@dataclass(frozen=True)
+class InferredNetwork:
+    """One network of a file: where its tensors are, and how its config follows from them."""
+
+    prefix: str  # of its tensors
+    mark: str  # how some of their names go on after the prefix
+    infer: Callable[[Shapes, Found], Inferred]
 
 
-def _transformer(shapes: Shapes, found: Found) -> Inferred:
-    depth = shapes.count("joint_blocks.{i}.{p}")
-    dual = shapes.numbers("joint_blocks.{i}.x_block.attn2.{p}")
-    sizes = {"width": 1536, "joint": 4096, "pooled": 2048, "positions": 192**2}
-    if "text_encoder_3" in found:
-        sizes["joint"] = found["text_encoder_3"].config.d_model
-    if "text_encoder" in found and "text_encoder_2" in found:
-        clips = (found["text_encoder"], found["text_encoder_2"])
-        sizes["pooled"] = sum(clip.config.projection_dim for clip in clips)
-    sizes |= shapes.sizes(_TRANSFORMER_AXES)
-    config = dict(
-        sample_size=128,
-        patch_size=2,
-        in_channels=CHANNELS,
-        num_layers=depth,
-        attention_head_dim=HEAD_DIM,
-        num_attention_heads=_heads(sizes["width"]),
-        joint_attention_dim=sizes["joint"],
-        caption_projection_dim=sizes["width"],
-        pooled_projection_dim=sizes["pooled"],
-        out_channels=CHANNELS,
-        pos_embed_max_size=isqrt(sizes["positions"]),
-        dual_attention_layers=tuple(
-            index
-            for index in range(depth)
-            if dual[index] >= 3  # of 4, or of 6 with norms
-        ),
-        qk_norm="rms_norm" if shapes.most("joint_blocks.{i}.{p}.attn.ln_{q}", 4 * depth) else None,
-    )
-    return "SD3Transformer2DModel", config, mmdit_map.original(depth)
+@dataclass(frozen=True)
+class SingleFile:
+    """The single-file layout of a family. Networks are inferred in the order they are listed."""
 
+    title: str  # of the layout, for messages
+    networks: Mapping[str, InferredNetwork]
+    kinds: Mapping[str, Kind]
+    alone: str  # the network whose tensors may come without their prefix
+    leftovers: tuple[Rule, ...] = ()  # for tensors outside every network
 
-def _vae(shapes: Shapes, found: Found) -> Inferred:
-    levels = shapes.count("encoder.down.{i}.{p}", "decoder.up.{i}.{p}")
-    sizes = shapes.sizes(_VAE_AXES)
-    config = dict(
-        in_channels=3,
-        out_channels=3,
-        down_block_types=("DownEncoderBlock2D",) * levels,
-        up_block_types=("UpDecoderBlock2D",) * levels,
-        block_out_channels=tuple(sizes.get(f"width{level}", 512) for level in range(levels)),
-        layers_per_block=shapes.count("encoder.down.{j}.block.{i}.{p}"),
-        latent_channels=CHANNELS,
-        norm_num_groups=32,
-        scaling_factor=1.5305,
-        shift_factor=0.0609,
-        use_quant_conv=shapes.most("quant_conv.{p}", 2),
-        use_post_quant_conv=shapes.most("post_quant_conv.{p}", 2),
-        mid_block_add_attention=shapes.most("{p}.mid.attn_1.{q}", 20),
-    )
-    return "AutoencoderKL", config, vae_map.original(levels)
+    def matches(self, names: Iterable[str]) -> bool:
+        """Whether tensors are named as in this layout."""
+        return bool(self._prefixes(list(names)))
 
+    def components(self, path: Path) -> dict[str, Component]:
+        """The networks inside the file."""
+        with open_checkpoint(path) as checkpoint:
+            tensors = dict(checkpoint.tensors)
+        found: dict[str, Component] = {}
+        for name, prefix in self._prefixes(list(tensors)).items():
+            inside = [key for key in tensors if key.startswith(prefix)]
+            mark = prefix + self.networks[name].mark
+            if not any(key.startswith(mark) for key in inside):
+                raise ConfigError(
+                    f"{path}: {shown(inside[0])} is not of {self.title}, whose {name} has {mark}…"
+                )
+            shapes = Shapes({key.removeprefix(prefix): tensors[key].shape for key in inside})
+            class_name, raw, rules = self.networks[name].infer(shapes, found)
+            kind = self.kinds[class_name]
+            config = read_config(kind.config, raw, where=f"{path} ({name}, read off its shapes)")
+            found[name] = Component(name, path, kind, config, rules, prefix)
+        return found
 
-def _clip_l(shapes: Shapes, found: Found) -> Inferred:
-    config = _clip(shapes, "quick_gelu", width=768)
-    return "CLIPTextModelWithProjection", config, text_map.CLIP_L_ORIGINAL
+    def audit_leftovers(self, path: Path) -> Ledger:
+        """The tensors outside every network: dropped for a reason, or unexpected."""
+        where = f"{path} (outside every network)"
+        with open_checkpoint(path) as checkpoint:
+            prefixes = tuple(self._prefixes(list(checkpoint.tensors)).values())
+            if not prefixes:
+                return Ledger(where)  # one component's file: all of it is that component's
+            return audit(TensorView(checkpoint, exclude=prefixes), {}, self.leftovers, where=where)
 
-
-def _clip_g(shapes: Shapes, found: Found) -> Inferred:
-    return "CLIPTextModelWithProjection", _clip(shapes, "gelu", width=1280), text_map.CLIP
-
-
-def _clip(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
-    sizes = {"vocabulary": 49408, "width": width, "hidden": 4 * width}
-    sizes |= shapes.sizes(_CLIP_AXES)
-    return dict(
-        vocab_size=sizes["vocabulary"],
-        hidden_size=sizes["width"],
-        intermediate_size=sizes["hidden"],
-        num_hidden_layers=shapes.count("text_model.encoder.layers.{i}.{p}"),
-        num_attention_heads=_heads(sizes["width"]),
-        max_position_embeddings=77,
-        hidden_act=activation,
-        layer_norm_eps=1e-5,
-        eos_token_id=2,  # the pooled output is taken at the highest token id, the end of text
-        projection_dim=sizes["width"],
-    )
-
-
-def _t5(shapes: Shapes, found: Found) -> Inferred:
-    sizes = {"vocabulary": 32128, "width": 4096, "hidden": 10240, "inner": 4096}
-    sizes |= shapes.sizes(_T5_AXES)
-    config = dict(
-        vocab_size=sizes["vocabulary"],
-        d_model=sizes["width"],
-        d_kv=HEAD_DIM,
-        d_ff=sizes["hidden"],
-        num_layers=shapes.count("encoder.block.{i}.{p}"),
-        num_heads=_heads(sizes["inner"]),
-        relative_attention_num_buckets=32,
-        relative_attention_max_distance=128,
-        layer_norm_epsilon=1e-6,
-        feed_forward_proj="gated-gelu",
-    )
-    return "T5EncoderModel", config, text_map.T5
-
-
-def _heads(width: int) -> int:
-    """How many heads; none, which every config refuses, when they do not fill the width."""
-    return 0 if width % HEAD_DIM else width // HEAD_DIM
-
-
-_INFER: dict[str, Callable[[Shapes, Found], Inferred]] = {
-    "transformer": _transformer,
-    "vae": _vae,
-    "text_encoder": _clip_l,
-    "text_encoder_2": _clip_g,
-    "text_encoder_3": _t5,
-}
-
-_TRANSFORMER_AXES = {
-    "pos_embed": "one positions width",
-    "context_embedder.weight": "width joint",
-    "context_embedder.bias": "width",
-    "y_embedder.mlp.0.weight": "width pooled",
-    "y_embedder.mlp.0.bias": "width",
-    "joint_blocks.{i}.x_block.attn.proj.weight": "width width",
-    "joint_blocks.{i}.x_block.attn.proj.bias": "width",
-    "joint_blocks.{i}.x_block.mlp.fc2.bias": "width",
-}
-_VAE_AXES = {
-    "encoder.down.{i}.block.{j}.conv1.bias": "width{i}",
-    "encoder.down.{i}.block.{j}.conv2.bias": "width{i}",
-    "encoder.down.{i}.block.{j}.norm2.bias": "width{i}",
-    "encoder.down.{i}.block.{j}.norm2.weight": "width{i}",
-}
-_CLIP_AXES = {
-    "text_model.embeddings.token_embedding.weight": "vocabulary width",
-    "text_model.final_layer_norm.bias": "width",
-    "text_model.encoder.layers.{i}.layer_norm1.bias": "width",
-    "text_model.encoder.layers.{i}.mlp.fc1.weight": "hidden width",
-    "text_model.encoder.layers.{i}.mlp.fc1.bias": "hidden",
-    "text_model.encoder.layers.{i}.mlp.fc2.weight": "width hidden",
-}
-_T5_AXES = {
-    "shared.weight": "vocabulary width",
-    "encoder.embed_tokens.weight": "vocabulary width",
-    "encoder.block.{i}.layer.{j}.layer_norm.weight": "width",
-    "encoder.block.{i}.layer.0.SelfAttention.q.weight": "inner width",
-    "encoder.block.{i}.layer.0.SelfAttention.k.weight": "inner width",
-    "encoder.block.{i}.layer.0.SelfAttention.o.weight": "width inner",
-    "encoder.block.{i}.layer.1.DenseReluDense.wi_0.weight": "hidden width",
-    "encoder.block.{i}.layer.1.DenseReluDense.wi_1.weight": "hidden width",
-    "encoder.block.{i}.layer.1.DenseReluDense.wo.weight": "width hidden",
-}
+    def _prefixes(self, names: list[str]) -> dict[str, str]:
+        """Network -> prefix, of those in the file."""
+        alone = self.networks[self.alone]
+        bare = sum(name.startswith(alone.mark) for name in names)
+        if bare > sum(name.startswith(alone.prefix + alone.mark) for name in names):
+            return {self.alone: ""}
+        return {
+            name: network.prefix
+            for name, network in self.networks.items()
+            if any(key.startswith(network.prefix) for key in names)
+        }

@@ -6,9 +6,8 @@ import sys
 import msgspec
 
 from lydite.core.errors import LyditeError
-from lydite.reference.diffusers_sd3 import ReferenceMissing
-from lydite.reference.jobs import Job, Reply
-from lydite.reference.sd3 import record
+from lydite.reference.jobs import Job, ReferenceMissing, Reply
+from lydite.reference.recording import record
 
 
 def main() -> int:
@@ -21,8 +20,8 @@ def main() -> int:
 
         try:
             job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-            for run in job.runs:
-                record(job, run, lambda: reply(Reply()))
+            for output in job.outputs:
+                record(job, output, lambda: reply(Reply()))
         except KeyboardInterrupt:
             return 130
         except LyditeError as error:

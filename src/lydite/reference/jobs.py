@@ -11,17 +11,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import IO, Literal, get_args
+from typing import IO, Any, Literal, get_args
 
 import msgspec
 
 from lydite.core.errors import LyditeError
-from lydite.reference.diffusers_sd3 import ReferenceMissing
+from lydite.core.request import Request
 from lydite.trace.writer import Level
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+INSTALL = "pip install 'lydite[reference]' adds what a comparison needs."
 
 SETTINGS = {
     "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",  # oneDNN takes some CPUs for having more than that
@@ -29,32 +29,30 @@ SETTINGS = {
 }
 
 
+class ReferenceMissing(LyditeError):
+    """The reference extra is not installed, or what is installed does not start."""
+
+
 class ReferenceFailed(LyditeError):
     """The reference was started and could not finish."""
 
 
-@dataclass(frozen=True)
-class Run:
+class TraceOutput(msgspec.Struct, frozen=True):
     """One trace: where it goes, and the precision it is recorded in."""
 
     folder: str
     dtype: Dtype = "float32"
 
 
-@dataclass(frozen=True)
-class Job:
-    """One picture of one checkpoint, recorded once for each of `runs`."""
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One picture of one checkpoint, recorded once for each of `outputs`."""
 
+    family: str
     model: str  # path of a diffusers folder, or of a single file
-    prompt: str
-    runs: tuple[Run, ...]
-    negative: str = ""
-    seed: int = 0
-    steps: int = 28
-    guidance: float = 7.0
-    width: int | None = None  # None: the size the model was made for
-    height: int | None = None
-    text_length: int = 256
+    request: Request  # completed by `Pipeline.plan`
+    seed: int
+    outputs: tuple[TraceOutput, ...]
+    prediction: str = "flow"  # type of the network's prediction
     components: str | None = None  # a folder with what a single file lacks
     noise: str | None = None  # a .npy file, (1, C, h, w), instead of the seed's
     name: str | None = None  # what the trace calls the model
@@ -63,6 +61,12 @@ class Job:
     budget: int = 2 * 2**30
     inject: str | None = None  # folder of a trace whose values replace the run's own
     inject_at: str = ""  # patterns, with commas between them
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """Everything that decides the run, by the names of the trace format."""
+        known = self.request.conditions(seed=self.seed, model=self.name or self.model)
+        return {**known, "noise": "given"} if self.noise else known
 
 
 class Reply(msgspec.Struct, omit_defaults=True):
@@ -105,10 +109,7 @@ def check_installed() -> None:
     """ReferenceMissing when something the reference needs is not there; nothing is imported."""
     for name in ("torch", "diffusers", "transformers"):
         if importlib.util.find_spec(name) is None:
-            raise ReferenceMissing(
-                f"{name} is not installed; pip install 'lydite[reference]' adds what a comparison "
-                "needs."
-            )
+            raise ReferenceMissing(f"{name} is not installed; {INSTALL}")
 
 
 def environment(outer: Mapping[str, str]) -> dict[str, str]:

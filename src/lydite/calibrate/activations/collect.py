@@ -29,7 +29,7 @@ from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.writer import command_line, resumable
 from lydite.core.errors import CalibrationError, FileError, at
-from lydite.pipelines.sd3 import StableDiffusion3
+from lydite.pipelines.pipeline import Pipeline
 
 SHARE = 20  # the state is written when this many times as long as writing takes has passed
 
@@ -54,7 +54,7 @@ class Progress:
 
 def collect(
     opened: CalibrationSet,
-    pipeline: StableDiffusion3,
+    pipeline: Pipeline,
     out: Path,
     wanted: Wanted,
     *,

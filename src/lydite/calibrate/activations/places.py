@@ -21,7 +21,7 @@ from lydite.trace.mlx_capture import walk
 
 ROWS = 256  # queries of each head whose softmax is computed
 LAYERS = (nn.Linear, nn.QuantizedLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-PORTS = {"in.0": "in", "out": "out"}
+SLOTS = {"in.0": "in", "out": "out"}
 Place = tuple[str, str]  # layer, and in, out, q, k, v or softmax
 Answer = Callable[[], Moments]
 Measure = Callable[[mx.array, int], Answer]  # of (…, C) values in so many groups of channels
@@ -72,19 +72,19 @@ class Places:
         self._last: tuple[Any, Answer] | None = None  # an input that several linears share
         self._seen: list[tuple[Place, Answer]] = []
 
-    def wants(self, path: str, port: str) -> bool:
+    def wants(self, path: str, slot: str) -> bool:
         """What enters and leaves a layer, and what an attention is made of."""
-        if path in self.layers and port in PORTS:
+        if path in self.layers and slot in SLOTS:
             return True
-        return port == "out" and (path in self._sources or path in self._attentions)
+        return slot == "out" and (path in self._sources or path in self._attentions)
 
-    def see(self, path: str, port: str, value: Any) -> None:
+    def add(self, path: str, slot: str, value: Any) -> None:
         """Count a value in."""
         if path in self.layers:
-            self._seen.append(((path, PORTS[port]), self._measured(value, port)))
-        if port == "out" and path in self._sources:
+            self._seen.append(((path, SLOTS[slot]), self._measured(value, slot)))
+        if slot == "out" and path in self._sources:
             self._held[path] = value
-        if port == "out" and path in self._attentions:
+        if slot == "out" and path in self._attentions:
             self._attend(self._attentions[path])
 
     def taken(self) -> dict[Place, Moments]:
@@ -94,7 +94,7 @@ class Places:
             moments = answer()
             if not moments.is_finite:
                 raise NotFiniteError(
-                    f"transformer/{place[0]} [{place[1]}]: NaN or Inf among its values. Statistics "
+                    f"{place[0]} [{place[1]}]: NaN or Inf among its values. Statistics "
                     "of it would mean nothing; run the model in float32, or verify the set."
                 )
             seen[place] = seen[place].joined(moments) if place in seen else moments
@@ -111,11 +111,11 @@ class Places:
             for name in names:
                 del self._held[name]
 
-    def _measured(self, value: mx.array, port: str) -> Answer:
+    def _measured(self, value: mx.array, slot: str) -> Answer:
         if self._last is not None and self._last[0] is value:
             return self._last[1]
         answer = self._measure(value, self._group)
-        if port != "out":
+        if slot != "out":
             self._last = value, answer
         return answer
 

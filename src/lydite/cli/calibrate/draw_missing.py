@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from lydite.calibrate.settings import Settings
     from lydite.calibrate.store.set_file import Plan
     from lydite.calibrate.store.writer import Writer
-    from lydite.pipelines.request import Request
-    from lydite.pipelines.sd3 import StableDiffusion3
+    from lydite.pipelines.pipeline import Pipeline
 
 MOST_WORKERS = 256
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,7 +65,7 @@ def finish(
     folder: Path,
     settings: "Settings",
     plan: "Plan",
-    pipeline: "StableDiffusion3",
+    pipeline: "Pipeline",
     model: "Model",
     hands: Hands,
     begin: str | None = None,
@@ -75,13 +74,16 @@ def finish(
 
     `begin` is for errors before there is a set: the command that makes it.
     """
+    from lydite.calibrate.conditions import request_of
+    from lydite.calibrate.model_session import item_sizes
     from lydite.calibrate.run import require_room, resume_command
     from lydite.calibrate.store.writer import Writer, resumable
-    from lydite.calibrate.trajectories import sizes
 
-    request, again = request_in(settings), resume_command(folder, model, *hands.words)
+    again = resume_command(folder, model, *hands.words)
+    run = pipeline.plan(request_of(settings.conditions)[0])
+    sizes = item_sizes(pipeline, run, conditioning=plan.conditioning)
     with resumable(again):
-        require_room(folder, settings, plan, sizes(pipeline, request))
+        require_room(folder, settings, plan, sizes)
     with Writer.start(folder, settings, plan, resume=again, begin=begin) as writer:
         if writer.recovered.added:
             _tell(hands, f"{writer.recovered.added} items of an interrupted run were taken in.")
@@ -90,8 +92,7 @@ def finish(
             _tell(hands, f"note: the set plans {known}, more than was asked for; it never shrinks.")
         missing = len(writer.missing())
         if missing:
-            steps = len(pipeline.schedule(request).timesteps)
-            _draw(writer, pipeline, model, hands, images=missing, steps=steps, again=again)
+            _draw(writer, pipeline, model, hands, images=missing, steps=run.steps, again=again)
         held = len(writer.plan.images) - len(writer.missing())
         _tell(hands, f"{folder}: {held} of {len(writer.plan.images)} images complete.")
         if not hands.quiet:
@@ -100,17 +101,19 @@ def finish(
 
 def resume(folder: Path, name: str | None, components: str | None, hands: Hands) -> None:
     """Go on with a set by what it says of itself."""
+    from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import open_pipeline, require_model
     from lydite.calibrate.store.set_file import read_description
 
     description = read_description(folder)
+    _, dtype = request_of(description.settings.conditions)
     model = lasting_model(name or description.settings.model or embedded.NAME, components)
     try:
-        pipeline = open_pipeline(model, compute_in(description.settings))
+        pipeline = open_pipeline(model, dtype)
     except FileError as error:
         moved = "" if name else " The set names this model; if it moved, give --model."
         raise FileError(f"{error}{moved}") from error
-    pipeline.networks.prepare()
+    pipeline.model.prepare()
     require_model(description.settings, pipeline)
     settings = msgspec.structs.replace(description.settings, model=model.name)
     finish(folder, settings, description.plan, pipeline, model, hands)
@@ -126,20 +129,6 @@ def lasting_model(name: str, components: str | None) -> "Model":
         return str(Path(word).absolute())
 
     return Model(lasting(name), lasting(components) if components else None)
-
-
-def request_in(settings: "Settings") -> "Request":
-    """The request the set's conditions tell."""
-    from lydite.calibrate.conditions import request_of
-
-    return request_of(settings.conditions)[0]
-
-
-def compute_in(settings: "Settings") -> str:
-    """The dtype the set's networks run in."""
-    from lydite.calibrate.conditions import request_of
-
-    return request_of(settings.conditions)[1]
 
 
 class Stop:
@@ -167,7 +156,7 @@ class Stop:
 
 def _draw(
     writer: "Writer",
-    pipeline: "StableDiffusion3",
+    pipeline: "Pipeline",
     model: "Model",
     hands: Hands,
     *,
@@ -203,21 +192,21 @@ def _draw(
 
 def _by_hands(
     writer: "Writer",
-    pipeline: "StableDiffusion3",
+    pipeline: "Pipeline",
     model: "Model",
     hands: Hands,
     watcher: "Watcher",
 ) -> None:
-    from lydite.calibrate.model_session import Studio, release
+    from lydite.calibrate.model_session import ModelSession
     from lydite.calibrate.ray_cluster import run_ray
     from lydite.calibrate.run import run_here
     from lydite.calibrate.store.set_file import Description
     from lydite.calibrate.workers import run_workers
 
     if hands.ray is None and hands.workers == 1:
-        run_here(writer, Studio(Description(writer.settings, writer.plan), pipeline), watcher)
+        run_here(writer, ModelSession(Description(writer.settings, writer.plan), pipeline), watcher)
         return
-    release(pipeline)
+    pipeline.model.unload()  # workers have their own
     if hands.ray is None:
         run_workers(writer, model, hands.workers, watcher)
     else:

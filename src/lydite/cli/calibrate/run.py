@@ -14,19 +14,11 @@ from lydite.cli.calibrate.draw_missing import (
     lasting_model,
     resume,
 )
-from lydite.cli.guidance import (
-    guidance_options,
-    read_interval,
-    read_numbers,
-    read_scales,
-    sampler_options,
-)
-from lydite.cli.settings import read_size
+from lydite.cli.request_options import read_request, request_options
 from lydite.core.errors import InputError, at, shown
 
 if TYPE_CHECKING:
     from lydite.calibrate.prompts import Prompts
-    from lydite.pipelines.request import Request
 
 MOST_IMAGES = 100_000
 LARGEST_SEED = 2**53
@@ -71,15 +63,7 @@ ANY_TIME = {"out", "model", "components", "workers", "ray", "quiet"}  # options 
 @click.option(
     "--conditioning", is_flag=True, help="Also store the prompts' embeddings, once a prompt."
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1, 10_000),
-    help="Denoising steps: 28, or 16 with the embedded model.",
-)
-@sampler_options
-@guidance_options
-@click.option("-n", "--negative", default="", help="What the pictures should not show.")
-@click.option("--size", metavar="WxH", help="Pixels; by default the model's own.")
+@request_options
 @click.option(
     "--compute",
     type=click.Choice(("auto", "float32", "bfloat16", "float16")),
@@ -128,18 +112,15 @@ def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
 def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
     """Everything that can be refused is, before the model is loaded."""
     from lydite.calibrate.conditions import DTYPES, conditions_of, read_keep
-    from lydite.calibrate.model_session import open_pipeline, usual_compute
+    from lydite.calibrate.model_session import count_steps, model_hash, open_pipeline
     from lydite.calibrate.prompts import read_prompts
     from lydite.calibrate.settings import Settings
     from lydite.calibrate.store.set_file import Description, encoded, plan_of
-    from lydite.calibrate.trajectories import count_steps, model_hash
 
     prompts = read_prompts(options["prompts"])
     model = lasting_model(options["model"] or embedded.NAME, options["components"])
-    compute = usual_compute() if options["compute"] == "auto" else options["compute"]
-    pipeline = open_pipeline(model, compute)
-    request = pipeline.complete(_request(options, model.name))
-    pipeline.strength(request)
+    pipeline = open_pipeline(model, options["compute"])
+    run = pipeline.plan(read_request(options))
     count = options["images"] or len(prompts.texts)
     if count > MOST_IMAGES:
         raise InputError(
@@ -148,15 +129,15 @@ def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
         )
     plan = plan_of(
         prompts.images(count, options["seed"]),
-        read_keep(options["keep"], count_steps(pipeline, request)),
+        read_keep(options["keep"], count_steps(run)),
         conditioning=options["conditioning"],
     )
-    conditions = conditions_of(request, compute)
+    conditions = conditions_of(run.request, pipeline.model.dtype)
     encoded(Description(Settings("0" * 64, conditions), plan))  # refused if it is too large
     _check_agreed(options["out"], conditions, DTYPES[options["dtype"]], plan)
     if not hands.quiet:
         _tell_prompts(options["prompts"], prompts)
-    pipeline.networks.prepare()
+    pipeline.model.prepare()
     settings = Settings(model_hash(pipeline), conditions, DTYPES[options["dtype"]], model.name)
     finish(options["out"], settings, plan, pipeline, model, hands, begin=command)
 
@@ -184,33 +165,6 @@ def _command(ctx: click.Context, typed: set[str]) -> str:
             for each in value if isinstance(value, tuple) else (value,):
                 words += [option.opts[-1]] if each is True else [option.opts[-1], each]
     return command_line(*words)
-
-
-def _request(options: dict[str, Any], model: str) -> "Request":
-    from lydite.pipelines.request import Request
-
-    steps, usual, text_length = 28, 7.0, 256
-    if model == embedded.NAME:
-        steps, usual, text_length = embedded.STEPS, embedded.GUIDANCE, embedded.TEXT_LENGTH
-    scales = (usual,) if options["guidance"] is None else read_scales(options["guidance"])
-    width, height = read_size(options["size"])
-    return Request(
-        prompt="",
-        negative=options["negative"],
-        steps=options["steps"] or steps,
-        guidance=max(scales),
-        guidance_steps=scales if len(scales) > 1 else (),
-        guidance_rescale=options["guidance_rescale"],
-        guidance_interval=read_interval(options["guidance_interval"]),
-        width=width,
-        height=height,
-        sampler=options["sampler"],
-        options=read_numbers(options["options"], options["eta"]),
-        schedule=options["schedule"],
-        convention=options["convention"],
-        text_length=text_length if options["text_length"] is None else options["text_length"],
-        noise=options["noise"],
-    )
 
 
 def _check_resumable(folder: Path, typed: set[str]) -> None:

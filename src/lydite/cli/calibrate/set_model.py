@@ -11,7 +11,7 @@ from lydite.cli.progress import StepBar
 
 if TYPE_CHECKING:
     from lydite.calibrate.store.reader import CalibrationSet
-    from lydite.pipelines.sd3 import StableDiffusion3
+    from lydite.pipelines.pipeline import Pipeline
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,16 +30,14 @@ def model_options(command: F) -> F:
     return command
 
 
-def open_model(
-    opened: "CalibrationSet", model: str | None, components: str | None
-) -> "StableDiffusion3":
+def open_model(opened: "CalibrationSet", model: str | None, components: str | None) -> "Pipeline":
     """The model of a set, nothing of it loaded yet."""
     from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import Model, open_pipeline
 
-    _, compute = request_of(opened.settings.conditions)
+    _, dtype = request_of(opened.settings.conditions)
     name = model or opened.settings.model or embedded.NAME
-    return open_pipeline(Model(name, components), compute)
+    return open_pipeline(Model(name, components), dtype)
 
 
 def model_words(model: str | None, components: str | None) -> list[str]:

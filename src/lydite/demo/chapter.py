@@ -1,9 +1,15 @@
-"""What the demo draws, and how much of it."""
+"""What the demo draws, and what one of its chapters is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lydite import embedded
+from lydite.report.page import Chapter, Fact
 
+if TYPE_CHECKING:
+    from lydite.demo.gallery import Gallery
+
+Tick = Callable[[], None]  # called once per denoising step
 PROMPTS = (
     "a large red star above a small blue ring",
     "a green heart on a gradient from lavender to navy",
@@ -25,9 +31,25 @@ class Settings:
     """How much is drawn: all of it in a minute or two on two cores, a few pictures in tests."""
 
     prompts: tuple[str, ...] = PROMPTS  # picture i starts from seed i
-    held_out: int = 36  # prompts the judge is asked about
+    held_out: int = 36  # prompts that are judged
     held_out_seed: int = 99991  # of benchmarks/prompt_accuracy.py; training drew from others
-    steps: int = embedded.STEPS
+    steps: int = 16
 
 
-DEFAULT = Settings()
+@dataclass(frozen=True)
+class Result:
+    """A finished chapter: lines for the terminal, a chapter of the page, a figure for its top."""
+
+    lines: tuple[str, ...]
+    chapter: Chapter
+    fact: Fact | None = None
+    fine: bool = True  # False: the numbers are wrong, and the demo ends with status 1
+
+
+@dataclass(frozen=True)
+class DemoChapter:
+    """One chapter; `steps` is how often `run` will call its tick."""
+
+    title: str
+    steps: Callable[[Settings], int]
+    run: "Callable[[Gallery, Tick], Result]"

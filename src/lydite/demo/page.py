@@ -1,4 +1,4 @@
-"""The chapters in order, the folder they are told in, and the page they end in."""
+"""The chapters in order, their folder, and the page they end in."""
 
 import platform
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ import mlx.core as mx
 from lydite import __version__
 from lydite.core.errors import FileError, at
 from lydite.core.files import write_atomic
-from lydite.demo import accuracy, audit, comparison, planted, replay, sheet, steps
-from lydite.demo.parts import Part, Told
+from lydite.demo import accuracy, audit, comparison, planted_bug, replay, sheet, steps
+from lydite.demo.chapter import DemoChapter, Result
 from lydite.report.page import Chapter, Commands, Page, made_here, render
 
 PAGE = "index.html"
-PARTS: tuple[Part, ...] = (
-    audit.PART,
-    sheet.PART,
-    steps.PART,
-    accuracy.PART,
-    comparison.PART,
-    planted.PART,
-    replay.PART,
+CHAPTERS: tuple[DemoChapter, ...] = (
+    audit.CHAPTER,
+    sheet.CHAPTER,
+    steps.CHAPTER,
+    accuracy.CHAPTER,
+    comparison.CHAPTER,
+    planted_bug.CHAPTER,
+    replay.CHAPTER,
 )
 NEXT = (
     'lydite generate "a small pink heart above a large blue square"',
@@ -33,7 +33,7 @@ NEXT = (
 )
 
 
-def claim(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """Make the folder; FileError when its page would replace one that is not ours."""
     page = folder / PAGE
     try:
@@ -46,13 +46,12 @@ def claim(folder: Path) -> Path:
         ) from error
     if not ours:
         raise FileError(
-            f"{at(page)}: is there already and was not made by lydite; "
-            "name another folder with --out."
+            f"{at(page)}: exists and was not made by lydite; name another folder with --out."
         )
     return folder
 
 
-def write_page(folder: Path, told: Sequence[Told]) -> Path:
+def write_page(folder: Path, results: Sequence[Result]) -> Path:
     """One page of all chapters, with the pictures inside, at index.html."""
     lead = (
         "Lydite runs and verifies diffusion models on MLX. Everything below was drawn, judged and "
@@ -67,8 +66,8 @@ def write_page(folder: Path, told: Sequence[Told]) -> Path:
     page = Page(
         "Lydite demo",
         lead,
-        (*(one.chapter for one in told), onwards),
-        facts=tuple(one.fact for one in told if one.fact),
+        (*(one.chapter for one in results), onwards),
+        facts=tuple(one.fact for one in results if one.fact),
         footer=_footer(),
     )
     write_atomic(folder / PAGE, render(page).encode())

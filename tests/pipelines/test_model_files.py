@@ -10,7 +10,7 @@ import pytest
 
 from lydite.core.errors import ConfigError, FileError, LyditeError
 from lydite.core.tensorfile import save
-from lydite.pipelines.catalog import find_components, pipeline_components
+from lydite.pipelines.model_files import find_components
 
 NAMES = {"transformer", "vae", "text_encoder", "text_encoder_2"}
 
@@ -44,7 +44,7 @@ def test_settings_and_parts_without_weights_are_passed_over(pipeline: Path) -> N
         "tokenizer_3": ["transformers", "T5TokenizerFast"],
         "_name_or_path": "somewhere",
     }
-    assert set(pipeline_components(with_index(pipeline, changes))) == NAMES
+    assert set(find_components(with_index(pipeline, changes))) == NAMES
 
 
 @pytest.mark.parametrize(

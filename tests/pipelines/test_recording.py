@@ -1,15 +1,17 @@
 """Recording our pipeline: nothing in it changes, and the names are the reference's."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.pipelines.sd3 import Request, StableDiffusion3
-from lydite.pipelines.sd3_trace import record, reference_place
+from lydite.core.request import Request
+from lydite.pipelines.families.sd3 import NAMES
+from lydite.pipelines.observer import StepReporter
+from lydite.pipelines.pipeline import Picture, Pipeline
+from lydite.pipelines.recording import record as record_run
 from lydite.trace.recorder import Injection
 from lydite.trace.selftest import check_selftest, has_selftest
 from lydite.trace.store import Trace
@@ -19,34 +21,41 @@ from lydite.weights.load import parameter_hash, parameters
 REQUEST = Request("a red fox", negative="snow", steps=3, width=32, height=48, text_length=4)
 
 
-@pytest.fixture(scope="module")
-def pipeline(untrained: Path) -> StableDiffusion3:
-    return StableDiffusion3.load(untrained)
+def record(
+    pipeline: Pipeline, request: Request, seed: int, folder: Path, **options: Any
+) -> Picture:
+    return record_run(pipeline, pipeline.plan(request), seed, folder, **options)
 
 
 @pytest.fixture(scope="module")
-def trace(pipeline: StableDiffusion3, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def pipeline(untrained: Path) -> Pipeline:
+    return Pipeline.open(untrained)
+
+
+@pytest.fixture(scope="module")
+def trace(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     folder = tmp_path_factory.mktemp("traces") / "run"
-    record(pipeline, REQUEST, 7, folder, model="untrained")
+    pipeline.name = "untrained"
+    record(pipeline, REQUEST, 7, folder)
     return Trace.open(folder)
 
 
-def values(trace: Trace, name: str, port: str = "out", step: int = 0) -> np.ndarray:
-    event = trace.find(name, port, step)
-    assert event is not None, (name, port, step)
+def values(trace: Trace, name: str, slot: str = "out", step: int = 0) -> np.ndarray:
+    event = trace.find(name, slot, step)
+    assert event is not None, (name, slot, step)
     return trace.read(event)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("guidance", [4.0, 1.0])
 def test_recording_changes_no_bit_of_the_picture_and_no_weight(
-    untrained: Path, tmp_path: Path, dtype: mx.Dtype, guidance: float
+    untrained: Path, tmp_path: Path, dtype: str, guidance: float
 ) -> None:
-    pipeline = StableDiffusion3.load(untrained, dtype=dtype)
-    request = replace(REQUEST, guidance=guidance)
+    pipeline = Pipeline.open(untrained, dtype=dtype)
+    request = REQUEST.replace(guidance=guidance)
 
     def hashes() -> list[str]:
-        return [parameter_hash(pipeline.networks.get(name)) for name in pipeline.files.components]
+        return [parameter_hash(pipeline.model.network(name)) for name in pipeline.model.components]
 
     weights = hashes()
     (before,) = pipeline.generate(request, [7])
@@ -112,7 +121,7 @@ def test_each_step_has_its_own_values(trace: Trace) -> None:
 
 
 def test_what_is_computed_for_all_steps_at_once_is_kept_step_by_step(
-    trace: Trace, pipeline: StableDiffusion3
+    trace: Trace, pipeline: Pipeline
 ) -> None:
     timesteps = values(trace, "pipeline/timesteps")
     for step in range(3):
@@ -125,10 +134,8 @@ def test_what_is_computed_for_all_steps_at_once_is_kept_step_by_step(
     assert trace.find("transformer/time_text_embed", "in.1", 1) is None
 
 
-def test_two_steps_of_two_prompts_are_not_confused(
-    pipeline: StableDiffusion3, tmp_path: Path
-) -> None:
-    record(pipeline, replace(REQUEST, steps=2), 7, tmp_path / "run")
+def test_two_steps_of_two_prompts_are_not_confused(pipeline: Pipeline, tmp_path: Path) -> None:
+    record(pipeline, REQUEST.replace(steps=2), 7, tmp_path / "run")
     with Trace.open(tmp_path / "run") as trace:
         for name in ("time_text_embed.text_embedder", "context_embedder"):
             event = trace.find(f"transformer/{name}")
@@ -136,7 +143,7 @@ def test_two_steps_of_two_prompts_are_not_confused(
             assert trace.find(f"transformer/{name}", step=1) is None
 
 
-def test_the_image_is_the_picture_before_rounding(trace: Trace, pipeline: StableDiffusion3) -> None:
+def test_the_image_is_the_picture_before_rounding(trace: Trace, pipeline: Pipeline) -> None:
     (picture,) = pipeline.generate(REQUEST, [7])
     image = values(trace, "pipeline/image")
     assert image.dtype == np.float32 and not np.array_equal(image * 255, picture.pixels)
@@ -153,14 +160,14 @@ def test_axes_are_named_where_a_shape_may_not_show_them(trace: Trace) -> None:
 
 
 def test_weights_are_described_under_their_checkpoints_names(
-    trace: Trace, pipeline: StableDiffusion3
+    trace: Trace, pipeline: Pipeline
 ) -> None:
     infos = trace.weights()
     assert infos is not None
     assert infos.keys() == {
         f"{name}/{path}"
-        for name in pipeline.files.components
-        for path in parameters(pipeline.networks.get(name))
+        for name in pipeline.model.components
+        for path in parameters(pipeline.model.network(name))
     }
     assert infos["transformer/proj_out.weight"].hash
 
@@ -198,13 +205,13 @@ def test_weights_are_described_under_their_checkpoints_names(
         ("vae/decode in.0", "vae/decode in.0"),
     ],
 )
-def test_places_are_called_as_in_the_reference(ours: str, theirs: str) -> None:
-    name, port = ours.split()
-    assert " ".join(reference_place(name, port)) == theirs
+def test_sites_are_named_as_in_the_reference(ours: str, theirs: str) -> None:
+    name, slot = ours.split()
+    assert " ".join(NAMES.reference_site(name, slot)) == theirs
 
 
 def test_another_runs_noise_gives_its_picture(
-    trace: Trace, pipeline: StableDiffusion3, tmp_path: Path
+    trace: Trace, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     (expected,) = pipeline.generate(REQUEST, [7])
     inject = Injection(trace, ("pipeline/noise",))
@@ -213,7 +220,7 @@ def test_another_runs_noise_gives_its_picture(
 
 
 def test_a_run_on_its_own_values_is_the_same_run(
-    trace: Trace, pipeline: StableDiffusion3, tmp_path: Path
+    trace: Trace, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     (expected,) = pipeline.generate(REQUEST, [7])
     inject = Injection(trace, ("*:*",))
@@ -223,7 +230,7 @@ def test_a_run_on_its_own_values_is_the_same_run(
         assert [event.hash for event in again.events] == [event.hash for event in trace.events]
 
 
-def test_only_what_is_asked_for_is_kept(pipeline: StableDiffusion3, tmp_path: Path) -> None:
+def test_only_what_is_asked_for_is_kept(pipeline: Pipeline, tmp_path: Path) -> None:
     capture = Capture("stats", ("pipeline/*", "vae/decoder.conv_in:out"))
     record(pipeline, REQUEST, 7, tmp_path / "run", capture=capture)
     with Trace.open(tmp_path / "run") as trace:
@@ -233,13 +240,13 @@ def test_only_what_is_asked_for_is_kept(pipeline: StableDiffusion3, tmp_path: Pa
         assert image and noise and not trace.has_values(image) and trace.has_values(noise)
 
 
-def test_an_interrupted_run_leaves_what_it_had(pipeline: StableDiffusion3, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_what_it_had(pipeline: Pipeline, tmp_path: Path) -> None:
     def interrupt(progress: object) -> None:
         raise KeyboardInterrupt
 
     (before,) = pipeline.generate(REQUEST, [7])
     with pytest.raises(KeyboardInterrupt):
-        record(pipeline, REQUEST, 7, tmp_path / "run", on_step=interrupt)
+        record(pipeline, REQUEST, 7, tmp_path / "run", observer=StepReporter(interrupt))
     (after,) = pipeline.generate(REQUEST, [7])
     assert np.array_equal(before.pixels, after.pixels)
     with Trace.open(tmp_path / "run") as trace:

@@ -7,11 +7,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from lydite.pipelines.sd3 import Request, StableDiffusion3
 
 from lydite.core.errors import FileError, InputError
 from lydite.diff.compare import compare
 from lydite.pipelines import sd3_trace
-from lydite.pipelines.sd3 import Request, StableDiffusion3
 from lydite.reference.jobs import Dtype, Job, Run
 from lydite.reference.sd3 import record
 from lydite.trace.selftest import check_selftest, has_selftest

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lydite.core.errors import InputError, shown
-from lydite.core.files import NameTaken, atomic_path
+from lydite.core.files import NameTaken
 
 if TYPE_CHECKING:
-    from lydite.pipelines.sd3 import Request
+    from lydite.core.request import Request
 
 FIELDS = ("seed", "index", "prompt", "model", "steps", "guidance", "width", "height")
 DEFAULT = "lydite_{seed}.png"
@@ -20,6 +20,8 @@ LONGEST_NAME = 150  # bytes, before seed, prompt and step are filled in; file sy
 
 def check_template(template: str) -> str:
     """The template, completed when it names a folder; InputError before any work is done."""
+    from lydite.pipelines.images import check_format
+
     if not template:
         raise InputError("--out is empty; expected a file, a folder or a template.")
     if template.endswith("/") or _is_folder(template):
@@ -40,8 +42,7 @@ def check_template(template: str) -> str:
         raise InputError(
             f"--out {shown(template)}: makes a name of more than {LONGEST_NAME} bytes."
         )
-    if Path(template).suffix.lower() != ".png":
-        raise InputError(f"--out {template!r}: pictures are PNG; end the name in .png.")
+    check_format(Path(template))
     return template
 
 
@@ -61,14 +62,13 @@ def picture_path(template: str, request: "Request", *, seed: int, index: int, mo
     )
 
 
-def save_new(path: Path, save: Callable[[Path], None], *, overwrite: bool) -> Path:
+def save_new(path: Path, save: Callable[[Path], object], *, overwrite: bool) -> Path:
     """Let `save` write a file at `path`, or at the first free number where that name is taken."""
     for number in count(1):
         free = path if number == 1 else path.with_name(f"{path.stem}_{number}{path.suffix}")
         if overwrite or not free.exists():
             try:
-                with atomic_path(free, replace=overwrite) as temporary:
-                    save(temporary)
+                save(free)
             except NameTaken:  # another process was faster
                 continue
             return free

@@ -1,13 +1,13 @@
 """Every sampler on the real pipeline: what it asks of the denoiser, and what a seed means then."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.core.request import Request
+from lydite.pipelines.pipeline import Pipeline
 from lydite.sampling.samplers import SAMPLERS
 
 REQUEST = Request("a red fox", steps=4, width=32, height=32, text_length=4, guidance=3.0)
@@ -16,12 +16,12 @@ RANDOM = ("euler_ancestral", "dpmpp_2m_sde", "dpmpp_sde")
 
 
 @pytest.fixture(scope="module")
-def pipeline(untrained: Path) -> StableDiffusion3:
-    return StableDiffusion3.load(untrained)
+def pipeline(untrained: Path) -> Pipeline:
+    return Pipeline.open(untrained)
 
 
-def draw(pipeline: StableDiffusion3, seeds: list[int], *, batch: int = 1, **change) -> list:
-    request = replace(REQUEST, **change)
+def draw(pipeline: Pipeline, seeds: list[int], *, batch: int = 1, **change) -> list:
+    request = REQUEST.replace(**change)
     return [picture.pixels for picture in pipeline.generate(request, seeds, batch=batch)]
 
 
@@ -47,18 +47,17 @@ def test_the_noise_of_comfyui_is_that_of_the_whole_batch(pipeline) -> None:
     assert not np.array_equal(second, alone)
 
 
-def denoisers(pipeline: StableDiffusion3, guidance: float = 3.0):
+def denoisers(pipeline: Pipeline, guidance: float = 3.0):
     """The same prompt under a schedule of 4 steps and one of 2."""
-    coarse = pipeline.complete(replace(REQUEST, steps=2, guidance=guidance))
-    fine = pipeline.complete(replace(REQUEST, guidance=guidance))
+    coarse = pipeline.plan(REQUEST.replace(steps=2, guidance=guidance))
+    fine = pipeline.plan(REQUEST.replace(guidance=guidance))
     text = pipeline.encode(fine)
     return pipeline.denoiser(coarse, text, 1), pipeline.denoiser(fine, text, 1), fine
 
 
-def test_a_sigma_between_two_steps_is_told_as_if_it_were_one(pipeline) -> None:
-    coarse, fine, request = denoisers(pipeline)
-    sigma = float(pipeline.schedule(request).sigmas[1])
-    assert sigma not in coarse._steps and sigma in fine._steps
+def test_a_sigma_between_two_steps_is_as_one_of_the_schedule(pipeline) -> None:
+    coarse, fine, run = denoisers(pipeline)
+    sigma = float(run.schedule.sigmas[1])
     x = mx.random.normal((1, 4, 4, 16), key=mx.random.key(0))
     between, on_grid = np.array(coarse(x, sigma)), np.array(fine(x, sigma))
     np.testing.assert_allclose(between, on_grid, rtol=0, atol=2e-5)  # one product of 1 row, or 4

@@ -1,0 +1,248 @@
+"""The options that decide a picture, shared by generate, trace, parity and calibrate run."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from lydite.core.errors import InputError
+from lydite.core.request import Request
+
+if TYPE_CHECKING:
+    from lydite.pipelines.family import Run
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+NOISES = ("torch", "mlx")  # whose generator a seed means
+MOST_SEEDS = 10_000
+MOST_AT_ONCE = 1024
+F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[F], F]
+
+
+def apply_options(options: tuple[Option[Any], ...], command: F) -> F:
+    """Decorate a command with options, which `--help` lists in this order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def model_options(command: F) -> F:
+    """Which model."""
+    options = (
+        click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
+                     help="diffusers folder, single file or hub id; default: the embedded model."),
+        components_option,
+    )  # fmt: skip
+    return apply_options(options, command)
+
+
+components_option = click.option(
+    "--components",
+    metavar="FOLDER",
+    help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here.",
+)
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="auto",
+    show_default=True,
+    help="Precision of the networks; auto: float32 on a CPU, bfloat16 elsewhere.",
+)
+
+
+def request_options(command: F) -> F:
+    """Everything but prompt and seed; what is not given is as the checkpoint has it."""
+    options = (
+        click.option("-n", "--negative", help="What the picture should not show."),
+        click.option("--steps", type=click.IntRange(1, 10_000),
+                     help="Denoising steps; by default the model's own number."),
+        click.option("--guidance", metavar="N|N,N…",
+                     help="Weight of the prompt; 1 or less turns guidance off. Several numbers, as "
+                          "5,5,3,1, are one for each step."),
+        click.option("--guidance-rescale", metavar="SHARE", type=float,
+                     help="Undo the contrast that guidance adds: 0 = off, 0.7 = recommended, "
+                          "1 = full."),
+        click.option("--guidance-interval", metavar="A:B",
+                     help="Guide only this part of the steps, e.g. 0.2:0.8; 0 is the first step, 1 "
+                          "the end. Other steps evaluate the network once, not twice."),
+        click.option("--size", metavar="WxH",
+                     help="Pixels, e.g. 1024x768; by default the model's own size, or that of "
+                          "--image."),
+        click.option("--width", type=click.IntRange(1, 999_999), help="Pixels; or use --size."),
+        click.option("--height", type=click.IntRange(1, 999_999), help="Pixels; or use --size."),
+        click.option("--sampler", metavar="NAME",
+                     help="By default the checkpoint's own. `lydite sampler list` names them: "
+                          "euler, heun, dpmpp_2m, dpmpp_2m_sde, uni_pc, …"),
+        click.option("--eta", type=float,
+                     help="Share of fresh noise in each step: 0 adds none, 1 all. The sampler's "
+                          "own by default; `lydite sampler show NAME` has it."),
+        click.option("--option", "options", multiple=True, metavar="NAME=N",
+                     help="Another number of the sampler, e.g. s_noise=0.9; repeatable."),
+        click.option("--schedule", metavar="NAME",
+                     help="By default the checkpoint's own; karras, beta_sigmas, …"),
+        click.option("--convention", metavar="NAME",
+                     help="Whose choices where programs differ under one name: lydite (default), "
+                          "k-diffusion, comfyui, a1111 or diffusers."),
+        click.option("--noise", type=click.Choice(NOISES),
+                     help="Whose random generator a seed means; torch (default): as in diffusers."),
+        click.option("--text-length", type=int,
+                     help="Number of tokens of a text encoder that takes any number, as T5."),
+    )  # fmt: skip
+    return apply_options(options, command)
+
+
+REQUEST_OPTIONS = frozenset(
+    [
+        "negative",
+        "steps",
+        "guidance",
+        "guidance_rescale",
+        "guidance_interval",
+        "size",
+        "width",
+        "height",
+        "sampler",
+        "eta",
+        "options",
+        "schedule",
+        "convention",
+        "noise",
+        "text_length",
+    ]
+)
+
+
+def read_request(options: Mapping[str, Any], base: Request | None = None) -> Request:
+    """The request that options ask for; what they leave out is as in `base`."""
+    base = base or Request()
+    changes: dict[str, Any] = {
+        name: options[name]
+        for name in ("negative", "steps", "schedule", "convention", "noise", "text_length")
+        if options.get(name) is not None
+    }
+    if options.get("guidance") is not None:
+        scales = read_scales(options["guidance"])
+        changes |= {"guidance": max(scales), "guidance_steps": scales if len(scales) > 1 else ()}
+    if options.get("guidance_rescale") is not None:
+        changes["guidance_rescale"] = options["guidance_rescale"]
+    if options.get("guidance_interval") is not None:
+        changes["guidance_interval"] = read_interval(options["guidance_interval"])
+    changes |= _read_sides(options)
+    numbers = dict(base.options)
+    if options.get("sampler") is not None:
+        changes["sampler"], numbers = options["sampler"], {}  # another sampler's numbers are void
+    numbers |= read_numbers(options.get("options", ()), options.get("eta"))
+    return base.replace(**changes, options=numbers)
+
+
+def _read_sides(options: Mapping[str, Any]) -> dict[str, int]:
+    sides = {name: options.get(name) for name in ("width", "height")}
+    given = {name: side for name, side in sides.items() if side is not None}
+    if options.get("size") is None:
+        return given
+    if given:
+        raise InputError(f"--size and --{min(given)} together; give one of them.")
+    text = options["size"]
+    found = re.fullmatch(r"([1-9]\d{0,5})[xX×]([1-9]\d{0,5})", text)
+    if not found:
+        raise InputError(f"--size is {text!r}; expected WIDTHxHEIGHT in pixels, e.g. 1024x768.")
+    return {"width": int(found[1]), "height": int(found[2])}
+
+
+def read_scales(text: str) -> tuple[float, ...]:
+    """`7` or `7,7,5,3` as numbers."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--guidance is {text!r:.60}; expected a number, or one for each step as 5,5,3,1."
+        ) from None
+
+
+def read_interval(text: str) -> tuple[float, float]:
+    """`0.2:0.8` as two shares of the steps."""
+    first, _, last = text.partition(":")
+    try:
+        return float(first), float(last)
+    except ValueError:
+        raise InputError(
+            f"--guidance-interval is {text!r:.60}; expected two shares of the steps, as 0.2:0.8."
+        ) from None
+
+
+def read_numbers(pairs: tuple[str, ...], eta: float | None) -> dict[str, float]:
+    """NAME=N as a dictionary, a later one over an earlier one, and --eta over all."""
+    result: dict[str, float] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        try:
+            result[name.strip()] = float(text)
+        except ValueError:
+            raise InputError(
+                f"--option is {pair!r:.60}; expected NAME=N, as s_noise=0.9."
+            ) from None
+    return result if eta is None else {**result, "eta": eta}
+
+
+def read_seeds(texts: tuple[str, ...], batch: int = 1) -> tuple[int, ...]:
+    """`1`, `1-4`, `1,5,9` as numbers; one seed is the first of as many as the batch holds."""
+    if not 1 <= batch <= MOST_AT_ONCE:
+        raise InputError(f"--batch is {batch}; expected 1 to {MOST_AT_ONCE}.")
+    seeds: list[int] = []
+    for part in ",".join(texts).split(","):
+        found = re.fullmatch(r"\s*(-?\d{1,20})(?:-(\d{1,20}))?\s*", part)
+        if not found:
+            raise InputError(f"--seed is {part!r}; expected a number, a range 1-4, or 1,5,9.")
+        first = int(found[1])
+        last = int(found[2]) if found[2] else first
+        if not first <= last < first + MOST_SEEDS:
+            raise InputError(f"--seed {part}: expected a rising range of at most {MOST_SEEDS:,}.")
+        seeds.extend(range(first, last + 1))
+    if len(seeds) == 1:
+        seeds = list(range(seeds[0], seeds[0] + batch))
+    if outside := [seed for seed in seeds if not -(2**63) <= seed < 2**64]:
+        raise InputError(f"--seed {outside[0]}: expected a number from -2^63 to 2^64 - 1.")
+    return tuple(seeds)
+
+
+def typed_options(ctx: click.Context) -> set[str]:
+    """Names of the parameters that the user gave."""
+    default = click.core.ParameterSource.DEFAULT
+    return {name for name in ctx.params if ctx.get_parameter_source(name) is not default}
+
+
+def typed_arguments(ctx: click.Context, without: tuple[str, ...]) -> list[str]:
+    """The arguments the user gave, except some."""
+    words: list[str] = []
+    typed = typed_options(ctx)
+    for parameter in ctx.command.params:
+        name, value = parameter.name or "", ctx.params.get(parameter.name or "")
+        if name in without or name not in typed:
+            continue
+        if isinstance(parameter, click.Argument):
+            words.append(str(value))
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [word for item in values for word in (parameter.opts[-1], str(item))]
+    return words
+
+
+def idle_options(run: "Run", typed: set[str]) -> Iterator[str]:
+    """Options that change nothing, or more than is meant, in a sentence each."""
+    request = run.request
+    guidance = request.guidance or 0.0
+    if "strength" in typed and run.image is None:
+        yield "--strength does nothing without --image."
+    if not run.is_guided:
+        if request.negative:
+            yield f"--negative does nothing with --guidance {guidance:g}; above 1 it does."
+        for name in ("guidance_rescale", "guidance_interval"):
+            if name in typed:
+                option = name.replace("_", "-")
+                yield f"--{option} does nothing with --guidance {guidance:g}."
+    if run.sampler.pair and guidance > 1:
+        yield (
+            f"{run.sampler.name} is made for a --guidance between 0 and 1, as 0.6; "
+            f"{guidance:g} is very strong."
+        )

@@ -1,0 +1,184 @@
+"""What a family of models is: data and a few functions. Everything above knows `Family` only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mlx.core as mx
+
+from lydite.core.request import Request
+from lydite.pipelines.images import Pixels
+from lydite.pipelines.model import Component, Kind, LoadTokenizer, Model
+from lydite.pipelines.observer import Observer
+from lydite.sampling.conventions import Convention
+from lydite.sampling.guidance import Strength
+from lydite.sampling.prediction import Prediction
+from lydite.sampling.samplers import Sampler
+from lydite.sampling.schedules import ModelSigmas, Schedule
+
+if TYPE_CHECKING:
+    from lydite.pipelines.single_file import SingleFile
+
+Conditioning = Mapping[str, mx.array]  # the family's own arrays, computed from the prompts
+Pattern = tuple[str, str]  # of a module's name and of its slot; `*` matches anything
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """How a model is meant to be run, where neither the request nor its files say it."""
+
+    steps: int = 28
+    guidance: float = 7.0
+    text_length: int | None = None  # None: no text encoder takes a length
+    strength: float = 0.6  # of img2img
+    untrained: tuple[str, ...] = ()  # text encoders whose output means nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A request planned for one model: completed, checked, and its schedule made."""
+
+    request: Request  # without None where the family uses the value
+    schedule: Schedule
+    sampler: Sampler
+    options: Mapping[str, Any]  # of the sampler, the convention's included
+    convention: Convention
+    prediction: Prediction
+    levels: ModelSigmas
+    strength: Strength  # of guidance, at each sigma
+    shape: tuple[int, ...]  # of one image's latents in torch's order: (C, h, w)
+    image: Pixels | None = None  # img2img: at the size of the picture
+    image_hash: str | None = None  # of the image as it was given
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the network is also evaluated with the negative prompt."""
+        scales = self.request.guidance_steps or (self.request.guidance or 0.0,)
+        return max(scales) > 1 or self.sampler.pair
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The negative prompt where it is used, then the prompt."""
+        return (self.request.negative, self.request.prompt)[not self.is_guided :]
+
+    @property
+    def steps(self) -> int:
+        """How many steps run: fewer than requested in img2img."""
+        return len(self.schedule.timesteps)
+
+
+@dataclass(frozen=True)
+class LatentSpace:
+    """The size of a model's latents; their values are the VAE's business."""
+
+    channels: int
+    factor: int  # pixels of a side for one of the latents
+    patch: int  # latents of a side for one token of the network
+    default: tuple[int, int]  # width and height in pixels the model was made for
+    largest: int | None = None  # pixels of a side, where the model has a limit
+
+    @property
+    def multiple(self) -> int:
+        """Width and height are multiples of this."""
+        return self.factor * self.patch
+
+    def shape(self, width: int, height: int) -> tuple[int, ...]:
+        """Of one image's latents, in torch's order."""
+        return self.channels, height // self.factor, width // self.factor
+
+    def tokens(self, width: int, height: int) -> int:
+        """How many image tokens the network has: dynamic schedule shifts depend on it."""
+        return (height // self.multiple) * (width // self.multiple)
+
+
+class Network(Protocol):
+    """A network with all that is constant over the steps of one batch."""
+
+    def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:
+        """Its outputs for the last `prompts` of the run's prompts: (prompts·B, …) in float32.
+
+        x is (B, …), scaled as the prediction type wants it, in float32.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TraceNames:
+    """How a recorded run names its values: as the reference does."""
+
+    # Where a module of ours has an input or output under another name than the reference's:
+    # name, slot -> the reference's name ("": the same), slot. The first that matches is used.
+    renames: Mapping[Pattern, Pattern] = field(default_factory=dict[Pattern, Pattern])
+    # Four axes with channels last here and first in the reference, though no shape shows it.
+    # The first pattern that matches the name decides.
+    channels_last: tuple[Pattern, ...] = ()
+    # Of what is computed for all steps at once: values without an axis of steps.
+    constant: tuple[Pattern, ...] = ()
+    # Of those: computed once for a run. The others are computed again between two steps.
+    once: tuple[Pattern, ...] = ()
+    # Conditioning array -> its name after `pipeline/`, and its axes.
+    conditioning: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+
+    def reference_site(self, name: str, slot: str) -> Pattern:
+        """The name and slot under which the reference has what ours has here."""
+        return _reference_site(tuple(self.renames.items()), name, slot)
+
+
+@dataclass(frozen=True)
+class BlockRule:
+    """Modules that are units of reconstruction, by a regular expression for their paths.
+
+    `streams`: of these slots, (B, tokens, D), some tokens are kept, the same for one stream. Other
+    slots are kept whole: each output of an attention depends on all tokens of its inputs.
+    """
+
+    modules: str
+    streams: Mapping[str, str]  # slot -> stream
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models, such as Stable Diffusion 3."""
+
+    name: str  # "sd3"
+    title: str  # "Stable Diffusion 3 and 3.5"
+    pipelines: frozenset[str]  # _class_name in model_index.json
+    kinds: Mapping[str, Kind]  # network classes, by their names in model_index.json
+    required: tuple[str, ...]  # components without which nothing runs
+    network: str  # the component that the sampler drives
+    encoders: tuple[str, ...]  # text encoders, in the order they run
+    tokenizers: Mapping[str, LoadTokenizer]  # encoder -> how its tokenizer is read
+    defaults: Defaults
+    scheduler: Mapping[str, Any]  # the scheduler config of a checkpoint that has none
+    check: Callable[[Path, Mapping[str, Component]], None]  # the components fit each other
+    latents: Callable[[Model], LatentSpace]
+    encode: Callable[[Model, Sequence[str], Request, Observer], Conditioning]
+    bind: Callable[[Model, Conditioning, Run, int, Observer], Network]  # for a size of batch
+    names: TraceNames = TraceNames()
+    blocks: tuple[BlockRule, ...] = ()
+    single_file: "SingleFile | None" = None
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """The networks of a trace."""
+        return (*self.encoders, self.network, "vae")
+
+
+@lru_cache(maxsize=100_000)
+def _reference_site(renames: tuple[tuple[Pattern, Pattern], ...], name: str, slot: str) -> Pattern:
+    for (names, slots), (new_name, new_slot) in renames:
+        if fnmatchcase(name, names) and fnmatchcase(slot, slots):
+            return new_name or name, new_slot or slot
+    return name, slot
+
+
+@lru_cache(maxsize=100_000)
+def matches(patterns: tuple[Pattern, ...], name: str, slot: str) -> bool:
+    """What the first pattern for the name says of the slot."""
+    for names, slots in patterns:
+        if fnmatchcase(name, names):
+            return fnmatchcase(slot, slots)
+    return False

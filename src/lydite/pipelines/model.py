@@ -1,0 +1,209 @@
+"""One model: the networks of a checkpoint, loaded when used, its tokenizers and its scheduler.
+
+Which networks make up a model, and how they work together, is the business of its family.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from lydite.core.checkpoint import open_checkpoint
+from lydite.core.config import read_config
+from lydite.core.errors import ConfigError, InputError, shown
+from lydite.core.jsonfile import read_json
+from lydite.models.layers import on_cpu
+from lydite.tokenizers.tokenizer import Tokenizer
+from lydite.weights.audit import audit
+from lydite.weights.checks import check_values
+from lydite.weights.layout import Shape
+from lydite.weights.load import load, parameter_specs
+from lydite.weights.rules import Rule
+from lydite.weights.tensor_view import TensorView
+
+DTYPES = ("float32", "bfloat16", "float16")
+LoadTokenizer = Callable[[Path, int | None], Tokenizer]  # folder, length where it can be chosen
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One network class: how its config is read, how it is built, which names its files use."""
+
+    config: type[Any]
+    build: Callable[[Any], nn.Module]
+    rules: tuple[Rule, ...]
+    ignored: frozenset[str] = frozenset()
+    fixed: Mapping[str, Any] | None = None
+    keep_float32: tuple[str, ...] = ()  # when the rest runs in float16
+
+
+@dataclass(frozen=True)
+class Component:
+    """One network of a checkpoint, ready to be audited or loaded."""
+
+    name: str
+    path: Path
+    kind: Kind
+    config: Any
+    rules: tuple[Rule, ...]
+    prefix: str = ""  # of its tensors, in a file that holds several networks
+
+    @property
+    def where(self) -> str:
+        return f"{self.path} ({self.name})" if self.prefix else str(self.path)
+
+    @contextmanager
+    def scope(self) -> Generator[TensorView]:
+        """Its tensors, by the names its rules know."""
+        with open_checkpoint(self.path) as checkpoint:
+            yield TensorView(checkpoint, self.prefix)
+
+    @property
+    def expected(self) -> Mapping[str, Shape]:
+        """Path and shape of every parameter."""
+        return _expected(self.kind.build, self.config, self.where)
+
+    def check(self) -> None:
+        """Audit names, shapes, dtypes and values without loading; WeightsError when not clean."""
+        with self.scope() as scope:
+            ledger = audit(scope, self.expected, self.rules, where=self.where)
+            ledger.require_clean()
+            check_values(ledger, scope, self.rules).require_clean()
+
+    def load(self, dtype: mx.Dtype) -> nn.Module:
+        """The network with its weights, or WeightsError."""
+        model = _build(self.kind.build, self.config, self.where)
+        keep = self.kind.keep_float32 if dtype == mx.float16 else ()
+        with self.scope() as scope:
+            load(model, scope, self.rules, where=self.where, dtype=dtype, keep_float32=keep)
+        return model
+
+
+def folder_component(
+    folder: Path,
+    kinds: Mapping[str, Kind],
+    name: str | None = None,
+    weights: Path | None = None,
+    class_name: str | None = None,
+) -> Component:
+    """The network in one component's folder.
+
+    `weights` names one file of it; `class_name` is what model_index.json says, which has precedence
+    over the network's own config.
+    """
+    path = folder / "config.json"
+    raw = read_json(path)
+    declared = class_name or raw.get("_class_name") or raw.get("architectures")
+    declared = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
+    if not isinstance(declared, str) or declared not in kinds:
+        raise ConfigError(
+            f"{path}: the class is {shown(declared)}; supported are {', '.join(sorted(kinds))}."
+        )
+    kind = kinds[declared]
+    config = read_config(kind.config, raw, where=path, ignored=kind.ignored, fixed=kind.fixed)
+    return Component(name or folder.resolve().name, weights or folder, kind, config, kind.rules)
+
+
+def _build(build: Callable[[Any], nn.Module], config: Any, where: str) -> nn.Module:
+    try:
+        return build(config)
+    except (OverflowError, InputError) as error:  # sizes that only together are too large
+        raise ConfigError(f"{where}: no model can have this config ({error}).") from error
+
+
+@lru_cache(maxsize=8)  # an audit asks several times
+def _expected(build: Callable[[Any], nn.Module], config: Any, where: str) -> Mapping[str, Shape]:
+    return parameter_specs(_build(build, config, where))
+
+
+def default_dtype() -> str:
+    """The dtype networks run in unless told: bfloat16 is slower than float32 on a CPU."""
+    return "float32" if on_cpu() else "bfloat16"
+
+
+@dataclass(eq=False)
+class Model:
+    """A checkpoint whose networks are all in memory, or, with `low_memory`, only while needed."""
+
+    path: Path
+    components: Mapping[str, Component]
+    scheduler: Mapping[str, Any]  # scheduler_config.json
+    tokenizers: Mapping[str, tuple[Path, LoadTokenizer]]  # encoder -> its folder, how it is read
+    dtype: str = "float32"
+    low_memory: bool = False
+    _loaded: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+    _tokenizers: dict[tuple[str, int | None], Tokenizer] = field(
+        default_factory=dict[tuple[str, int | None], Tokenizer]
+    )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.components
+
+    def config(self, name: str) -> Any:
+        """The config of one network."""
+        return self.components[name].config
+
+    def prepare(self) -> None:
+        """Load every network, or audit it, values included, where it will be loaded later.
+
+        No run starts on weights that would only be found wrong at its end.
+        """
+        for name, component in self.components.items():
+            if self.low_memory:
+                component.check()
+            else:
+                self.network(name)
+
+    def network(self, name: str) -> Any:
+        """The network, loaded now if it is not in memory."""
+        if name not in self._loaded:
+            self._loaded[name] = self.components[name].load(self.dtype_of(name))
+        return self._loaded[name]
+
+    def release(self, name: str) -> None:
+        """The network is not needed for now. In low-memory mode nobody may hold a reference."""
+        if self.low_memory and self._loaded.pop(name, None):
+            mx.clear_cache()
+
+    def unload(self) -> None:
+        """Free every network."""
+        self._loaded.clear()
+        mx.clear_cache()
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Names of the networks that are in memory now."""
+        return tuple(self._loaded)
+
+    def dtype_of(self, name: str) -> mx.Dtype:
+        """float16 overflows in the VAE's convolutions, so it runs in float32 instead."""
+        in_float32 = name == "vae" and self.dtype == "float16"
+        return mx.float32 if in_float32 else getattr(mx, self.dtype)
+
+    def tokenizer(self, encoder: str, length: int | None = None) -> Tokenizer:
+        """The tokenizer of `encoder`; `length` is its number of tokens where that can be chosen."""
+        key = encoder, length
+        if key not in self._tokenizers:
+            folder, load_tokenizer = self.tokenizers[encoder]
+            self._tokenizers[key] = load_tokenizer(folder, length)
+        return self._tokenizers[key]
+
+    def token_ids(
+        self, encoder: str, prompts: Sequence[str], length: int | None = None
+    ) -> mx.array:
+        """One row of ids for each prompt: (prompts, length)."""
+        tokenizer = self.tokenizer(encoder, length)
+        ids = np.stack([tokenizer(prompt) for prompt in prompts])
+        vocabulary = self.config(encoder).vocab_size
+        if int(ids.max()) >= vocabulary:  # MLX would read past the table without an error
+            raise ConfigError(
+                f"{self.tokenizers[encoder][0]}: gives token {ids.max()}, but {encoder} has only "
+                f"{vocabulary}. The tokenizer belongs to another model."
+            )
+        return mx.array(ids)

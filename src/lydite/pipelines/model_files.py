@@ -1,0 +1,155 @@
+"""Which networks a checkpoint holds: a pipeline folder, a component's folder, or a single file.
+
+Only configs and headers are read here.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from lydite.core.checkpoint import open_checkpoint
+from lydite.core.config import read_config
+from lydite.core.errors import ConfigError, FileError, shown
+from lydite.core.jsonfile import read_json
+from lydite.pipelines.families import all_kinds, families, find_family
+from lydite.pipelines.family import Defaults, Family
+from lydite.pipelines.model import Component, Model, folder_component
+from lydite.weights.audit import Ledger
+
+INDEX = "model_index.json"
+DEFAULTS = "lydite.json"  # how one checkpoint is meant to be run, where its family's way is wrong
+
+
+def open_model(
+    path: Path, extra: Path | None = None, *, dtype: str = "float32", low_memory: bool = False
+) -> tuple[Family, Model, Defaults]:
+    """Find every part of the checkpoint at `path`; parts it lacks come from the folder `extra`."""
+    family = _family(path)
+    components = find_components(path)
+    if leftovers := _leftovers(path):
+        leftovers.require_clean()
+    if extra:
+        components = {**find_components(extra), **components}
+    if missing := [name for name in family.required if name not in components]:
+        raise _missing(path, ", ".join(missing))
+    folders = [folder for folder in (path, extra) if folder and folder.is_dir()]
+    tokenizers = {
+        encoder: (_tokenizer_folder(folders, encoder, path), load_tokenizer)
+        for encoder, load_tokenizer in family.tokenizers.items()
+        if encoder in components
+    }
+    family.check(path, components)
+    config = path / "scheduler" / "scheduler_config.json"
+    scheduler = read_json(config) if path.is_dir() else family.scheduler
+    model = Model(path, components, scheduler, tokenizers, dtype, low_memory)
+    return family, model, _defaults(path, family)
+
+
+def find_components(path: Path) -> dict[str, Component]:
+    """Every network of a checkpoint, whichever of the three forms it has."""
+    if path.is_dir():
+        if (path / INDEX).exists():
+            return _pipeline_components(path)
+        if (path / "config.json").exists():
+            component = folder_component(path, all_kinds())
+            return {component.name: component}
+        raise FileError(
+            f"{path}: neither {INDEX} (a pipeline) nor config.json (a component) is here."
+        )
+    family = _single_file_family(path)
+    if family is None and (path.parent / "config.json").exists():
+        component = folder_component(path.parent, all_kinds(), weights=path)
+        return {component.name: component}
+    if family is None or family.single_file is None:
+        raise _unknown_file(path)
+    return family.single_file.components(path)
+
+
+def audit_leftovers(path: Path) -> Ledger | None:
+    """Of a single file: the tensors outside every network."""
+    ledger = _leftovers(path)
+    return ledger if ledger and (ledger.dropped or ledger.unexpected) else None
+
+
+def _leftovers(path: Path) -> Ledger | None:
+    family = None if path.is_dir() else _single_file_family(path)
+    single = family.single_file if family else None
+    return single.audit_leftovers(path) if single else None
+
+
+def _family(path: Path) -> Family:
+    if not path.is_dir():
+        family = _single_file_family(path)
+        if family is None:
+            raise _unknown_file(path)
+        return family
+    index = path / INDEX
+    if not index.exists():
+        raise FileError(f"{path}: no {INDEX} here; expected a whole pipeline in diffusers' layout.")
+    return find_family(read_json(index).get("_class_name"), index)
+
+
+def _single_file_family(path: Path) -> Family | None:
+    with open_checkpoint(path) as checkpoint:
+        for family in families():
+            if family.single_file and family.single_file.matches(checkpoint.tensors):
+                return family
+    return None
+
+
+def _unknown_file(path: Path) -> ConfigError:
+    titles = [family.single_file.title for family in families() if family.single_file]
+    with open_checkpoint(path) as checkpoint:
+        names = shown(sorted(checkpoint.tensors)[:3])
+    return ConfigError(
+        f"{path}: no network we know. Expected tensor names of {', '.join(titles)} in one file, "
+        f"found {names}. A component's file needs its config.json beside it."
+    )
+
+
+def _pipeline_components(folder: Path) -> dict[str, Component]:
+    """The networks named in a pipeline folder's model_index.json."""
+    path = folder / INDEX
+    index = read_json(path)
+    kinds = all_kinds()
+    components: dict[str, Component] = {}
+    for name, entry in index.items():
+        if name.startswith("_") or not isinstance(entry, list):
+            continue  # a setting, not a component
+        class_name = str(entry[-1]) if entry else "None"
+        if class_name in kinds:
+            if not name.isidentifier():
+                raise ConfigError(f"{path}: {name!r} is not a folder's name.")
+            components[name] = folder_component(folder / name, kinds, name, class_name=class_name)
+        elif class_name != "None" and not _has_no_weights(class_name):
+            raise ConfigError(
+                f"{path}: {name} is a {class_name}; supported are {', '.join(sorted(kinds))}."
+            )
+    if not components:
+        raise ConfigError(f"{path}: names no network.")
+    return components
+
+
+def _has_no_weights(class_name: str) -> bool:
+    return class_name.endswith(("Scheduler", "Tokenizer", "TokenizerFast", "ImageProcessor"))
+
+
+def _tokenizer_folder(folders: list[Path], encoder: str, path: Path) -> Path:
+    name = encoder.replace("text_encoder", "tokenizer")
+    for folder in folders:
+        if (folder / name).is_dir():
+            return folder / name
+    raise _missing(path, name)
+
+
+def _missing(path: Path, names: str) -> FileError:
+    return FileError(
+        f"{path}: has no {names}. Name a diffusers folder that has with --components FOLDER."
+    )
+
+
+def _defaults(path: Path, family: Family) -> Defaults:
+    """The family's, or what the checkpoint's own file says instead."""
+    own = path / DEFAULTS
+    if not own.is_file():
+        return family.defaults
+    return read_config(Defaults, {**asdict(family.defaults), **read_json(own)}, where=own)

@@ -1,0 +1,428 @@
+"""Text, or text and an image, to images: one pipeline for every family.
+
+`Pipeline.open(model)` finds the parts, `plan(request)` completes and checks a request, and
+`generate(run, seeds)` draws. Latents are channels last; noise is drawn channels first, as torch
+does, so that a seed means the same picture as in diffusers.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Self
+
+import mlx.core as mx
+import numpy as np
+
+from lydite.core.errors import InputError, shown
+from lydite.core.request import Request
+from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
+from lydite.pipelines.hub import locate
+from lydite.pipelines.images import Pixels, pixel_hash, resize
+from lydite.pipelines.metadata import Record, model_hash, write_picture
+from lydite.pipelines.model import DTYPES, Model, default_dtype
+from lydite.pipelines.model_files import open_model
+from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
+from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
+from lydite.sampling.conventions import find_convention, options_of, planned, starts_whole
+from lydite.sampling.guidance import Guided, over_steps
+from lydite.sampling.samplers import Sampler, find_sampler
+from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler
+
+MOST_TOKENS = 4096  # of T5, which learnt on 512
+# The options of samplers that are plain numbers, from and to.
+NUMBERS = {
+    "eta": (0.0, 10.0),
+    "s_noise": (0.0, 10.0),
+    "gamma": (0.0, 10.0),
+    "curvature": (0.0, 1.0),
+    "r": (0.01, 1.0),
+    "rtol": (1e-4, 1.0),
+    "atol": (1e-4, 1.0),
+}
+SILENT = Observer()
+Batch = tuple[tuple[int, ...], mx.array]  # seeds and finished latents
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One finished image, the seed it came from, and what it was made with."""
+
+    pixels: Pixels
+    seed: int
+    record: Record
+
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
+        """Write PNG, JPEG or WebP by the ending of the name, with the settings inside."""
+        write_picture(Path(path), self.pixels, self.record, overwrite=overwrite)
+        return Path(path)
+
+
+class Pipeline:
+    """Open once, generate many. No method changes a weight."""
+
+    def __init__(self, family: Family, model: Model, defaults: Defaults, name: str) -> None:
+        self.family, self.model, self.defaults, self.name = family, model, defaults, name
+        self.latents = family.latents(model)
+        self.components: str | None = None  # the folder of parts that the checkpoint lacks
+
+    @classmethod
+    def open(
+        cls,
+        model: Path | str,
+        *,
+        components: Path | str | None = None,
+        dtype: str = "auto",
+        low_memory: bool = False,
+    ) -> Self:
+        """A diffusers folder, a single file, a hub id or `embedded`; no weights are read yet.
+
+        What a single file lacks is taken from `components`.
+        """
+        if dtype not in ("auto", *DTYPES):
+            raise InputError(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}.")
+        extra = locate(str(components)) if components else None
+        family, opened, defaults = open_model(
+            locate(str(model)),
+            extra,
+            dtype=default_dtype() if dtype == "auto" else dtype,
+            low_memory=low_memory,
+        )
+        pipeline = cls(family, opened, defaults, str(model))
+        pipeline.components = str(components) if components else None
+        return pipeline
+
+    @cached_property
+    def scheduler(self) -> SchedulerConfig:
+        """What the checkpoint's scheduler config says."""
+        where = self.model.path / "scheduler" / "scheduler_config.json"
+        return read_scheduler(self.model.scheduler, where)
+
+    @cached_property
+    def model_hash(self) -> str:
+        """A fingerprint of all networks."""
+        return model_hash(self.model.components)
+
+    def plan(self, request: Request, image: Pixels | None = None) -> Run:
+        """Complete and check a request; nothing is loaded. `image` is where img2img starts."""
+        request = self._complete(request, image)
+        assert request.sampler and request.schedule and request.steps is not None
+        assert request.width and request.height and request.guidance is not None
+        convention, sampler = find_convention(request.convention), find_sampler(request.sampler)
+        sampler.check_noise_model(self.scheduler.prediction.noise_model)
+        _check_numbers(sampler, request.options)
+        levels = self.scheduler.levels(
+            self.latents.tokens(request.width, request.height), request.steps
+        )
+        own = request.schedule == self.scheduler.schedule
+        schedule = planned(
+            convention,
+            sampler=request.sampler,
+            schedule=request.schedule,
+            steps=request.steps,
+            model=levels,
+            strength=1.0 if request.strength is None else request.strength,
+            **(self.scheduler.schedule_options if own else {}),
+        )
+        strength = over_steps(
+            schedule.sigmas.tolist(),
+            request.guidance,
+            scales=request.guidance_steps,
+            share=request.guidance_interval,
+        )
+        return Run(
+            request=request,
+            schedule=schedule,
+            sampler=sampler,
+            options={**options_of(convention, schedule, sampler), **request.options},
+            convention=convention,
+            prediction=self.scheduler.prediction,
+            levels=levels,
+            strength=strength,
+            shape=self.latents.shape(request.width, request.height),
+            image=None if image is None else resize(image, request.width, request.height),
+            image_hash=None if image is None else pixel_hash(image),
+        )
+
+    def generate(
+        self,
+        request: Request | Run,
+        seeds: Sequence[int],
+        *,
+        image: Pixels | None = None,
+        batch: int = 1,
+        observer: Observer = SILENT,
+    ) -> Iterator[Picture]:
+        """One picture per seed, `batch` of them at a time, each as soon as it is finished.
+
+        A picture does not depend on which others share its batch, except for rounding. In
+        low-memory mode all are denoised before the first is decoded.
+        """
+        run = request if isinstance(request, Run) else self.plan(request, image)
+        if batch < 1:
+            raise InputError(f"batch is {batch}; expected at least 1.")
+        batches = self.denoise(run, seeds, batch=batch, observer=observer)
+        try:
+            for group, latents in _collected(batches) if self.model.low_memory else batches:
+                for seed, pixels in zip(group, self.decode(latents, observer), strict=True):
+                    yield Picture(pixels, seed, self.record(run, seed))
+        finally:
+            self.model.release("vae")
+
+    def denoise(
+        self, run: Run, seeds: Sequence[int], *, batch: int = 1, observer: Observer = SILENT
+    ) -> Iterator[Batch]:
+        """The finished latents of each batch of seeds."""
+        run = _observed_schedule(run, observer)
+        conditioning = self.encode(run, observer)
+        denoisers: dict[int, Denoiser] = {}  # by size of batch: the last may be smaller
+        try:
+            for first in range(0, len(seeds), batch):
+                group = tuple(seeds[first : first + batch])
+                observer.begin_batch(first, group)
+                noise = NOISES[run.request.noise](group, run.shape, run.convention.stream)
+                x = self._start(run, noise, observer)
+                if len(group) not in denoisers:
+                    denoisers[len(group)] = self.denoiser(run, conditioning, len(group), observer)
+                yield group, _run_steps(run, denoisers[len(group)], x, group, noise, observer)
+        finally:
+            denoisers.clear()
+            self.model.release(self.family.network)
+
+    def encode(self, run: Run, observer: Observer = SILENT) -> Conditioning:
+        """The family's conditioning of the run's prompts."""
+        arrays = self.family.encode(self.model, run.prompts, run.request, observer)
+        return {
+            name: observer.observe("conditioning", array, name=name)
+            for name, array in arrays.items()
+        }
+
+    def denoiser(
+        self, run: Run, conditioning: Conditioning, batch: int, observer: Observer = SILENT
+    ) -> "Denoiser":
+        """`denoise(x, sigma)` for a run: what a sampler calls."""
+        network = self.family.bind(self.model, conditioning, run, batch, observer)
+        return Denoiser(network, run, observer)
+
+    def decode(self, latents: mx.array, observer: Observer = SILENT) -> list[Pixels]:
+        """Pictures of finished latents, one at a time: decoding is the peak of memory."""
+        vae = self.model.network("vae")
+        raw = vae.denormalize(latents).astype(self.model.dtype_of("vae"))
+        raw = observer.observe("vae_input", raw)
+        require_finite("latents before the VAE", raw)
+        pictures: list[Pixels] = []
+        for index in range(raw.shape[0]):
+            image = observer.observe("image", vae.decode(raw[index : index + 1]))
+            require_finite("vae output", image)  # a NaN would be saved as a black picture
+            pixels = mx.clip(image.astype(mx.float32) / 2 + 0.5, 0, 1) * 255
+            pictures.append(np.array(mx.round(pixels[0]).astype(mx.uint8)))
+        return pictures
+
+    def truncated(self, run: Run) -> list[str]:
+        """What text encoders do not read of the prompt, in a sentence each."""
+        notes: list[str] = []
+        for encoder in self.model.tokenizers:
+            if encoder in self.defaults.untrained:
+                continue
+            tokenizer = self.model.tokenizer(encoder, run.request.text_length)
+            if lost := tokenizer.truncated(run.request.prompt):
+                notes.append(
+                    f"{encoder} reads {tokenizer.max_length} tokens; it does not read: "
+                    f"…{shown(lost.strip())}"
+                )
+        return notes
+
+    def record(self, run: Run, seed: int) -> Record:
+        """What a picture's file remembers."""
+        return Record(
+            request=run.request,
+            seed=seed,
+            model=self.name,
+            model_hash=self.model_hash,
+            dtype=self.model.dtype,
+            components=self.components,
+            image_hash=run.image_hash,
+        )
+
+    def _complete(self, request: Request, image: Pixels | None) -> Request:
+        """The request with the checkpoint's own values where it has none, checked."""
+        width, height = self._size(request, image)
+        request = request.replace(
+            steps=self.defaults.steps if request.steps is None else request.steps,
+            guidance=self.defaults.guidance if request.guidance is None else request.guidance,
+            width=width,
+            height=height,
+            sampler=request.sampler or self.scheduler.sampler,
+            schedule=request.schedule or self.scheduler.schedule,
+        )
+        if request.text_length is None:
+            request = request.replace(text_length=self.defaults.text_length)
+        if image is None:
+            request = request.replace(strength=None)
+        elif request.strength is None:
+            request = request.replace(strength=self.defaults.strength)
+        if request.noise not in NOISES:
+            raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")
+        if request.text_length is not None and not 1 <= request.text_length <= MOST_TOKENS:
+            raise InputError(f"text_length is {request.text_length}; expected 1 to {MOST_TOKENS}.")
+        for scale in (request.guidance or 0.0, *request.guidance_steps):
+            if not isfinite(scale):
+                raise InputError(f"guidance is {scale}; expected a finite number.")
+        if not 0 <= request.guidance_rescale <= 1:
+            raise InputError(f"guidance_rescale is {request.guidance_rescale}; expected 0 to 1.")
+        return request
+
+    def _size(self, request: Request, image: Pixels | None) -> tuple[int, int]:
+        unit, largest = self.latents.multiple, self.latents.largest
+        width, height = self.latents.default
+        if image is not None:
+            height, width = (max(side - side % unit, unit) for side in image.shape[:2])
+        sides = {"width": request.width or width, "height": request.height or height}
+        for name, side in sides.items():
+            if side % unit or side < unit or (largest is not None and side > largest):
+                raise InputError(self._size_message(name, side, request, image))
+        return sides["width"], sides["height"]
+
+    def _size_message(self, name: str, side: int, request: Request, image: Pixels | None) -> str:
+        unit, largest = self.latents.multiple, self.latents.largest
+        limit = f" to {largest}" if largest else ""
+        if image is not None and getattr(request, name) is None and largest:
+            scale = min(largest / max(image.shape[:2]), 1.0)
+            fit = "x".join(
+                str(max(int(length * scale) // unit, 1) * unit) for length in image.shape[1::-1]
+            )
+            return (
+                f"the image is {image.shape[1]}×{image.shape[0]}; this model draws up to "
+                f"{largest}×{largest}. Add --size {fit}."
+            )
+        near = max(round(side / unit), 1) * unit
+        near = min(near, largest) if largest else near
+        return (
+            f"{name} is {side}; expected a multiple of {unit} from {unit}{limit}. "
+            f"The nearest is {near}."
+        )
+
+    def _start(self, run: Run, noise: RunNoise, observer: Observer) -> mx.array:
+        """Noise for each seed, or the noised image, (B, …, C) in float32."""
+        sigma = float(run.schedule.sigmas[0])
+        if run.image is None:
+            whole = starts_whole(run.convention, run.schedule, run.levels)
+            x = run.prediction.start(noise.first(), sigma, whole=whole)
+        else:
+            # diffusers draws the encoder's sample and then the noise from one generator per image
+            clean = self._encode_image(run.image, noise.first(), observer)
+            x = run.prediction.noised(clean, noise.first(), sigma)
+        return observer.observe("start", x)
+
+    def _encode_image(self, image: Pixels, normals: mx.array, observer: Observer) -> mx.array:
+        """A sample of the image's latents for each row of `normals`."""
+        vae = self.model.network("vae")
+        pixels = mx.array(image.astype(np.float32) / 127.5 - 1)[None]  # (1, H, W, 3)
+        posterior = vae.encode(pixels.astype(self.model.dtype_of("vae")))
+        mean = observer.observe("image_latents", posterior.mean)
+        latents = vae.normalize(mean + posterior.std * normals)
+        mx.eval(latents)  # before the VAE may be freed
+        del vae
+        self.model.release("vae")
+        return latents
+
+
+class Denoiser:
+    """`denoise(x, sigma)` over a bound network; every value passes the run's observer."""
+
+    def __init__(self, network: Network, run: Run, observer: Observer) -> None:
+        self._network, self._observer = network, observer
+        self._prompts = len(run.prompts)
+        self.noise_model = run.prediction.noise_model
+        self.step = 0  # of the schedule, set by the loop over the sampler's steps
+        self._guided = Guided(
+            self._outputs,
+            run.prediction,
+            run.schedule.timestep_of,
+            run.strength,
+            run.request.guidance_rescale,
+            prompts=self._prompts,
+            on_output=self._observed_prediction,
+        )
+
+    def __call__(self, x: mx.array, sigma: float) -> mx.array:
+        """The clean latents the network sees in x, (B, …, C) in float32."""
+        return self._guided(self._observed_input(x, sigma), sigma)
+
+    def pair(self, x: mx.array, sigma: float) -> tuple[mx.array, mx.array]:
+        """With guidance, and with the negative prompt alone."""
+        return self._guided.pair(self._observed_input(x, sigma), sigma)
+
+    def _observed_input(self, x: mx.array, sigma: float) -> mx.array:
+        return self._observer.observe("denoiser_input", x, step=self.step, sigma=sigma)
+
+    def _observed_prediction(self, prediction: mx.array, sigma: float) -> mx.array:
+        return self._observer.observe("prediction", prediction, step=self.step, sigma=sigma)
+
+    def _outputs(self, x: mx.array, timestep: float, prompts: Sequence[int]) -> Sequence[mx.array]:
+        """One output for each of the prompts, which are all of the run's or the last one."""
+        name = BOTH_PROMPTS if len(prompts) > 1 else "cond" if self._prompts > 1 else ""
+        output = self._network(x, timestep, len(prompts))  # (prompts·B, …, C)
+        mx.async_eval(output)  # the sampler draws its noise meanwhile
+        output = self._observer.observe("network_output", output, name=name, step=self.step)
+        return list(mx.split(output, len(prompts)))
+
+
+def _run_steps(
+    run: Run,
+    denoise: Denoiser,
+    x: mx.array,
+    seeds: tuple[int, ...],
+    noise: RunNoise,
+    observer: Observer,
+) -> mx.array:
+    """The latents after all steps."""
+    kind = run.sampler.noise_for(run.options)
+    added = sampler_noise(kind, run.convention, seeds, run.shape, noise)
+    sigmas = run.schedule.sigmas.tolist()
+    denoise.step = 0
+    steps = run.sampler.run(denoise, x, sigmas, noise=added, **run.options)
+    for step in steps:
+        mx.eval(step.x)  # one step's graph at a time
+        observer.observe("denoised", step.denoised, step=step.index)
+        x = observer.observe("latents", step.x, step=step.index)
+        if x is not step.x:
+            step.x[:] = x  # the sampler goes on from it
+        denoise.step = step.index + 1
+    return x
+
+
+def _observed_schedule(run: Run, observer: Observer) -> Run:
+    sigmas = observer.observe("sigmas", run.schedule.sigmas)
+    timesteps = observer.observe("timesteps", run.schedule.timesteps)
+    if sigmas is run.schedule.sigmas and timesteps is run.schedule.timesteps:
+        return run
+    return replace(run, schedule=replace(run.schedule, sigmas=sigmas, timesteps=timesteps))
+
+
+def _collected(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """All batches, then the interrupt that ended them: finished latents are still decoded."""
+    finished: list[Batch] = []
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        finished.extend(batches)
+    except KeyboardInterrupt as error:
+        interrupt = error
+    yield from finished
+    if interrupt:
+        raise interrupt
+
+
+def _check_numbers(sampler: Sampler, options: Mapping[str, float]) -> None:
+    """Only numbers can be set here: some options of a sampler are none."""
+    known = [name for name in sampler.options if name in NUMBERS]
+    for name, value in options.items():
+        if name not in known:
+            raise InputError(
+                f"sampler {sampler.name} has no option {name!r:.60} that can be set here; "
+                f"it has {', '.join(known) or 'none'}."
+            )
+        low, high = NUMBERS[name]
+        if not low <= value <= high:
+            raise InputError(f"option {name} is {value}; expected {low:g} to {high:g}.")

@@ -1,0 +1,46 @@
+"""A family on the reference's side: what differs between diffusers' pipelines."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from lydite.core.errors import ConfigError
+from lydite.core.request import Request
+
+BUILT_IN = ("sd3",)  # modules of this package
+
+
+@dataclass(frozen=True)
+class ReferenceFamily:
+    """One of diffusers' pipelines, or a class with its methods.
+
+    That is `from_pretrained`, `from_single_file` where `--components` may be given, a call that
+    takes `latents`, `num_inference_steps`, `guidance_scale`, `height`, `width`, `output_type` and
+    `callback_on_step_end`, and the attributes `scheduler` and those named in `networks`.
+    """
+
+    name: str  # as in lydite.pipelines
+    pipeline_class: Callable[[], type]  # imports it
+    networks: tuple[str, ...]  # recorded; text encoders, then the denoiser, then the VAE
+    optional: tuple[str, ...]  # components that a checkpoint may lack
+    channels_first: tuple[str, ...]  # modules whose values are images or latents, beside the VAE's
+    # Conditioning by its name in the trace, with its axes, of prompts with the negative one first.
+    encode: Callable[[Any, Sequence[str], Request], dict[str, tuple[Any, str]]]
+    # The arguments of the pipeline's call that hand the conditioning over.
+    arguments: Callable[[dict[str, Any], Request, bool], dict[str, Any]]
+    noise_shape: Callable[[Any, int, int], tuple[int, ...]]  # pipeline, height, width
+    check: Callable[[Any, Request], None] = lambda pipeline, request: None  # ValueError
+    mend_single_file: Callable[[Any], None] = lambda pipeline: None  # what from_single_file omits
+
+
+def find_reference_family(name: str) -> ReferenceFamily:
+    """The family called `name`, from this package or from an entry point of another one."""
+    if name in BUILT_IN:
+        return import_module(f"lydite.reference.{name}").FAMILY
+    for point in entry_points(group="lydite.reference_families"):
+        family: ReferenceFamily = point.load()
+        if family.name == name:
+            return family
+    raise ConfigError(f"family {name!r} has no reference; known are {', '.join(BUILT_IN)}.")

@@ -1,0 +1,229 @@
+"""What a run may not do: change a weight, depend on its neighbours, or differ from itself."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import lydite.pipelines.pipeline as pipeline_module
+from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteError
+from lydite.core.request import Request
+from lydite.pipelines.model_files import find_components
+from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
+from lydite.pipelines.pipeline import Picture, Pipeline
+from lydite.weights.load import parameter_hash, parameters
+
+REQUEST = Request("a red fox", steps=3, width=32, height=32, text_length=4)
+
+
+@pytest.fixture(scope="module")
+def pipeline(untrained: Path) -> Pipeline:
+    return Pipeline.open(untrained)
+
+
+def hashes(pipeline: Pipeline) -> dict[str, str]:
+    return {
+        name: parameter_hash(pipeline.model.network(name)) for name in pipeline.model.components
+    }
+
+
+def same(first: Picture, second: Picture) -> bool:
+    return np.array_equal(first.pixels, second.pixels)
+
+
+def test_no_weight_changes_over_images_previews_debugging_and_an_interruption(pipeline) -> None:
+    before = hashes(pipeline)
+
+    def interrupt(step: FinishedStep) -> None:
+        if step.index == 1:
+            raise KeyboardInterrupt
+
+    lines: list[str] = []
+    debugger = Debugger({"nan", "timing", "shapes"}, lines.append, "transformer")
+    preview = StepReporter(lambda step: pipeline.decode(step.denoised) and None)
+    list(pipeline.generate(REQUEST, [1]))
+    list(pipeline.generate(REQUEST, [2], observer=preview))
+    list(pipeline.generate(REQUEST, [3], observer=debugger))
+    with pytest.raises(KeyboardInterrupt):
+        list(pipeline.generate(REQUEST, [4], observer=StepReporter(interrupt)))
+    assert hashes(pipeline) == before
+    assert "peak memory" in debugger.summary(1.0)[-1]
+    assert any("step 2 transformer uncond + cond" in line and "ms" in line for line in lines)
+
+
+def test_the_hash_notices_one_bit(untrained: Path) -> None:
+    pipeline = Pipeline.open(untrained)
+    transformer = pipeline.model.network("transformer")
+    before = parameter_hash(transformer)
+    transformer["proj_out"]["bias"] = transformer["proj_out"]["bias"] + 1e-7
+    assert parameter_hash(transformer) != before
+
+
+def test_two_runs_are_bit_identical(pipeline, untrained: Path) -> None:
+    first = list(pipeline.generate(REQUEST, [7, 8]))
+    again = list(pipeline.generate(REQUEST, [7, 8]))
+    fresh = list(Pipeline.open(untrained).generate(REQUEST, [7, 8]))
+    assert all(map(same, first, again)) and all(map(same, first, fresh))
+    assert not same(*first)
+
+
+def test_an_image_does_not_depend_on_its_batch(pipeline) -> None:
+    together = list(pipeline.generate(REQUEST, [1, 2, 3], batch=3))
+    for picture in together:
+        alone = next(pipeline.generate(REQUEST, [picture.seed]))
+        off = np.abs(alone.pixels.astype(int) - picture.pixels.astype(int))
+        assert off.max() <= 1 and off.mean() < 0.01  # to rounding
+
+
+def test_low_memory_draws_the_same_and_keeps_nothing(pipeline, untrained: Path) -> None:
+    frugal = Pipeline.open(untrained, low_memory=True)
+    drawn = list(frugal.generate(REQUEST, [1, 2]))
+    assert all(map(same, drawn, pipeline.generate(REQUEST, [1, 2])))
+    assert frugal.model.loaded == ()
+
+
+def test_low_memory_holds_one_network_at_a_time(untrained: Path) -> None:
+    sizes = {
+        name: sum(value.nbytes for value in parameters(component.load(mx.float32)).values())
+        for name, component in find_components(untrained).items()
+    }
+    frugal = Pipeline.open(untrained, low_memory=True)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    held: dict[str, int] = {}
+
+    class Memory(Observer):
+        def observe(self, stage, value, *, name="", step=None, sigma=None):
+            if isinstance(value, mx.array):
+                mx.eval(value)
+            held[name or stage] = mx.get_active_memory() - before
+            return value
+
+    list(frugal.generate(REQUEST, [1], observer=Memory()))
+    assert held["latents"] > sizes["transformer"]
+    assert held["vae_input"] < sizes["vae"] + sizes["transformer"] / 2
+    assert held["text_encoder_2"] < sizes["text_encoder_2"] + sizes["text_encoder"]
+
+
+def test_low_memory_still_decodes_what_was_finished_before_ctrl_c(untrained: Path) -> None:
+    frugal = Pipeline.open(untrained, low_memory=True)
+
+    def interrupt(step: FinishedStep) -> None:
+        if step.seeds == (2,):
+            raise KeyboardInterrupt
+
+    pictures = frugal.generate(REQUEST, [1, 2, 3], observer=StepReporter(interrupt))
+    assert next(pictures).seed == 1
+    with pytest.raises(KeyboardInterrupt):
+        next(pictures)
+
+
+def test_seeds_mean_torchs_noise_unless_mlx_is_asked_for(pipeline) -> None:
+    torch_like = next(pipeline.generate(REQUEST, [1]))
+    own = next(pipeline.generate(REQUEST.replace(noise="mlx"), [1]))
+    again = next(pipeline.generate(REQUEST.replace(noise="mlx"), [1]))
+    assert same(own, again) and not same(own, torch_like)
+
+
+def test_nan_is_caught_where_it_appears(untrained: Path) -> None:
+    pipeline = Pipeline.open(untrained)
+    transformer = pipeline.model.network("transformer")
+    transformer["proj_out"]["bias"] = mx.full(transformer["proj_out"]["bias"].shape, mx.nan)
+    with pytest.raises(
+        NotFiniteError, match=r"step 0 transformer uncond: 256 of 256 values are NaN"
+    ):
+        list(pipeline.generate(REQUEST, [1], observer=Debugger({"nan"}, print, "transformer")))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 33}, "width is 33; expected a multiple of 16 from 16 to 384. The nearest is 32"),
+        ({"height": 4096}, "height is 4096; .* The nearest is 384"),
+        ({"steps": 0}, "steps is 0"),
+        ({"schedule": "carrots"}, "there is no schedule 'carrots'"),
+        ({"schedule": "beta"}, "schedule beta means beta_timesteps in ComfyUI"),
+        ({"sampler": "oiler"}, "there is no sampler 'oiler'"),
+        ({"convention": "mflux"}, "convention is 'mflux'; expected one of lydite"),
+        ({"noise": "cuda"}, "noise is 'cuda'"),
+        ({"text_length": 0}, "text_length is 0"),
+    ],
+)
+def test_bad_requests_name_the_option(pipeline, change: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(pipeline.generate(REQUEST.replace(**change), [1]))
+
+
+def test_a_plan_fills_in_what_the_checkpoint_says(pipeline) -> None:
+    request = pipeline.plan(Request("a")).request
+    assert (request.width, request.height, request.steps, request.guidance) == (128, 128, 28, 7.0)
+    assert (request.sampler, request.schedule) == ("euler", "sd3_diffusers")
+    assert request.text_length == 256 and request.strength is None
+
+
+def test_the_checkpoints_scheduler_decides_without_being_asked(untrained, tmp_path) -> None:
+    folder = shutil.copytree(untrained, tmp_path / "model")
+    path = folder / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "shift": 1.0}))
+    plain, shifted = (Pipeline.open(each).plan(REQUEST) for each in (folder, untrained))
+    assert plain.schedule.sigmas[1] < shifted.schedule.sigmas[1]
+
+
+def test_the_schedule_is_made_once_for_a_picture(untrained, monkeypatch) -> None:
+    made: list[object] = []
+    planned = pipeline_module.planned
+    monkeypatch.setattr(
+        pipeline_module, "planned", lambda *a, **k: made.append(a) or planned(*a, **k)
+    )
+    pipeline = Pipeline.open(untrained)
+    list(pipeline.generate(pipeline.plan(REQUEST), [1, 2], batch=1))
+    assert len(made) == 1
+
+
+def test_a_checkpoint_may_say_how_it_is_meant_to_be_run(untrained, tmp_path) -> None:
+    folder = shutil.copytree(untrained, tmp_path / "model")
+    (folder / "lydite.json").write_text('{"steps": 5, "guidance": 2.5}')
+    request = Pipeline.open(folder).plan(Request("a")).request
+    assert (request.steps, request.guidance, request.text_length) == (5, 2.5, 256)
+    (folder / "lydite.json").write_text('{"steps": 5, "colour": 2.5}')
+    with pytest.raises(ConfigError, match="colour"):
+        Pipeline.open(folder)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.5, float("nan")])
+def test_a_strength_outside_0_to_1_is_refused(pipeline, strength: float) -> None:
+    with pytest.raises(InputError, match="strength is"):
+        pipeline.plan(REQUEST.replace(strength=strength), np.zeros((32, 32, 3), np.uint8))
+
+
+def test_a_photo_that_is_too_large_is_named_with_a_size_that_fits(pipeline) -> None:
+    with pytest.raises(InputError, match=r"the image is 800×400; .* Add --size 384x192"):
+        pipeline.plan(Request("a"), np.zeros((400, 800, 3), np.uint8))
+
+
+def test_img2img_takes_the_size_of_its_image(pipeline) -> None:
+    request = pipeline.plan(Request("a"), np.zeros((50, 39, 3), np.uint8)).request
+    assert (request.width, request.height) == (32, 48)
+
+
+def test_a_tokenizer_of_another_model_is_refused(untrained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(untrained, tmp_path / "model")
+    path = folder / "tokenizer" / "vocab.json"
+    vocabulary = json.loads(path.read_text())
+    vocabulary["extra</w>"] = len(vocabulary)
+    swapped = {token: index for token, index in vocabulary.items()}
+    swapped["<|endoftext|>"], swapped["extra</w>"] = len(vocabulary) - 1, len(vocabulary) - 2
+    path.write_text(json.dumps(swapped))
+    with pytest.raises(ConfigError, match="belongs to another model"):
+        list(Pipeline.open(folder).generate(REQUEST, [1]))
+
+
+@pytest.mark.parametrize("part", ["vae", "text_encoder_2", "transformer", "tokenizer", "scheduler"])
+def test_a_missing_part_is_named(untrained: Path, tmp_path: Path, part: str) -> None:
+    folder = shutil.copytree(untrained, tmp_path / "model")
+    shutil.rmtree(folder / part)
+    with pytest.raises(FileError, match=part):
+        Pipeline.open(folder)
