@@ -17,7 +17,8 @@ from lydite.sampling.conventions import Convention
 from lydite.sampling.guidance import Strength
 from lydite.sampling.prediction import Prediction
 from lydite.sampling.samplers import Sampler
-from lydite.sampling.schedules import ModelSigmas, Schedule
+from lydite.sampling.scheduler_config import Grid, Mu
+from lydite.sampling.schedules import Schedule
 
 if TYPE_CHECKING:
     from lydite.pipelines.single_file import SingleFile
@@ -47,8 +48,8 @@ class Run:
     options: Mapping[str, Any]  # of the sampler, the convention's included
     convention: Convention
     prediction: Prediction
-    levels: ModelSigmas
     strength: Strength  # of guidance, at each sigma
+    unit_variance: bool  # of the noise a text-to-image run starts from
     shape: tuple[int, ...]  # of one image's latents in torch's order: (C, h, w)
     image: Pixels | None = None  # img2img: at the size of the picture
     image_hash: str | None = None  # of the image as it was given
@@ -157,6 +158,8 @@ class Family:
     latents: Callable[[Model], LatentSpace]
     encode: Callable[[Model, Sequence[str], Request, Observer], Conditioning]
     bind: Callable[[Model, Conditioning, Run, int, Observer], Network]  # for a size of batch
+    flow_grid: Grid = "trained"  # of flow models: the steps before the shift
+    mu: Mu | None = None  # the dynamic shift of an image, where the scheduler's line is not used
     names: TraceNames = TraceNames()
     blocks: tuple[BlockRule, ...] = ()
     single_file: "SingleFile | None" = None

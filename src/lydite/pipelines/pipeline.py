@@ -28,7 +28,7 @@ from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
 from lydite.sampling.conventions import find_convention, options_of, planned, starts_whole
 from lydite.sampling.guidance import Guided, over_steps
 from lydite.sampling.samplers import Sampler, find_sampler
-from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler
+from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
 # The options of samplers that are plain numbers, from and to.
@@ -97,7 +97,9 @@ class Pipeline:
     def scheduler(self) -> SchedulerConfig:
         """What the checkpoint's scheduler config says."""
         where = self.model.path / "scheduler" / "scheduler_config.json"
-        return read_scheduler(self.model.scheduler, where)
+        return read_scheduler_config(
+            self.model.scheduler, where=where, grid=self.family.flow_grid, mu=self.family.mu
+        )
 
     @cached_property
     def model_hash(self) -> str:
@@ -112,10 +114,11 @@ class Pipeline:
         convention, sampler = find_convention(request.convention), find_sampler(request.sampler)
         sampler.check_noise_model(self.scheduler.prediction.noise_model)
         _check_numbers(sampler, request.options)
-        levels = self.scheduler.levels(
-            self.latents.tokens(request.width, request.height), request.steps
-        )
-        own = request.schedule == self.scheduler.schedule
+        tokens = self.latents.tokens(request.width, request.height)
+        levels = self.scheduler.levels(tokens, request.steps)
+        # What the checkpoint itself says holds where its own sampler or schedule is used.
+        own_sampler = request.sampler == self.scheduler.sampler
+        own_schedule = request.schedule == self.scheduler.schedule
         schedule = planned(
             convention,
             sampler=request.sampler,
@@ -123,7 +126,9 @@ class Pipeline:
             steps=request.steps,
             model=levels,
             strength=1.0 if request.strength is None else request.strength,
-            **(self.scheduler.schedule_options if own else {}),
+            final=self.scheduler.final if own_schedule else None,
+            own_timesteps=own_schedule and own_sampler,
+            **(self.scheduler.schedule_options if own_schedule else {}),
         )
         strength = over_steps(
             schedule.sigmas.tolist(),
@@ -135,11 +140,16 @@ class Pipeline:
             request=request,
             schedule=schedule,
             sampler=sampler,
-            options={**options_of(convention, schedule, sampler), **request.options},
+            options={
+                **options_of(convention, schedule, sampler),
+                **(self.scheduler.sampler_options if own_sampler else {}),
+                **request.options,
+            },
             convention=convention,
             prediction=self.scheduler.prediction,
-            levels=levels,
             strength=strength,
+            unit_variance=(own_schedule and self.scheduler.unit_variance)
+            or starts_whole(convention, schedule, levels),
             shape=self.latents.shape(request.width, request.height),
             image=None if image is None else resize(image, request.width, request.height),
             image_hash=None if image is None else pixel_hash(image),
@@ -307,8 +317,7 @@ class Pipeline:
         """Noise for each seed, or the noised image, (B, …, C) in float32."""
         sigma = float(run.schedule.sigmas[0])
         if run.image is None:
-            whole = starts_whole(run.convention, run.schedule, run.levels)
-            x = run.prediction.start(noise.first(), sigma, whole=whole)
+            x = run.prediction.start(noise.first(), sigma, unit_variance=run.unit_variance)
         else:
             # diffusers draws the encoder's sample and then the noise from one generator per image
             clean = self._encode_image(run.image, noise.first(), observer)

@@ -140,15 +140,20 @@ def planned(
     steps: int,
     model: ModelSigmas,
     strength: float = 1.0,
+    final: Final | None = None,
+    own_timesteps: bool = False,
     **options: Any,
 ) -> Schedule:
-    """The steps that the program would run; below strength 1, those left for img2img."""
+    """The steps that the program would run; below strength 1, those left for img2img.
+
+    For a checkpoint's own scheduler: its `final`, and its timesteps instead of the convention's.
+    """
     name = schedule_name(convention, schedule, sampler)
     made, run = strength_steps(convention.strength, steps, strength)
     discards = sampler in convention.discard_penultimate
     chosen = {**convention.options.get(name, {}), **options}
-    kind, ruled = find_schedule(name), with_rule(model, convention)
-    result = kind.make(made + discards, ruled, final=convention.final, **chosen)
+    kind, ruled = find_schedule(name), model if own_timesteps else with_rule(model, convention)
+    result = kind.make(made + discards, ruled, final=final or convention.final, **chosen)
     if discards:
         result = discard_penultimate(result)
     if strength < 1:
