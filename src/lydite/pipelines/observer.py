@@ -23,7 +23,7 @@ Stage = Literal[
     "sigmas",  # NumPy, float64
     "timesteps",  # NumPy, float64
     "image_latents",  # img2img: mean of the encoded picture
-    "start",  # what the sampler starts from: noise, or the noised picture
+    "noise",  # standard normals that the run starts from
     "denoiser_input",  # the sampler's x at a sigma, before the network's input scaling
     "network_output",  # of one call: the negative prompt's rows first, then the prompt's
     "prediction",  # after guidance: what the sampler's step is computed from

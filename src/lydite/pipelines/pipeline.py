@@ -317,12 +317,11 @@ class Pipeline:
         """Noise for each seed, or the noised image, (B, …, C) in float32."""
         sigma = float(run.schedule.sigmas[0])
         if run.image is None:
-            x = run.prediction.start(noise.first(), sigma, unit_variance=run.unit_variance)
-        else:
-            # diffusers draws the encoder's sample and then the noise from one generator per image
-            clean = self._encode_image(run.image, noise.first(), observer)
-            x = run.prediction.noised(clean, noise.first(), sigma)
-        return observer.observe("start", x)
+            normals = observer.observe("noise", noise.first())
+            return run.prediction.start(normals, sigma, unit_variance=run.unit_variance)
+        # diffusers draws the encoder's sample and then the noise from one generator per image
+        clean = self._encode_image(run.image, noise.first(), observer)
+        return run.prediction.noised(clean, observer.observe("noise", noise.first()), sigma)
 
     def _encode_image(self, image: Pixels, normals: mx.array, observer: Observer) -> mx.array:
         """A sample of the image's latents for each row of `normals`."""

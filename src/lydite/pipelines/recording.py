@@ -131,7 +131,7 @@ class TraceObserver(Observer):
         if stage == "conditioning":
             known, dims = recorder.family.names.conditioning.get(name, (name, None))
             return recorder.record(f"pipeline/{known}", value, dims=dims)
-        if stage == "start":
+        if stage == "noise":
             return recorder.record(pipeline_sites.NOISE, value, kind="input", dims=dims)
         if stage == "prediction":
             return recorder.record(self._prediction, value, dims=dims)
