@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lydite.sampling.noise_model import FLOW, VE
-from lydite.sampling.samplers.renoise import ancestral_down
+from lydite.sampling.samplers.algebra import ancestral_down
 from lydite.sampling.schedules import FlowSigmas, make_schedule
 
 from .foreign import (

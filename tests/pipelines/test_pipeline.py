@@ -174,9 +174,9 @@ def test_the_checkpoints_scheduler_decides_without_being_asked(untrained, tmp_pa
 
 def test_the_schedule_is_made_once_for_a_picture(untrained, monkeypatch) -> None:
     made: list[object] = []
-    planned = pipeline_module.planned
+    plan_schedule = pipeline_module.plan_schedule
     monkeypatch.setattr(
-        pipeline_module, "planned", lambda *a, **k: made.append(a) or planned(*a, **k)
+        pipeline_module, "plan_schedule", lambda *a, **k: made.append(a) or plan_schedule(*a, **k)
     )
     pipeline = Pipeline.open(untrained)
     list(pipeline.generate(pipeline.plan(REQUEST), [1, 2], batch=1))

@@ -15,8 +15,8 @@ from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.guidance import cfg
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.samplers.algebra import ddim_step
 from lydite.sampling.samplers.cfg_pp import renoised, shifted
-from lydite.sampling.samplers.exponential import carried
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {"ve": (9.0, 4.0, 1.5, 0.6, 0.2, 0.0), "flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.0)}
@@ -155,7 +155,7 @@ def test_eta_is_that_of_ddim(name: str):
 def test_a_plain_step_from_the_moved_x_is_one_of_cfg_pp(noise_model: str):
     x, (guided, uncond) = np.array([0.4, -1.0]), np.array([[0.7, 0.1], [0.2, -0.6]])
     moved = shifted(NOISE_MODELS[noise_model], x, guided, uncond, 0.8)
-    plain = carried(NOISE_MODELS[noise_model], moved, guided, 0.8, 0.3)
+    plain = ddim_step(NOISE_MODELS[noise_model], moved, guided, 0.8, 0.3)
     wanted = renoised(NOISE_MODELS[noise_model], x, guided, uncond, 0.8, 0.3)
     np.testing.assert_allclose(plain, wanted, rtol=0, atol=1e-15)
 

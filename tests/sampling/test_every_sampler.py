@@ -14,7 +14,7 @@ from lydite.core.errors import InputError
 from lydite.sampling.analytic import Mixture
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS, find_sampler
-from lydite.sampling.samplers.ancestral import NEAR_ONE
+from lydite.sampling.samplers.algebra import NEAR_ONE
 from lydite.sampling.steps import Step
 from support.denoisers import FunctionDenoiser
 from support.sampler_cases import AS_THE_PAPER, Paired
@@ -267,7 +267,7 @@ def test_a_sampler_is_known_by_what_it_is(name: str):
     assert set(sampler.noise_models) <= set(NOISE_MODELS)
     assert sampler.noise_models
     assert sampler.about and sampler.source and sampler.proofs
-    assert (sampler.sample.__doc__ or "").strip()
+    assert (sampler.function.__doc__ or "").strip()
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if SAMPLERS[name].noise != "none"])

@@ -14,7 +14,7 @@ import pytest
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.samplers.exponential import carried, fall, finite_start, slope_weight
+from lydite.sampling.samplers.algebra import ddim_step, exp_minus_h, finite_start, slope_weight
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {"ve": (9.0, 4.0, 1.5, 0.6, 0.2, 0.0), "flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.0)}
@@ -180,10 +180,12 @@ def test_a_step_carries_the_exact_solution_when_the_image_is_known(noise_model: 
     image, noise = np.array([0.7, -0.2]), np.array([1.3, 0.4])
     x = image * model.alpha(0.8) + noise * 0.8
     wanted = image * model.alpha(0.3) + noise * 0.3
-    np.testing.assert_allclose(carried(model, x, image, 0.8, 0.3), wanted, rtol=0, atol=1e-15)
-    kept = fall(model, 0.8, 0.3)  # with η = 1 that share of the noise outlives the step
+    np.testing.assert_allclose(ddim_step(model, x, image, 0.8, 0.3), wanted, rtol=0, atol=1e-15)
+    kept = exp_minus_h(model, 0.8, 0.3)  # with η = 1 that share of the noise outlives the step
     wanted = image * model.alpha(0.3) + noise * (0.3 * kept)
-    np.testing.assert_allclose(carried(model, x, image, 0.8, 0.3, 1.0), wanted, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        ddim_step(model, x, image, 0.8, 0.3, 1.0), wanted, rtol=0, atol=1e-15
+    )
     assert math.log(kept) == pytest.approx(model.half_log_snr(0.8) - model.half_log_snr(0.3))
 
 

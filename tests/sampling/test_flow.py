@@ -12,8 +12,8 @@ from lydite.sampling.schedules.flow import (
     flux2_mu,
     mu_of_tokens,
     shift_of_mu,
-    shifted,
-    stretched,
+    shift_sigmas,
+    stretch_to_terminal,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -137,7 +137,7 @@ def test_the_line_of_flux_goes_through_its_two_points():
 
 
 def test_a_stretch_keeps_one_and_reaches_the_terminal():
-    sigmas = stretched(np.array([1.0, 0.7, 0.2]), 0.05)
+    sigmas = stretch_to_terminal(np.array([1.0, 0.7, 0.2]), 0.05)
     assert sigmas[0] == 1
     assert sigmas[-1] == pytest.approx(0.05, rel=1e-14)
     assert sigmas[1] == pytest.approx(1 - 0.3 * 0.95 / 0.8, rel=1e-14)
@@ -150,9 +150,9 @@ def test_one_step_with_a_terminal_is_one_step():
 
 
 def test_shift_is_its_formula_and_leaves_the_ends():
-    assert shifted(0.5, 3.0) == 0.75
-    assert shifted(1.0, 7.3) == 1
-    assert shifted(0.0, 7.3) == 0
+    assert shift_sigmas(0.5, 3.0) == 0.75
+    assert shift_sigmas(1.0, 7.3) == 1
+    assert shift_sigmas(0.0, 7.3) == 0
 
 
 def test_what_the_network_is_told():

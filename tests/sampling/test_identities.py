@@ -12,7 +12,13 @@ from lydite.core.errors import InputError, NotFiniteError
 from lydite.sampling.analytic import Mixture
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.samplers.renoise import Churn, ancestral_down, raised, rescaled, reverse_down
+from lydite.sampling.samplers.algebra import (
+    Churn,
+    add_noise,
+    ancestral_down,
+    reverse_down,
+    scale_noise_ratio,
+)
 from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
@@ -161,7 +167,7 @@ def test_no_churn_is_no_churn(name: str):
 
 def test_no_churn_is_larger_than_the_papers():
     for s_churn, factor in ((1.0, 1.1), (4.0, 1.4), (5.0, 2**0.5), (1e9, 2**0.5)):
-        _, up = Churn(lambda *_: DRAWN[0], s_churn).lift(VE, DRAWN[1], 3.0, 10)
+        _, up = Churn(lambda *_: DRAWN[0], s_churn).add(VE, DRAWN[1], 3.0, 10)
         assert up == pytest.approx(3.0 * factor)
 
 
@@ -182,7 +188,7 @@ def test_fresh_noise_makes_up_for_the_noise_taken(rule: Any, noise_model: NoiseM
         parts = np.array(
             [noise_model.alpha(down) * data, down, 0.0]
         )  # data, old noise, fresh noise
-        up = raised(noise_model, parts, down, 0.5, np.array([0.0, 0.0, 1.0]))
+        up = add_noise(noise_model, parts, down, 0.5, np.array([0.0, 0.0, 1.0]))
         assert up[0] == pytest.approx(noise_model.alpha(0.5) * data, rel=1e-12)
         assert math.hypot(up[1], up[2]) == pytest.approx(0.5, rel=1e-12)
 
@@ -196,9 +202,9 @@ def test_eta_beyond_one_takes_all_the_noise_and_no_more():
 
 
 def test_a_share_of_the_noise_to_image_ratio():
-    assert rescaled(VE, 2.0, 0.25) == pytest.approx(0.5)
-    assert rescaled(FLOW, 0.5, 1 / 3) == pytest.approx(0.25)  # 1:1 becomes 1:3
-    assert rescaled(FLOW, 0.5, 0.0) == 0
+    assert scale_noise_ratio(VE, 2.0, 0.25) == pytest.approx(0.5)
+    assert scale_noise_ratio(FLOW, 0.5, 1 / 3) == pytest.approx(0.25)  # 1:1 becomes 1:3
+    assert scale_noise_ratio(FLOW, 0.5, 0.0) == 0
 
 
 def test_dpm_solvers_ask_for_noise_where_eta_does():
@@ -206,7 +212,7 @@ def test_dpm_solvers_ask_for_noise_where_eta_does():
         with pytest.raises(InputError, match="pass a source of it"):
             SAMPLERS[name].run(Mixture(), DRAWN[0], [2.0, 0.1, 0.0], eta=1.0)
         with pytest.raises(InputError, match="pass a source of noise"):
-            list(SAMPLERS[name].sample(Mixture(), DRAWN[0], [2.0, 0.1, 0.0], eta=1.0))
+            list(SAMPLERS[name].function(Mixture(), DRAWN[0], [2.0, 0.1, 0.0], eta=1.0))
 
 
 def test_dpm_adaptive_says_so_where_it_cannot_go_on():

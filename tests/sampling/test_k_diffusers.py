@@ -15,7 +15,7 @@ import pytest
 from lydite.sampling.analytic import Mixture
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.samplers.renoise import ancestral_down
+from lydite.sampling.samplers.algebra import ancestral_down
 from lydite.sampling.schedules import FlowSigmas, make_schedule
 
 pytestmark = [

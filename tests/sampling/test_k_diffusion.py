@@ -10,7 +10,7 @@ import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.samplers.renoise import Churn
+from lydite.sampling.samplers.algebra import Churn
 from lydite.sampling.steps import Step
 from support.denoisers import FunctionDenoiser
 

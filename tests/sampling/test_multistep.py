@@ -59,7 +59,7 @@ def path(
     denoise = options.pop("denoise", Mixture(noise_model=NOISE_MODELS[noise_model]))
     sample = name
     if isinstance(name, str):
-        sample = SAMPLERS[name].sample
+        sample = SAMPLERS[name].function
         if SAMPLERS[name].noise != "none" or options.get("eta"):
             options.setdefault("noise", Draws([]))
     return np.stack([step.x for step in sample(denoise, DRAWN[-1] * levels[0], levels, **options)])

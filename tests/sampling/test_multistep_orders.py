@@ -11,10 +11,9 @@ import pytest
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.samplers.algebra import adams_weights, exponential_weights
 from lydite.sampling.samplers.deis import VP_ENDS, vp_time
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
-from lydite.sampling.samplers.lms import weights as adams_weights
-from lydite.sampling.samplers.multistep import weights
 from lydite.sampling.samplers.pndm import _newton_weights
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
@@ -26,7 +25,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def measured(sampler: Any, noise_model: str, options: dict[str, Any]) -> float:
     """The order over steps that grow from the start on, and neither start nor end at an end."""
-    sample = SAMPLERS[sampler].sample if isinstance(sampler, str) else sampler
+    sample = SAMPLERS[sampler].function if isinstance(sampler, str) else sampler
     first, last = ENDS[noise_model]
     errors = []
     for steps in (240, 480):  # multiples of 2 and 3
@@ -99,12 +98,12 @@ def test_weights_are_the_integrals_of_lagrange_polynomials(h: float, rate: float
     nodes = [-h, -h - 0.7, -h - 1.0, -h - 2.5]
     points, shares = np.polynomial.legendre.leggauss(60)
     v = (points - 1) * h / 2
-    for own, weight in zip(nodes, weights(nodes, h, rate), strict=True):
+    for own, weight in zip(nodes, exponential_weights(nodes, h, rate), strict=True):
         others = [node for node in nodes if node != own]
         values = np.prod([(v - other) / (own - other) for other in others], axis=0)
         expected = h / 2 * (shares @ (np.exp(rate * v) * values))
         assert weight == pytest.approx(expected, rel=1e-9, abs=1e-12 * h)
-    assert weights(nodes, 0.0, rate) == [0.0] * 4
+    assert exponential_weights(nodes, 0.0, rate) == [0.0] * 4
 
 
 def test_the_weights_of_ipndm_v_are_not_adams_and_bashforths():

@@ -48,7 +48,7 @@ def error(
 def order(name: str, noise_model: str, spacing: str, **options: Any) -> float:
     """Measured over the last doubling of the steps, without noise."""
     sampler = SAMPLERS[name]
-    if "eta" in inspect.signature(sampler.sample).parameters:
+    if "eta" in inspect.signature(sampler.function).parameters:
         options = {"eta": 0.0, **options}
     errors = [
         error(sampler, NOISE_MODELS[noise_model], grid(noise_model, spacing, steps), options)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
+from lydite.sampling.conventions import strength_steps
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.prediction import (
     EDM,
@@ -24,7 +25,6 @@ from lydite.sampling.prediction import (
     flow_noised,
 )
 from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, from_step, make_schedule
-from lydite.sampling.strength import strength_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")

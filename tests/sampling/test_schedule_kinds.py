@@ -20,7 +20,7 @@ from lydite.sampling.schedules import (
     from_step,
     make_schedule,
 )
-from lydite.sampling.schedules.schedule import Points, finished
+from lydite.sampling.schedules.schedule import Points, finish_schedule
 from lydite.sampling.schedules.table import COMFYUI_CLAMP, alphas_cumprod, betas, noise_table
 
 STEPS = (1, 2, 3, 4, 7, 20, 50, 1000)
@@ -214,7 +214,7 @@ def test_bad_input_is_refused_in_one_line(
 
 def test_sigmas_that_repeat_are_dropped_with_their_timesteps():
     points = Points(np.array([9.0, 9.0, 4.0, 1.0, 1.0]), np.array([5.0, 5.0, 4.0, 3.0, 2.0]))
-    made = finished("seeded", points, STABLE_DIFFUSION)
+    made = finish_schedule("seeded", points, STABLE_DIFFUSION)
     assert made.sigmas.tolist() == [9, 4, 1, 0]
     assert made.timesteps.tolist() == [5, 4, 3]
 

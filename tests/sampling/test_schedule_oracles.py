@@ -120,7 +120,7 @@ def test_every_recorded_schedule_is_compared():
 def test_laplace_is_comfyuis_which_appends_no_zero_and_repeats_the_ends():
     for steps, length, theirs in recorded("comfyui/laplace/eps"):
         assert length == steps
-        raw = SCHEDULES["laplace"].points(STABLE_DIFFUSION, steps).sigmas
+        raw = SCHEDULES["laplace"].function(STABLE_DIFFUSION, steps).sigmas
         np.testing.assert_allclose(thinned(raw), theirs, rtol=BAR, atol=0)
         ours = make_schedule("laplace", steps, STABLE_DIFFUSION).sigmas
         np.testing.assert_array_equal(ours[:-1], np.unique(raw)[::-1])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lydite.core.errors import ConfigError, InputError
-from lydite.sampling.conventions import CONVENTIONS, planned
+from lydite.sampling.conventions import CONVENTIONS, plan_schedule
 from lydite.sampling.schedules import (
     FLOW_MATCH_FIXED,
     FLOW_MATCH_IGNORED,
@@ -202,7 +202,7 @@ def test_an_ignored_key_changes_nothing_in_diffusers(key: str):
 
 
 def img2img(steps: int, strength: float) -> Schedule:
-    return planned(
+    return plan_schedule(
         CONVENTIONS["lydite"],
         sampler="euler",
         schedule="sd3_diffusers",

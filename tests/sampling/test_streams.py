@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise import TorchGenerator
-from lydite.sampling.streams import STREAMS, NoiseStreams, recorded
+from lydite.sampling.noise import STREAMS, NoiseStreams, TorchGenerator
 
 SHAPE = (4, 3, 5)
 
@@ -82,11 +81,6 @@ def test_noise_arrives_in_the_callers_library_and_layout():
     assert first.dtype == mx.float32
     assert first.shape == (2, 3, 5, 4)
     np.testing.assert_array_equal(np.array(first)[1].transpose(2, 0, 1), drawn("lydite", [2])[0][0])
-
-
-def test_recorded_normals_come_one_after_another():
-    noise = recorded([1.0, 2.0])
-    assert [noise(9.0, 3.0), noise(3.0, 1.0)] == [1.0, 2.0]
 
 
 def test_no_seed_is_refused():

@@ -22,7 +22,7 @@ ANGLES = inputs("transformer/time_text_embed.timestep_embedder.linear_1")
 def scheduled(change: Callable[[Schedule], Schedule]) -> Apply:
     """Another schedule than the checkpoint asks for."""
     return attribute(
-        pipeline, "planned", lambda original: lambda *a, **k: change(original(*a, **k))
+        pipeline, "plan_schedule", lambda original: lambda *a, **k: change(original(*a, **k))
     )
 
 

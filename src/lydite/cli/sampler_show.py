@@ -77,7 +77,7 @@ def make(
 ) -> "tuple[Schedule, ModelSigmas, str]":
     """A schedule, the model it is for, and that model's name."""
     from lydite.conform.models import find_model
-    from lydite.sampling.conventions import find_convention, planned
+    from lydite.sampling.conventions import find_convention, plan_schedule
     from lydite.sampling.schedules import find_schedule
 
     kind = find_schedule(name)
@@ -86,7 +86,9 @@ def make(
     if convention is None:
         return kind.make(steps, levels, **options), levels, called
     program = find_convention(convention)
-    made = planned(program, sampler=sampler, schedule=name, steps=steps, model=levels, **options)
+    made = plan_schedule(
+        program, sampler=sampler, schedule=name, steps=steps, model=levels, **options
+    )
     return made, levels, called
 
 

@@ -14,10 +14,10 @@ from lydite.conform.replay import CannotReplay, plan_for, run
 from lydite.core.errors import InputError
 from lydite.sampling.conventions import (
     find_convention,
-    planned,
+    has_unit_variance,
+    plan_schedule,
     schedule_name,
-    starts_whole,
-    with_rule,
+    with_timestep_rule,
 )
 from lydite.sampling.noise import TorchGenerator
 from lydite.sampling.prediction import EDM
@@ -58,11 +58,11 @@ class Asked:
 def pose(asked: Asked, model: ModelSigmas | None = None) -> Problem:
     """The problem, tried once; for `model` instead of the one that is named."""
     convention = find_convention(asked.convention or "lydite")
-    model = model or with_rule(find_model(asked.model), convention)
+    model = model or with_timestep_rule(find_model(asked.model), convention)
     name = schedule_name(convention, asked.schedule or default_schedule(model), asked.sampler or "")
     kind = find_schedule(name)
     schedule = (
-        planned(
+        plan_schedule(
             convention,
             sampler=asked.sampler or "",
             schedule=name,
@@ -88,7 +88,7 @@ def pose(asked: Asked, model: ModelSigmas | None = None) -> Problem:
         return tuple(round(float(value), 6) for value in generator.randn(SHAPE).reshape(-1))
 
     noise, first = normals(), float(schedule.sigmas[0])
-    if model.noise_model.name == "ve" and starts_whole(convention, schedule, model):
+    if model.noise_model.name == "ve" and has_unit_variance(convention, schedule, model):
         first = math.sqrt(1 + first**2)
     problem = Problem(
         sampler=asked.sampler,

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.sampling.brownian import BrownianNoise
-from lydite.sampling.conventions import Convention, draws_a_path
+from lydite.sampling.conventions import Convention, uses_brownian_path
+from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
 from lydite.sampling.samplers.sampler import NoiseKind
 from lydite.sampling.steps import Noise
-from lydite.sampling.streams import STREAMS, NoiseStreams, StreamRule
 
 Shape = tuple[int, ...]  # (C, …), torch's order; arrays are (B, …, C) in float32
 
@@ -70,7 +70,7 @@ def sampler_noise(
     """What a sampler adds: nothing, a Brownian path of each image, or what comes next of `run`."""
     if kind == "none":
         return None
-    if draws_a_path(convention, kind):
+    if uses_brownian_path(convention, kind):
         return BrownianNoise(seeds, shape, _channels_last)
     return run
 

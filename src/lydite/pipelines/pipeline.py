@@ -25,7 +25,7 @@ from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import open_model
 from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
 from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
-from lydite.sampling.conventions import find_convention, options_of, planned, starts_whole
+from lydite.sampling.conventions import find_convention, has_unit_variance, options_of, plan_schedule
 from lydite.sampling.guidance import Guided, over_steps
 from lydite.sampling.samplers import Sampler, find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
@@ -119,7 +119,7 @@ class Pipeline:
         # What the checkpoint itself says holds where its own sampler or schedule is used.
         own_sampler = request.sampler == self.scheduler.sampler
         own_schedule = request.schedule == self.scheduler.schedule
-        schedule = planned(
+        schedule = plan_schedule(
             convention,
             sampler=request.sampler,
             schedule=request.schedule,
@@ -149,7 +149,7 @@ class Pipeline:
             prediction=self.scheduler.prediction,
             strength=strength,
             unit_variance=(own_schedule and self.scheduler.unit_variance)
-            or starts_whole(convention, schedule, levels),
+            or has_unit_variance(convention, schedule, levels),
             shape=self.latents.shape(request.width, request.height),
             image=None if image is None else resize(image, request.width, request.height),
             image_hash=None if image is None else pixel_hash(image),

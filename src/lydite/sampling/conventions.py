@@ -5,26 +5,46 @@ Every preset can be changed in one place with `dataclasses.replace`.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from lydite.core.errors import InputError
+from lydite.sampling.noise import STREAMS, StreamRule
+from lydite.sampling.registry import suggestion
 from lydite.sampling.samplers.sampler import NoiseKind, Sampler
 from lydite.sampling.schedules import Schedule, find_schedule, from_step
-from lydite.sampling.schedules.flow import FlowSigmas, shifted
-from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, read_only_schedule
+from lydite.sampling.schedules.flow import FlowSigmas, shift_sigmas
+from lydite.sampling.schedules.schedule import (
+    MOST_STEPS,
+    Final,
+    ModelSigmas,
+    Rule,
+    check_count,
+    read_only_schedule,
+)
 from lydite.sampling.schedules.table import NoiseTable
-from lydite.sampling.streams import STREAMS, StreamRule
-from lydite.sampling.strength import Meaning, strength_steps
 
 # These ask for the half log-SNR, which is −∞ at σ = 1 of a flow model.
 SNR_SAMPLERS = frozenset(
     {"dpmpp_sde", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde", "er_sde", "seeds_2"}
     | {"seeds_3", "exp_heun_2_x0", "exp_heun_2_x0_sde", "sa_solver", "sa_solver_pece"}
 )
+
+Meaning = Literal["diffusers", "diffusers_sd3", "comfyui", "a1111"]
+
+# What img2img strength means: (n, strength) → (steps made, steps run: the last ones).
+MEANINGS: dict[str, Callable[[int, float], tuple[int, int]]] = {
+    # Its share of the steps, rounded down; SD3 rounds down what is left out instead.
+    "diffusers": lambda n, s: (n, int(n * s)),
+    "diffusers_sd3": lambda n, s: (n, n - int(n - n * s)),
+    # All n steps, out of a longer schedule.
+    "comfyui": lambda n, s: (n, n) if s > 0.9999 else (int(n / s), n),
+    # Its share and one; its option "exactly the amount of steps" is as ComfyUI.
+    "a1111": lambda n, s: (n, int(min(s, 0.999) * n) + 1),
+}
 
 
 @dataclass(frozen=True)
@@ -41,21 +61,15 @@ class Convention:
     # there are fewer than 15 steps.
     last_step: Literal["first_order_at_zero", "first_order_below_15"] = "first_order_at_zero"
     stream: StreamRule = STREAMS["lydite"]  # of ancestral samplers, and of the first noise
-    sde_noise: Literal["path", "stream"] = "path"  # a path is our own Brownian one in every preset
+    brownian: bool = True  # SDE samplers draw from a Brownian path, our own in every preset
     # The share of the way from 1 at which a flow run starts for samplers that ask for its log-SNR.
     flow_start: float | None = None
     strength: Meaning = "diffusers_sd3"
-    whole_noise: Literal["never", "at_sigma_max", "leading"] = "never"  # √(1 + σ²) in place of σ
+    unit_variance: Literal["never", "at_sigma_max", "leading"] = "never"  # √(1 + σ²) in place of σ
     # Schedules that have another name here, or options that are others than ours.
     names: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     automatic: Mapping[str, str] = field(default_factory=dict)  # schedule by sampler; "" for others
-
-    def record(self) -> dict[str, Any]:
-        """Every choice as JSON takes it."""
-        values = asdict(self)
-        values["discard_penultimate"] = sorted(self.discard_penultimate)
-        return values
 
 
 _TWICE = {"double_shift": True}
@@ -71,7 +85,7 @@ CONVENTIONS = {
             stream=STREAMS["comfyui"],
             flow_start=1e-4,
             strength="comfyui",
-            whole_noise="at_sigma_max",
+            unit_variance="at_sigma_max",
             names={"beta": "beta_timesteps"},
             options={
                 "normal": _TWICE,
@@ -104,9 +118,9 @@ CONVENTIONS = {
             flow_timesteps="interpolate",  # its multistep solvers truncate
             last_step="first_order_below_15",
             stream=STREAMS["diffusers"],
-            sde_noise="stream",
+            brownian=False,
             strength="diffusers",
-            whole_noise="leading",
+            unit_variance="leading",
             names={"beta": "beta_sigmas"},
         ),
     )
@@ -116,7 +130,10 @@ CONVENTIONS = {
 def find_convention(name: str) -> Convention:
     """The preset called `name`."""
     if name not in CONVENTIONS:
-        raise InputError(f"convention is {name!r}; expected one of {', '.join(CONVENTIONS)}.")
+        raise InputError(
+            f"convention is {name!r:.60}; expected one of {', '.join(CONVENTIONS)}."
+            f"{suggestion(name, CONVENTIONS)}"
+        )
     return CONVENTIONS[name]
 
 
@@ -132,7 +149,7 @@ def schedule_name(convention: Convention, name: str, sampler: str = "") -> str:
     return convention.names.get(name, name)
 
 
-def planned(
+def plan_schedule(
     convention: Convention,
     *,
     sampler: str,
@@ -152,18 +169,33 @@ def planned(
     made, run = strength_steps(convention.strength, steps, strength)
     discards = sampler in convention.discard_penultimate
     chosen = {**convention.options.get(name, {}), **options}
-    kind, ruled = find_schedule(name), model if own_timesteps else with_rule(model, convention)
-    result = kind.make(made + discards, ruled, final=final or convention.final, **chosen)
+    timed = model if own_timesteps else with_timestep_rule(model, convention)
+    result = find_schedule(name).make(
+        made + discards, timed, final=final or convention.final, **chosen
+    )
     if discards:
         result = discard_penultimate(result)
     if strength < 1:
         result = from_step(result, max(len(result.timesteps) - run, 0))
     if convention.flow_start is not None and sampler in SNR_SAMPLERS:
-        result = started_below_one(result, ruled, convention.flow_start)
+        result = start_below_one(result, timed, convention.flow_start)
     return result
 
 
-def with_rule(model: ModelSigmas, convention: Convention) -> ModelSigmas:
+def strength_steps(meaning: Meaning, steps: int, strength: float) -> tuple[int, int]:
+    """(steps made, steps run) of an img2img at `strength`; without an image it is 1 and (n, n)."""
+    if meaning not in MEANINGS:
+        raise InputError(f"strength means {meaning!r}; expected one of {', '.join(MEANINGS)}.")
+    check_count("steps", steps, MOST_STEPS)
+    if not 0 < strength <= 1:
+        raise InputError(f"strength is {strength}; expected a number above 0 and at most 1.")
+    made, run = (steps, steps) if strength == 1 else MEANINGS[meaning](steps, strength)
+    if run < 1:
+        raise InputError(f"strength {strength} leaves none of the {steps} steps.")
+    return made, min(run, made)
+
+
+def with_timestep_rule(model: ModelSigmas, convention: Convention) -> ModelSigmas:
     """The model with timesteps as the convention has them."""
     if isinstance(model, NoiseTable):
         return replace(model, rule=convention.timesteps)
@@ -182,28 +214,28 @@ def discard_penultimate(schedule: Schedule) -> Schedule:
     )
 
 
-def started_below_one(schedule: Schedule, model: ModelSigmas, share: float) -> Schedule:
+def start_below_one(schedule: Schedule, model: ModelSigmas, share: float) -> Schedule:
     """A flow schedule from σ = 1 started `share` of the way down instead, the shift applied."""
     if not isinstance(model, FlowSigmas) or schedule.sigmas[0] < 1:
         return schedule
     sigmas, timesteps = schedule.sigmas.copy(), schedule.timesteps.copy()
-    sigmas[0] = shifted(1 - share, model.shift)
+    sigmas[0] = shift_sigmas(1 - share, model.shift)
     timesteps[0] = model.timestep_of(float(sigmas[0]))
     return read_only_schedule(schedule.name, sigmas, timesteps, schedule.timestep_between)
 
 
-def starts_whole(convention: Convention, schedule: Schedule, model: ModelSigmas) -> bool:
+def has_unit_variance(convention: Convention, schedule: Schedule, model: ModelSigmas) -> bool:
     """Whether the first noise is √(1 + σ²) wide; `Prediction.start` takes the answer."""
-    if convention.whole_noise == "leading":
+    if convention.unit_variance == "leading":
         return schedule.name.startswith("leading")
     top, first = float(model.levels[-1]), float(schedule.sigmas[0])
     at_top = first > top or math.isclose(first, top, rel_tol=1e-5)
-    return convention.whole_noise == "at_sigma_max" and at_top
+    return convention.unit_variance == "at_sigma_max" and at_top
 
 
-def draws_a_path(convention: Convention, kind: NoiseKind) -> bool:
+def uses_brownian_path(convention: Convention, kind: NoiseKind) -> bool:
     """Whether a sampler of this kind takes its noise from a Brownian path."""
-    return kind == "path" and convention.sde_noise == "path"
+    return kind == "path" and convention.brownian
 
 
 def options_of(convention: Convention, schedule: Schedule, sampler: Sampler) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Torch's CPU noise in NumPy, so that a seed means the same picture as in diffusers and ComfyUI.
+"""Noise of a run: torch's CPU normals in NumPy, from one stream per image or one for the batch.
+
+A seed means the same picture as in diffusers and ComfyUI. What A1111 and ComfyUI draw is known by
+their behaviour.
 
 Reference: torch 2.13.0, ATen/core/{MT19937RNGEngine,DistributionsHelper}.h and
 ATen/native/cpu/DistributionTemplates.h. Torch has two float32 kernels that differ by up to 2.4e-6;
@@ -6,12 +9,15 @@ this is the one of x86 (AVX2 and AVX-512), on every machine.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
+from lydite.sampling.steps import A
 
 BLOCK = 16  # values torch makes at a time; a smaller array takes another path altogether
 
@@ -76,3 +82,68 @@ def _box_muller(words: NDArray[np.uint32]) -> NDArray[np.float32]:
 
 def _uniform53(high: int, low: int) -> float:
     return ((high << 32 | low) & (2**53 - 1)) * 2.0**-53
+
+
+# Makes (B, *shape) in float32 the caller's array, e.g. moves channels last and hands it to MLX.
+ToArray = Callable[[NDArray[np.float32]], A]
+
+
+@dataclass(frozen=True)
+class StreamRule:
+    """How a program draws noise.
+
+    `batch`: "image", each image from a generator of its own, so that it does not depend on the
+    others; or "whole", all images from the generator of the first seed. `delta`: the sampler's
+    noise is drawn from fresh generators with the seed moved by so much; None goes on where the
+    first noise ended.
+    """
+
+    batch: Literal["image", "whole"] = "image"
+    delta: int | None = None
+
+
+STREAMS = {
+    "lydite": StreamRule(),
+    "diffusers": StreamRule(),  # given a list of generators, as its documentation advises
+    "k-diffusion": StreamRule(batch="whole"),
+    "comfyui": StreamRule(batch="whole", delta=1),  # on a CPU; on a GPU it moves by 0
+    "a1111": StreamRule(),
+}
+
+
+class NoiseStreams(Generic[A]):
+    """The noise of one run: `first` for the latents, then calls for the sampler's steps.
+
+    A call, (sigma, sigma_next), gives the next normals whatever the sigmas are.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        shape: Sequence[int],  # of one image, in torch's order: (C, h, w)
+        to_array: ToArray[A],
+        rule: StreamRule = STREAMS["lydite"],
+    ) -> None:
+        if not seeds:
+            raise InputError("noise needs at least one seed.")
+        self._seeds, self._shape, self._to_array, self._rule = tuple(seeds), shape, to_array, rule
+        self._generators = self._fresh(0)
+        self._moved = rule.delta is None
+
+    def first(self) -> A:
+        """The noise that the latents start as; to be drawn before the sampler's."""
+        return self._draw()
+
+    def __call__(self, sigma: float, sigma_next: float) -> A:
+        if not self._moved:
+            self._generators, self._moved = self._fresh(self._rule.delta or 0), True
+        return self._draw()
+
+    def _fresh(self, delta: int) -> list[TorchGenerator]:
+        seeds = self._seeds if self._rule.batch == "image" else self._seeds[:1]
+        return [TorchGenerator((seed + delta) % 2**64 if delta else seed) for seed in seeds]
+
+    def _draw(self) -> A:
+        if self._rule.batch == "whole":
+            return self._to_array(self._generators[0].randn((len(self._seeds), *self._shape)))
+        return self._to_array(np.stack([each.randn(self._shape) for each in self._generators]))

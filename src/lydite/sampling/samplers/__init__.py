@@ -1,6 +1,6 @@
 """Every sampler by its name."""
 
-from lydite.core.errors import InputError
+from lydite.sampling.registry import find_method
 from lydite.sampling.samplers import (
     ancestral,
     cfg_pp,
@@ -50,8 +50,4 @@ SAMPLERS = {sampler.name: sampler for family in FAMILIES for sampler in family.F
 
 def find_sampler(name: str) -> Sampler:
     """The sampler called `name`."""
-    if name not in SAMPLERS:
-        raise InputError(
-            f"there is no sampler {name!r}; `lydite sampler list` names all {len(SAMPLERS)}."
-        )
-    return SAMPLERS[name]
+    return find_method(SAMPLERS, name, "sampler")

@@ -1,16 +1,18 @@
 """Two-call steps that go below the next sigma and come back with fresh noise."""
 
-import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.samplers.heun import midpoint_step
-from lydite.sampling.samplers.renoise import ancestral_down, raised
+from lydite.sampling.samplers.algebra import (
+    NEAR_ONE,
+    add_noise,
+    ancestral_down,
+    ddim_step,
+    midpoint_step,
+    sigma_between,
+)
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
-
-NEAR_ONE = 0.9999  # ComfyUI's middle of a step from pure noise, where λ has no end
 
 
 def sample_dpm_2_ancestral(
@@ -28,7 +30,7 @@ def sample_dpm_2_ancestral(
         down = ancestral_down(model, sigma, sigma_next, eta)
         x, denoised = midpoint_step(denoise, x, sigma, down)
         if down < sigma_next:
-            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
@@ -48,26 +50,12 @@ def sample_dpmpp_2s_ancestral(
         denoised = directed = denoise(x, sigma)
         down = ancestral_down(model, sigma, sigma_next, eta)
         if down > 0:
-            middle = between(model, sigma, down, 0.5, near_one)
-            directed = denoise(toward(model, x, denoised, sigma, middle), middle)
-        x = toward(model, x, directed, sigma, down)
+            middle = sigma_between(model, sigma, down, 0.5, near_one)
+            directed = denoise(ddim_step(model, x, denoised, sigma, middle), middle)
+        x = ddim_step(model, x, directed, sigma, down)
         if down < sigma_next:
-            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, denoised)
-
-
-def toward(model: NoiseModel, x: A, denoised: A, sigma: float, sigma_next: float) -> A:
-    """x at `sigma_next` if `denoised` stayed what it is: DPM-Solver++(1), or DDIM."""
-    ratio = sigma_next / sigma
-    return x * ratio + denoised * (model.alpha(sigma_next) - model.alpha(sigma) * ratio)
-
-
-def between(
-    model: NoiseModel, sigma: float, sigma_next: float, share: float, near_one: float
-) -> float:
-    """The sigma that lies `share` of the way in λ; from pure noise, `near_one`."""
-    start, end = model.half_log_snr(sigma), model.half_log_snr(sigma_next)
-    return near_one if start == -math.inf else model.sigma_at(start + share * (end - start))
 
 
 FAMILY = (

@@ -15,9 +15,14 @@ from typing import Any, Literal
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import VE, NoiseModel
-from lydite.sampling.samplers.ancestral import NEAR_ONE, between
-from lydite.sampling.samplers.exponential import carried, fall
-from lydite.sampling.samplers.renoise import raised, reverse_down
+from lydite.sampling.samplers.algebra import (
+    NEAR_ONE,
+    add_noise,
+    ddim_step,
+    exp_minus_h,
+    reverse_down,
+    sigma_between,
+)
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, PairDenoise, Step
 
@@ -55,7 +60,7 @@ def sample_euler_ancestral_cfg_pp(
         down = reverse_down(model, sigma, sigma_next, eta)
         x = renoised(model, x, guided, uncond, sigma, down)
         if down < sigma_next:
-            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, guided)
 
 
@@ -100,13 +105,13 @@ def sample_dpmpp_2s_ancestral_cfg_pp(
         directed = guided
         down = reverse_down(model, sigma, sigma_next, eta)
         if down > 0:
-            middle = between(model, sigma, down, 0.5, near_one)
+            middle = sigma_between(model, sigma, down, 0.5, near_one)
             halfway = renoised(model, x, guided, uncond, sigma, middle)
             directed, latest = denoise.pair(halfway, middle)
             uncond = latest if uncond_of == "middle" else uncond
-        x = carried(model, shifted(model, x, guided, uncond, sigma), directed, sigma, down)
+        x = ddim_step(model, shifted(model, x, guided, uncond, sigma), directed, sigma, down)
         if down < sigma_next:
-            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, guided)
 
 
@@ -124,7 +129,7 @@ def sample_dpmpp_2m_cfg_pp(
         h = model.half_log_snr(sigma_next) - model.half_log_snr(sigma)
         x = renoised(model, x, guided, uncond, sigma, sigma_next)
         if before is not None and sigma_next > 0:
-            share = model.alpha(sigma_next) * (1 - fall(model, sigma, sigma_next))
+            share = model.alpha(sigma_next) * (1 - exp_minus_h(model, sigma, sigma_next))
             x = x + (guided - before[0]) * (share * h / (2 * before[1]))
         before = uncond, h
         yield Step(index, sigma, sigma_next, x, guided)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from lydite.core.errors import InputError
-from lydite.sampling.samplers.ancestral import toward
-from lydite.sampling.samplers.renoise import raised
+from lydite.sampling.samplers.algebra import add_noise, ddim_step
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -49,9 +48,9 @@ def sample_tcd(
         down = sigma_next
         if index < len(levels) - 2:
             down = (1 - gamma) * sigma_next if below is None else float(below(sigma_next))
-        x = toward(model, x, denoised, sigma, down)
+        x = ddim_step(model, x, denoised, sigma, down)
         if down < sigma_next:
-            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next))
+            x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next))
         yield Step(index, sigma, sigma_next, x, denoised)
 
 

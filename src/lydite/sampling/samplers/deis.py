@@ -11,8 +11,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.sampling.samplers.euler import slope
-from lydite.sampling.samplers.multistep import Call, called, final_order, straight, weights
+from lydite.sampling.samplers.algebra import (
+    Call,
+    exponential_weights,
+    final_order,
+    first_order_step,
+    make_call,
+    slope,
+)
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
@@ -36,16 +42,16 @@ def sample_deis(
     past: list[Call[A]] = []  # newest first
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        past = [called("noise", model, x, denoised, sigma), *past][:order]
+        past = [make_call("noise", model, x, denoised, sigma), *past][:order]
         allowed = final_order(levels, index, order, lower_order_final)
         seen = [call for call in past[:allowed] if call.half_log_snr > -math.inf]
         if len(seen) < 2:
-            x = straight("noise", model, x, past[0], sigma_next)
+            x = first_order_step("noise", model, x, past[0], sigma_next)
         else:
             end = model.half_log_snr(sigma_next)
             nodes = [call.half_log_snr - end for call in seen]
             x = x * (model.alpha(sigma_next) / model.alpha(sigma))
-            for call, weight in zip(seen, weights(nodes, -nodes[0], -1.0), strict=True):
+            for call, weight in zip(seen, exponential_weights(nodes, -nodes[0], -1.0), strict=True):
                 x = x - call.value * (sigma_next * weight)
         yield Step(index, sigma, sigma_next, x, denoised)
 

@@ -13,15 +13,15 @@ from itertools import pairwise
 from typing import Literal
 
 from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.samplers.multistep import (
+from lydite.sampling.samplers.algebra import (
     Call,
     Kind,
-    called,
+    bend_scale,
     final_order,
-    frame,
+    first_order_step,
+    make_call,
     psi_2,
     psi_3,
-    straight,
 )
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
@@ -52,14 +52,14 @@ def sample_dpm_multistep(
     past: list[Call[A]] = []  # newest first
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        past = [called(kind, model, x, denoised, sigma), *past][:order]
+        past = [make_call(kind, model, x, denoised, sigma), *past][:order]
         allowed = final_order(levels, index, order, lower_order_final)
         if euler_at_final and index == len(levels) - 2:
             allowed = 1
-        x = straight(kind, model, x, past[0], sigma_next)
+        x = first_order_step(kind, model, x, past[0], sigma_next)
         if min(allowed, len(past)) > 1:
             h = model.half_log_snr(sigma_next) - past[0].half_log_snr
-            scale, g = frame(kind, model, sigma_next, h)
+            scale, g = bend_scale(kind, model, sigma_next, h)
             x = x - _bend(past[:allowed], h, g, solver, curvature) * scale
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -84,7 +84,7 @@ def sample_sde_dpm_multistep(
     past: list[Call[A]] = []
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        past = [called("noise", model, x, denoised, sigma), *past][:order]
+        past = [make_call("noise", model, x, denoised, sigma), *past][:order]
         allowed = final_order(levels, index, order, lower_order_final)
         if euler_at_final and index == len(levels) - 2:
             allowed = 1
@@ -123,11 +123,11 @@ def sample_dpm_singlestep(
         denoised = denoise(x, sigma)
         if places[index] == 1:
             start, group = x, []
-        group = [*group, called(kind, model, x, denoised, sigma)]
-        x = straight(kind, model, start, group[0], sigma_next)
+        group = [*group, make_call(kind, model, x, denoised, sigma)]
+        x = first_order_step(kind, model, start, group[0], sigma_next)
         if len(group) > 1:
             h = model.half_log_snr(sigma_next) - group[0].half_log_snr
-            scale, g = frame(kind, model, sigma_next, h)
+            scale, g = bend_scale(kind, model, sigma_next, h)
             x = x - _group_bend(group, h, g, solver) * scale
         yield Step(index, sigma, sigma_next, x, denoised)
 

@@ -10,8 +10,14 @@ from itertools import pairwise
 from typing import Literal
 
 from lydite.sampling.noise_model import VE, NoiseModel
-from lydite.sampling.samplers.ancestral import NEAR_ONE, between, toward
-from lydite.sampling.samplers.renoise import raised, reverse_down
+from lydite.sampling.samplers.algebra import (
+    NEAR_ONE,
+    add_noise,
+    ddim_step,
+    reverse_down,
+    sigma_between,
+    step_in_lambda,
+)
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -35,7 +41,7 @@ def sample_dpmpp_2m(
         h = step_in_lambda(clock_noise_model, sigma, sigma_next)
         if before is not None and sigma_next > 0:
             directed = denoised + (denoised - before[0]) * (h / (2 * before[1]))
-        x = toward(model, x, directed, sigma, sigma_next)
+        x = ddim_step(model, x, directed, sigma, sigma_next)
         before = denoised, h
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -56,15 +62,15 @@ def sample_dpmpp_sde(
 
     def drift(x: A, directed: A, sigma: float, sigma_next: float) -> A:
         down = reverse_down(model, sigma, sigma_next, eta)
-        x = toward(model, x, directed, sigma, down)
+        x = ddim_step(model, x, directed, sigma, down)
         if down == sigma_next:
             return x
-        return raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+        return add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
 
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         denoised = directed = denoise(x, sigma)
         if sigma_next > 0:
-            middle = between(model, sigma, sigma_next, r, near_one)
+            middle = sigma_between(model, sigma, sigma_next, r, near_one)
             second = denoise(drift(x, denoised, sigma, middle), middle)
             directed = denoised + (second - denoised) * (1 / (2 * r))
         x = drift(x, directed, sigma, sigma_next)
@@ -90,14 +96,16 @@ def sample_dpmpp_2m_sde(
         if sigma_next == 0:
             x = denoised
         else:
-            x = _held(model, x, denoised, sigma, sigma_next, eta)
+            x = _drift(model, x, denoised, sigma, sigma_next, eta)
             if before is not None and h:
                 whole = h * (1 + eta)
                 lean = -math.expm1(-whole) / 2 if solver == "midpoint" else _phi_2(whole)
                 lean = lean * model.alpha(sigma_next) * (h / before[1])
                 x = x + (denoised - before[0]) * lean
             if eta:
-                x = x + noise(sigma, sigma_next) * (_fresh(h, eta) * sigma_next * s_noise)
+                x = x + noise(sigma, sigma_next) * (
+                    _fresh_noise_share(h, eta) * sigma_next * s_noise
+                )
         before = denoised, h
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -140,22 +148,19 @@ def sample_dpmpp_3m_sde(
         if sigma_next == 0:
             x = denoised
         else:
-            x = _held(model, x, denoised, sigma, sigma_next, eta)
+            x = _drift(model, x, denoised, sigma, sigma_next, eta)
             if past and h:
-                bend = _bend(denoised, past, h, h * (1 + eta), curvature)
+                bend = _correction(denoised, past, h, h * (1 + eta), curvature)
                 x = x + bend * model.alpha(sigma_next)
             if eta:
-                x = x + noise(sigma, sigma_next) * (_fresh(h, eta) * sigma_next * s_noise)
+                x = x + noise(sigma, sigma_next) * (
+                    _fresh_noise_share(h, eta) * sigma_next * s_noise
+                )
         past = [(denoised, h), *past][:2]
         yield Step(index, sigma, sigma_next, x, denoised)
 
 
-def step_in_lambda(model: NoiseModel, sigma: float, sigma_next: float) -> float:
-    """h, the growth of the half log-SNR."""
-    return model.half_log_snr(sigma_next) - model.half_log_snr(sigma)
-
-
-def _held(model: NoiseModel, x: A, denoised: A, sigma: float, sigma_next: float, eta: float) -> A:
+def _drift(model: NoiseModel, x: A, denoised: A, sigma: float, sigma_next: float, eta: float) -> A:
     """The drift of the SDE over one step with `denoised` held."""
     h = step_in_lambda(model, sigma, sigma_next)
     more = eta * h if eta else 0.0  # 0·∞ from pure noise
@@ -163,7 +168,9 @@ def _held(model: NoiseModel, x: A, denoised: A, sigma: float, sigma_next: float,
     return x * (sigma_next / sigma * math.exp(-more)) + denoised * share
 
 
-def _bend(denoised: A, past: list[tuple[A, float]], h: float, whole: float, curvature: float) -> A:
+def _correction(
+    denoised: A, past: list[tuple[A, float]], h: float, whole: float, curvature: float
+) -> A:
     """What the slope of D, and its second derivative once three are known, add over one step."""
     last, last_h = past[0]
     near = (denoised - last) * (h / last_h)  # per h
@@ -180,7 +187,7 @@ def _phi_2(whole: float) -> float:
     return math.expm1(-whole) / whole + 1
 
 
-def _fresh(h: float, eta: float) -> float:
+def _fresh_noise_share(h: float, eta: float) -> float:
     """The share of the noise at the next sigma that is new."""
     return math.sqrt(-math.expm1(-2 * eta * h))
 

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
-from lydite.sampling.samplers.ancestral import NEAR_ONE
-from lydite.sampling.samplers.exponential import finite_start
+from lydite.sampling.samplers.algebra import NEAR_ONE, finite_start
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 

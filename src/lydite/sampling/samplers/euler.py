@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from lydite.sampling.samplers.renoise import Churn, ancestral_down, raised
+from lydite.sampling.samplers.algebra import Churn, add_noise, ancestral_down, churned, slope
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -14,9 +14,7 @@ def sample_euler(
     """Euler steps: algorithm 2 of Karras et al. (2022) without its second half."""
     levels = [float(sigma) for sigma in sigmas]
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
-        start = sigma
-        if churn is not None:
-            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
+        x, start = churned(churn, denoise.noise_model, x, sigma, len(levels) - 1)
         denoised = denoise(x, start)
         x = x + slope(x, denoised, start) * (sigma_next - start)
         yield Step(index, sigma, sigma_next, x, denoised)
@@ -41,13 +39,8 @@ def sample_euler_ancestral(
         down = ancestral_down(model, sigma, sigma_next, eta)
         x = x + slope(x, denoised, sigma) * (down - sigma)
         if down < sigma_next:
-            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         yield Step(index, sigma, sigma_next, x, denoised)
-
-
-def slope(x: A, denoised: A, sigma: float) -> A:
-    """dx/dσ of the ODE, the same under both noise models."""
-    return (x - denoised) / sigma
 
 
 FAMILY = (

@@ -1,11 +1,9 @@
 """Steps that look at the slope twice or three times."""
 
-import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from lydite.sampling.samplers.euler import slope
-from lydite.sampling.samplers.renoise import Churn
+from lydite.sampling.samplers.algebra import Churn, churned, heun_step, midpoint_step, slope
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
@@ -16,22 +14,9 @@ def sample_heun(
     """Heun steps: algorithm 2 of Karras et al. (2022). A step to 0 is Euler's."""
     levels = [float(sigma) for sigma in sigmas]
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
-        start = sigma
-        if churn is not None:
-            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
+        x, start = churned(churn, denoise.noise_model, x, sigma, len(levels) - 1)
         x, denoised = heun_step(denoise, x, start, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
-
-
-def heun_step(denoise: Denoise[A], x: A, sigma: float, sigma_next: float) -> tuple[A, A]:
-    """x at `sigma_next` by the mean of the slopes at both ends, and the first denoised."""
-    denoised = denoise(x, sigma)
-    first, width = slope(x, denoised, sigma), sigma_next - sigma
-    there = x + first * width
-    if sigma_next == 0:
-        return there, denoised
-    second = slope(there, denoise(there, sigma_next), sigma_next)
-    return x + (first + second) * (width / 2), denoised
 
 
 def sample_dpm_2(
@@ -40,23 +25,9 @@ def sample_dpm_2(
     """The slope halfway in log sigma, after DPM-Solver-2 of Lu et al. (2022). The last is Euler."""
     levels = [float(sigma) for sigma in sigmas]
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
-        start = sigma
-        if churn is not None:
-            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
+        x, start = churned(churn, denoise.noise_model, x, sigma, len(levels) - 1)
         x, denoised = midpoint_step(denoise, x, start, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
-
-
-def midpoint_step(denoise: Denoise[A], x: A, sigma: float, sigma_next: float) -> tuple[A, A]:
-    """x at `sigma_next` by the slope at the geometric mean, and the first denoised."""
-    denoised = denoise(x, sigma)
-    first = slope(x, denoised, sigma)
-    if sigma_next == 0:
-        return x + first * (sigma_next - sigma), denoised
-    middle = math.sqrt(sigma * sigma_next)
-    halfway = x + first * (middle - sigma)
-    second = slope(halfway, denoise(halfway, middle), middle)
-    return x + second * (sigma_next - sigma), denoised
 
 
 def sample_heunpp2(
@@ -69,9 +40,7 @@ def sample_heunpp2(
     """
     levels = [float(sigma) for sigma in sigmas]
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
-        start = sigma
-        if churn is not None:
-            x, start = churn.lift(denoise.noise_model, x, sigma, len(levels) - 1)
+        x, start = churned(churn, denoise.noise_model, x, sigma, len(levels) - 1)
         denoised = denoise(x, start)
         first = slope(x, denoised, start)
         ahead = levels[index + 1 : -1][:2]

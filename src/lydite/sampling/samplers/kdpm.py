@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, NotFiniteError
-from lydite.sampling.samplers.euler import slope
-from lydite.sampling.samplers.renoise import ancestral_down, raised
+from lydite.sampling.samplers.algebra import add_noise, ancestral_down, slope
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -42,7 +41,7 @@ def sample_dpm_fast(
         denoised = denoise(x, sigma)
         x = _orders(denoise, x, denoised, sigma, down, order)[-1]
         if source is not None and down < sigma_next:
-            x = raised(
+            x = add_noise(
                 denoise.noise_model, x, down, sigma_next, source(sigma, sigma_next) * s_noise
             )
         yield Step(index, sigma, sigma_next, x, denoised)
@@ -95,7 +94,7 @@ def sample_dpm_adaptive(
         if controller.accepts(error):
             x, low_before = high, low
             if source is not None and down < sigma_next:
-                x = raised(
+                x = add_noise(
                     denoise.noise_model, x, down, sigma_next, source(sigma, sigma_next) * s_noise
                 )
             yield Step(index, sigma, sigma_next, x, denoised)

@@ -1,9 +1,9 @@
 """Linear multistep: a polynomial through the last slopes, integrated to the next sigma."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from lydite.sampling.samplers.euler import slope
+from lydite.sampling.samplers.algebra import adams_weights, slope
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
@@ -27,30 +27,9 @@ def sample_lms(
         most = 1 if euler_at_end and sigma_next == 0 else order
         seen = [sigma, *seen][:most]
         slopes = [slope(x, denoised, sigma), *slopes][:most]
-        for weight, each in zip(weights(seen, sigma_next), slopes, strict=True):
+        for weight, each in zip(adams_weights(seen, sigma_next), slopes, strict=True):
             x = x + each * weight
         yield Step(index, sigma, sigma_next, x, denoised)
-
-
-def weights(nodes: Sequence[float], end: float) -> list[float]:
-    """∫ from nodes[0] to `end` of each Lagrange polynomial on `nodes`, exactly.
-
-    In units of the step and from its start, so that close nodes cost no digits.
-    """
-    width = end - nodes[0]
-    if width == 0:
-        return [0.0] * len(nodes)
-    places = [(node - nodes[0]) / width for node in nodes]
-    result = []
-    for own in places:
-        powers = [1.0]  # coefficients, lowest first
-        for other in places:
-            if other != own:
-                shifted, scaled = [0.0, *powers], [*powers, 0.0]
-                pairs = zip(shifted, scaled, strict=True)
-                powers = [(up - other * same) / (own - other) for up, same in pairs]
-        result.append(width * sum(power / (degree + 1) for degree, power in enumerate(powers)))
-    return result
 
 
 FAMILY = (

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from lydite.sampling.samplers.euler import slope
-from lydite.sampling.samplers.heun import heun_step
-from lydite.sampling.samplers.lms import weights
+from lydite.sampling.samplers.algebra import adams_weights, heun_step, slope
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
@@ -107,7 +105,7 @@ def sample_ipndm_v(
         if sigma_next == 0 and end == "denoised":
             x = denoised
         else:
-            shares = weights(seen, sigma_next) if exact else _newton_weights(seen, sigma_next)
+            shares = adams_weights(seen, sigma_next) if exact else _newton_weights(seen, sigma_next)
             x = x + _mean(slopes, shares)
         yield Step(index, sigma, sigma_next, x, denoised)
 

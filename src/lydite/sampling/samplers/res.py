@@ -11,9 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.samplers.algebra import add_noise, ddim_step, reverse_down, slope_weight
 from lydite.sampling.samplers.cfg_pp import Written, model_of, renoised, shifted
-from lydite.sampling.samplers.exponential import carried, slope_weight
-from lydite.sampling.samplers.renoise import raised, reverse_down
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, PairDenoise, Step
 
@@ -94,12 +93,12 @@ def _steps(
             x = renoised(model, x, guided, uncond, sigma, down)
         else:
             x = shifted(model, x, guided, uncond, sigma)
-            x = carried(model, x, uncond, sigma, down)
+            x = ddim_step(model, x, uncond, sigma, down)
             # the slope is taken over the step before as it was solved, without its fresh noise
             weight = slope_weight(h) * h / before[1] * model.alpha(down)
             x = x + (uncond - before[0]) * weight
         if noise is not None and down < sigma_next:
-            x = raised(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         before = uncond, h
         yield Step(index, sigma, sigma_next, x, guided)
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.samplers.heun import heun_step
-from lydite.sampling.samplers.renoise import raised
+from lydite.sampling.samplers.algebra import add_noise, heun_step
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -49,7 +48,7 @@ def sample_restart(
     index = 0
     for sigma, sigma_next in _with_restarts(levels, restarts):
         if sigma_next > sigma:
-            x = raised(model, x, sigma, sigma_next, noise(sigma, sigma_next) * s_noise)
+            x = add_noise(model, x, sigma, sigma_next, noise(sigma, sigma_next) * s_noise)
             continue
         x, denoised = heun_step(denoise, x, sigma, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)

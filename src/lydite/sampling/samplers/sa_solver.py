@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Generic
 
 from lydite.sampling.noise_model import VE, NoiseModel
-from lydite.sampling.samplers.multistep import Call, called, weights
+from lydite.sampling.samplers.algebra import Call, exponential_weights, make_call
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -57,13 +57,13 @@ def sample_sa_solver(
         left = len(levels) - 1 - index
         ahead, behind = (left + more for more in taper) if taper else (most, most)
         denoised = denoise(x, sigma)
-        past = [called("data", model, x, denoised, sigma), *past][:most]
+        past = [make_call("data", model, x, denoised, sigma), *past][:most]
         order = min(corrector_order, len(past), behind)
         if jump is not None:
             x = jump.land(model, past[:order], simple_order_2)
             if pece:
                 denoised = denoise(x, sigma)
-                past[0] = called("data", model, x, denoised, sigma)
+                past[0] = make_call("data", model, x, denoised, sigma)
         order = max(1, min(predictor_order, len(past), ahead))
         jump = _Jump(x, sigma, sigma_next, share(sigma, sigma_next), None)
         if jump.tau > 0 and sigma_next > 0:
@@ -104,7 +104,7 @@ def _weighted(
     if len(seen) < 2 or h == math.inf:
         return [calls[0]], [-math.expm1(-kappa * h)]
     nodes = [call.half_log_snr - end for call in seen]
-    values = [kappa * weight for weight in weights(nodes, h, kappa)]
+    values = [kappa * weight for weight in exponential_weights(nodes, h, kappa)]
     if simple and len(calls) == 2:
         slope = (kappa * h + math.expm1(-kappa * h)) / kappa**2
         more = kappa * (h * h / 2 - slope) / (nodes[0] - nodes[1])

@@ -1,34 +1,30 @@
-"""What is known of a sampler beside its code."""
+"""A sampler: its function, and what is known of it."""
 
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.registry import Method
 from lydite.sampling.steps import Denoise, Noise, Step
 
 NoiseKind = Literal["none", "stream", "path"]  # "path": a Brownian one
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """A sampler under its name; `sample` is a generator of steps over (denoise, x, sigmas)."""
+class Sampler(Method):
+    """A sampler; its function is a generator of steps over (denoise, x, sigmas)."""
 
-    name: str
-    sample: Callable[..., Iterator[Step[Any]]]
-    about: str  # in one line
-    source: str  # where the method is from: the paper, or the program that made it known
-    proofs: tuple[str, ...]  # "k-diffusion", "diffusers DDIMScheduler", "identity", "order", …
     order: float | None = None  # of convergence, where it solves an ODE
     calls: int = 1  # of the network in a step
     noise: NoiseKind = "none"  # what it adds as it stands
     noise_with_eta: bool = False  # adds none as it stands, but a stream's where `eta` is above 0
-    noise_models: tuple[str, ...] = ("ve", "flow")
     pair: bool = False  # needs the unconditional prediction beside the guided one
+    note: str = ""  # what its users should know
+
+    kind = "sampler"
 
     def run(
         self,
@@ -47,35 +43,11 @@ class Sampler:
             if noise is None:
                 raise InputError(f"sampler {self.name} adds noise; pass a source of it.")
             options["noise"] = noise
-        return self.sample(denoise, x, levels, **options)
+        return self.function(denoise, x, levels, **options)
 
     def noise_for(self, options: Mapping[str, Any]) -> NoiseKind:
         """What it adds with these options."""
         return "stream" if self.noise_with_eta and options.get("eta") else self.noise
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What can be chosen, each with its default; `noise` is no choice but a source."""
-        parameters = inspect.signature(self.sample).parameters.values()
-        named = (each for each in parameters if each.kind is each.KEYWORD_ONLY)
-        return {each.name: each.default for each in named if each.name != "noise"}
-
-    def check_noise_model(self, model: NoiseModel) -> None:
-        if model.name not in self.noise_models:
-            kinds = {"ve": "eps and v", "flow": "flow"}
-            raise InputError(
-                f"sampler {self.name} is for {kinds[self.noise_models[0]]} models; this is a "
-                f"{kinds[model.name]} model. See `lydite sampler list`."
-            )
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        known = self.options
-        for name in options:
-            if name not in known:
-                raise InputError(
-                    f"sampler {self.name} has no option {name!r:.60}; it has "
-                    f"{', '.join(known) or 'none'}."
-                )
 
     def _levels(self, sigmas: Sequence[float]) -> list[float]:
         """The sigmas as they can be walked.

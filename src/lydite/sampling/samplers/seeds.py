@@ -10,8 +10,14 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.samplers.ancestral import NEAR_ONE, between
-from lydite.sampling.samplers.exponential import carried, fall, finite_start, slope_weight
+from lydite.sampling.samplers.algebra import (
+    NEAR_ONE,
+    ddim_step,
+    exp_minus_h,
+    finite_start,
+    sigma_between,
+    slope_weight,
+)
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
@@ -39,12 +45,12 @@ def sample_seeds_2(
             x = denoised
         else:
             path = _Path(model, noise, eta, s_noise)
-            middle = sigma_next if r == 1 else between(model, sigma, sigma_next, r, near_one)
-            halfway = carried(model, x, denoised, sigma, middle, eta)
+            middle = sigma_next if r == 1 else sigma_between(model, sigma, sigma_next, r, near_one)
+            halfway = ddim_step(model, x, denoised, sigma, middle, eta)
             lean = denoise(path.noised(halfway, sigma, middle), middle) - denoised
-            whole = -(1 + eta) * math.log(fall(model, sigma, sigma_next))
+            whole = -(1 + eta) * math.log(exp_minus_h(model, sigma, sigma_next))
             weight = slope_weight(whole) if solver == "phi_2" else -math.expm1(-whole) / 2
-            x = carried(model, x, denoised, sigma, sigma_next, eta)
+            x = ddim_step(model, x, denoised, sigma, sigma_next, eta)
             x = path.noised(x + lean * (model.alpha(sigma_next) * weight / r), middle, sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -69,17 +75,17 @@ def sample_seeds_3(
             x = denoised
         else:
             path = _Path(model, noise, eta, s_noise)
-            whole = -(1 + eta) * math.log(fall(model, sigma, sigma_next))
-            middles = [between(model, sigma, sigma_next, r, near_one) for r in (r_1, r_2)]
-            x_1 = carried(model, x, denoised, sigma, middles[0], eta)
+            whole = -(1 + eta) * math.log(exp_minus_h(model, sigma, sigma_next))
+            middles = [sigma_between(model, sigma, sigma_next, r, near_one) for r in (r_1, r_2)]
+            x_1 = ddim_step(model, x, denoised, sigma, middles[0], eta)
             x_1 = path.noised(x_1, sigma, middles[0])
             lean = denoise(x_1, middles[0]) - denoised
             weight = model.alpha(middles[1]) * slope_weight(r_2 * whole) * r_2 / r_1
-            x_2 = carried(model, x, denoised, sigma, middles[1], eta) + lean * weight
+            x_2 = ddim_step(model, x, denoised, sigma, middles[1], eta) + lean * weight
             x_2 = path.noised(x_2, *middles)
             lean = denoise(x_2, middles[1]) - denoised
             weight = model.alpha(sigma_next) * slope_weight(whole) / r_2
-            x = carried(model, x, denoised, sigma, sigma_next, eta) + lean * weight
+            x = ddim_step(model, x, denoised, sigma, sigma_next, eta) + lean * weight
             x = path.noised(x, middles[1], sigma_next)
         yield Step(index, sigma, sigma_next, x, denoised)
 
@@ -140,7 +146,7 @@ class _Path:
         if self.eta == 0:
             return x
         kept = min(
-            1.0, fall(self.noise_model, sigma, sigma_to) ** self.eta
+            1.0, exp_minus_h(self.noise_model, sigma, sigma_to) ** self.eta
         )  # rounded, where they meet
         if self.gathered is None:
             self.start = sigma

@@ -12,7 +12,14 @@ from typing import Literal
 
 import numpy as np
 
-from lydite.sampling.samplers.multistep import Call, Kind, called, frame, psi_2, straight
+from lydite.sampling.samplers.algebra import (
+    Call,
+    Kind,
+    bend_scale,
+    first_order_step,
+    make_call,
+    psi_2,
+)
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
@@ -40,22 +47,22 @@ def sample_uni_pc(
     start, used = x, 0  # of the step before
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         denoised = denoise(x, sigma)
-        here = called(kind, model, x, denoised, sigma)
+        here = make_call(kind, model, x, denoised, sigma)
         if past and index - 1 not in disable_corrector and past[0].half_log_snr > -math.inf:
             h = here.half_log_snr - past[0].half_log_snr
-            scale, g = frame(kind, model, sigma, h)
+            scale, g = bend_scale(kind, model, sigma, h)
             bend = _correction([here, *past[:used]], h, g, variant)
-            x = straight(kind, model, start, past[0], sigma) - bend * scale
+            x = first_order_step(kind, model, start, past[0], sigma) - bend * scale
         past = [here, *past][:order]
         left = len(levels) - 1 - index
         used = min(left if lower_order_final else order, len(past))
         if sigma_next == 0:
             used = 1
         start = x
-        x = straight(kind, model, x, here, sigma_next)
+        x = first_order_step(kind, model, x, here, sigma_next)
         if used > 1:
             h = model.half_log_snr(sigma_next) - here.half_log_snr
-            scale, g = frame(kind, model, sigma_next, h)
+            scale, g = bend_scale(kind, model, sigma_next, h)
             bend = _prediction(past[:used], h, g, variant)
             x = x if bend is None else x - bend * scale
         yield Step(index, sigma, sigma_next, x, denoised)

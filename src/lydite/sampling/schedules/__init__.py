@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lydite.core.errors import InputError
+from lydite.sampling.registry import find_method
 from lydite.sampling.schedules import align, curves, flow, spaced
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.flow_config import (
@@ -11,8 +11,7 @@ from lydite.sampling.schedules.flow_config import (
     FlowMatchConfig,
     read_flow_config,
 )
-from lydite.sampling.schedules.kind import ScheduleKind
-from lydite.sampling.schedules.schedule import Final, ModelSigmas, Schedule, from_step
+from lydite.sampling.schedules.schedule import Final, ModelSigmas, Schedule, ScheduleKind, from_step
 from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas, NoiseTable
 
 FAMILIES = (spaced, curves, align, flow)
@@ -39,11 +38,7 @@ __all__ = [
 
 def find_schedule(name: str) -> ScheduleKind:
     """The schedule called `name`."""
-    if name not in SCHEDULES:
-        raise InputError(
-            f"there is no schedule {name!r}; `lydite sampler list` names all {len(SCHEDULES)}."
-        )
-    return SCHEDULES[name]
+    return find_method(SCHEDULES, name, "schedule")
 
 
 def make_schedule(

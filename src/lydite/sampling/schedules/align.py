@@ -10,8 +10,7 @@ import numpy as np
 
 from lydite.core.errors import InputError
 from lydite.sampling.schedules.curves import under
-from lydite.sampling.schedules.kind import ScheduleKind
-from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points
+from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points, ScheduleKind
 from lydite.sampling.schedules.table import NoiseTable
 
 SIGMAS = {

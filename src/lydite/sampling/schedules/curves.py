@@ -11,8 +11,7 @@ import numpy as np
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import NoiseModel
 from lydite.sampling.schedules.beta import beta_quantile
-from lydite.sampling.schedules.kind import ScheduleKind
-from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points
+from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points, ScheduleKind
 
 
 def karras(

@@ -13,15 +13,15 @@ import numpy as np
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import FLOW, NoiseModel
 from lydite.sampling.schedules.curves import beta_between, exponential_between, karras_between
-from lydite.sampling.schedules.kind import ScheduleKind
 from lydite.sampling.schedules.schedule import (
     Floats,
     ModelSigmas,
     Points,
     Rule,
+    ScheduleKind,
     check_count,
     check_positive,
-    ruled,
+    round_timestep,
 )
 
 Grid = Literal["trained", "even", "open", "below_one"]
@@ -29,7 +29,7 @@ Curve = Literal["karras", "exponential", "beta"]
 U = TypeVar("U", float, Floats)
 
 
-def shifted(u: U, shift: float) -> U:
+def shift_sigmas(u: U, shift: float) -> U:
     """s·u / (1 + (s − 1)·u), written so that 1 stays exactly 1."""
     return shift * u / (shift * u + (1 - u))
 
@@ -63,7 +63,7 @@ def flux2_mu(tokens: int, steps: int) -> float:
     return many + (few - many) * (200 - steps) / 190
 
 
-def stretched(sigmas: Floats, terminal: float) -> Floats:
+def stretch_to_terminal(sigmas: Floats, terminal: float) -> Floats:
     """Widened from 1 down so that the last sigma is `terminal`, as LTX and Qwen-Image ask."""
     if not 0 < terminal < 1:
         raise InputError(f"terminal is {terminal}; expected a number between 0 and 1.")
@@ -90,13 +90,13 @@ class FlowSigmas:
         object.__setattr__(self, "levels", levels)
 
     def sigma_at(self, index: Floats) -> Floats:
-        return shifted((index + 1) / self.train, self.shift)
+        return shift_sigmas((index + 1) / self.train, self.shift)
 
     def index_of(self, sigma: float) -> float:
         return sigma * self.train - 1
 
     def timestep_of(self, sigma: float) -> float:
-        return ruled(sigma * self.full, self.rule)
+        return round_timestep(sigma * self.full, self.rule)
 
 
 def flow_match(
@@ -120,7 +120,7 @@ def flow_match(
         raise InputError("flow_match is for models described by FlowSigmas.")
     last = 1 / model.train
     if grid == "trained":
-        even = np.linspace(1.0, shifted(last, model.shift) if double_shift else last, steps)
+        even = np.linspace(1.0, shift_sigmas(last, model.shift) if double_shift else last, steps)
     elif grid == "even":
         even = np.linspace(1.0, 1 / steps, steps)
     elif grid == "open":
@@ -129,9 +129,9 @@ def flow_match(
         even = np.linspace(1 - last, 0, steps + 1)[:-1]
     else:
         raise InputError(f"grid is {grid!r}; expected trained, even, open or below_one.")
-    sigmas = shifted(even, model.shift)
+    sigmas = shift_sigmas(even, model.shift)
     if terminal is not None:
-        sigmas = stretched(sigmas, terminal)
+        sigmas = stretch_to_terminal(sigmas, terminal)
     if first is not None and sigmas[0] == 1:
         sigmas[0] = first
     return Points(sigmas if curve is None else _bent(sigmas, curve))

@@ -1,15 +1,16 @@
-"""What a schedule is, and what it asks of the model it is made for."""
+"""What a schedule is, what it needs of a model, and how it is made by name."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.registry import Method
 
 MOST_STEPS = 10_000
 Floats = NDArray[np.float64]
@@ -74,7 +75,9 @@ class Points:
     complete: bool = False  # no 0 is to follow
 
 
-def finished(name: str, points: Points, model: ModelSigmas, final: Final = "zero") -> Schedule:
+def finish_schedule(
+    name: str, points: Points, model: ModelSigmas, final: Final = "zero"
+) -> Schedule:
     """Ended as `final` says, sigmas that repeat dropped, timesteps filled in, nothing writable."""
     sigmas, timesteps = points.sigmas, points.timesteps
     if not points.complete:
@@ -104,6 +107,28 @@ def read_only_schedule(
     return Schedule(name, sigmas, timesteps, timestep_between)
 
 
+@dataclass(frozen=True)
+class ScheduleKind(Method):
+    """A schedule; its function gives the sigmas for (model, steps, options)."""
+
+    count: str = "n"  # how many steps come of n
+    needs: tuple[str, ...] = ()  # options without a default
+
+    kind = "schedule"
+
+    def make(
+        self, steps: int, model: ModelSigmas, *, final: Final = "zero", **options: Any
+    ) -> Schedule:
+        """The schedule in `steps` steps for one model."""
+        check_count("steps", steps, MOST_STEPS)
+        self.check_noise_model(model.noise_model)
+        self.check_options(options)
+        for name in self.needs:
+            if name not in options:
+                raise InputError(f"schedule {self.name} needs the option {name!r}.")
+        return finish_schedule(self.name, self.function(model, steps, **options), model, final)
+
+
 def from_step(schedule: Schedule, start: int) -> Schedule:
     """The schedule without its first `start` steps."""
     return Schedule(
@@ -125,7 +150,7 @@ def check_positive(name: str, value: float) -> None:
         raise InputError(f"{name} is {value}; expected a finite number above 0.")
 
 
-def ruled(index: float, rule: Rule) -> float:
+def round_timestep(index: float, rule: Rule) -> float:
     """An index between two levels made into a timestep."""
     if rule == "interpolate":
         return index

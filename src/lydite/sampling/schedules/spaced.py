@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.sampling.schedules.beta import beta_quantile
-from lydite.sampling.schedules.kind import ScheduleKind
-from lydite.sampling.schedules.schedule import ModelSigmas, Points
+from lydite.sampling.schedules.schedule import ModelSigmas, Points, ScheduleKind
 from lydite.sampling.schedules.table import NoiseTable
 
 

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import VE, NoiseModel
-from lydite.sampling.schedules.schedule import Floats, Rule, check_count, check_positive, ruled
+from lydite.sampling.schedules.schedule import (
+    Floats,
+    Rule,
+    check_count,
+    check_positive,
+    round_timestep,
+)
 
 BetaKind = Literal["scaled_linear", "linear", "squaredcos_cap_v2"]
 TimestepFormula = Literal["edm", "v", "cosmos"]
@@ -88,7 +94,7 @@ class NoiseTable:
     def timestep_of(self, sigma: float) -> float:
         if sigma <= 0:
             return 0.0
-        return ruled(self.index_of(sigma), self.rule)
+        return round_timestep(self.index_of(sigma), self.rule)
 
 
 def noise_table(
