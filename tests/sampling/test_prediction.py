@@ -1,6 +1,6 @@
 """Prediction types against k-diffusion, ComfyUI and diffusers, and the facts that hold without."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.conventions import strength_steps
+from lydite.sampling.guidance import Guided, constant
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.prediction import (
     EDM,
@@ -17,12 +18,9 @@ from lydite.sampling.prediction import (
     PREDICTIONS,
     VELOCITY,
     X0,
-    Predicted,
     Prediction,
     V,
     find_prediction,
-    flow_denoised,
-    flow_noised,
 )
 from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, from_step, make_schedule
 
@@ -62,11 +60,12 @@ def test_each_type_is_comfyuis(name: Any, sigma: float):
 def test_eps_and_v_are_k_diffusions(name: str, sigma: float):
     seen: list[Any] = []
 
-    def network(x: np.ndarray, timestep: float) -> np.ndarray:
+    def network(x: np.ndarray, timestep: float, prompts: Sequence[int]) -> list[np.ndarray]:
         seen.extend((x, timestep))
-        return GIVEN["output"]
+        return [GIVEN["output"]]
 
-    denoise = Predicted(network, PREDICTIONS[name], STABLE_DIFFUSION.timestep_of)
+    timestep_of = STABLE_DIFFUSION.timestep_of
+    denoise = Guided(network, PREDICTIONS[name], timestep_of, constant(1.0), prompts=1)
     denoised = denoise(GIVEN["image"] + GIVEN["noise"] * sigma, sigma)
     found = {"input": seen[0], "timestep": seen[1], "denoised": denoised}
     for what, values in found.items():
@@ -158,18 +157,18 @@ def test_a_run_that_ends_early_gives_the_share_of_the_image_back():
 
 
 @pytest.mark.parametrize("name", ("karras", "linspace", "leading"))
-def test_a_network_is_told_the_timestep_of_the_schedule(name: str):
+def test_a_network_gets_the_timestep_of_the_schedule(name: str):
     schedule = make_schedule(name, 5, STABLE_DIFFUSION)
-    told: list[float] = []
+    timesteps: list[float] = []
 
-    def network(x: mx.array, timestep: float) -> mx.array:
-        told.append(timestep)
-        return x * 0.0
+    def network(x: mx.array, timestep: float, prompts: Sequence[int]) -> list[mx.array]:
+        timesteps.append(timestep)
+        return [x * 0.0]
 
-    denoise = Predicted(network, EPS, schedule.timestep_of)
+    denoise = Guided(network, EPS, schedule.timestep_of, constant(1.0), prompts=1)
     for sigma in schedule.sigmas[:-1].tolist():
         assert isinstance(denoise(mx.array(IMAGE), sigma), mx.array)
-    assert told == schedule.timesteps.tolist()
+    assert timesteps == schedule.timesteps.tolist()
 
 
 def test_an_unknown_type_lists_the_known_ones():
@@ -180,19 +179,19 @@ def test_an_unknown_type_lists_the_known_ones():
 
 @pytest.mark.parametrize("sigma", (0.0, 0.003, 0.5, 0.9, 1.0))
 def test_the_true_velocity_leads_back_to_the_image(sigma: float):
-    x = flow_noised(IMAGE, NOISE, sigma)
-    np.testing.assert_allclose(flow_denoised(x, NOISE - IMAGE, sigma), IMAGE, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(x, VELOCITY.noised(IMAGE, NOISE, sigma))
+    x = VELOCITY.noised(IMAGE, NOISE, sigma)
+    denoised = VELOCITY.denoised(x, NOISE - IMAGE, sigma)
+    np.testing.assert_allclose(denoised, IMAGE, rtol=0, atol=1e-6)
 
 
 def test_the_ends_are_the_image_and_the_noise():
-    np.testing.assert_array_equal(flow_noised(IMAGE, NOISE, 0.0), IMAGE)
-    np.testing.assert_array_equal(flow_noised(IMAGE, NOISE, 1.0), NOISE)
+    np.testing.assert_array_equal(VELOCITY.noised(IMAGE, NOISE, 0.0), IMAGE)
+    np.testing.assert_array_equal(VELOCITY.noised(IMAGE, NOISE, 1.0), NOISE)
 
 
 def test_hand_computed_values():
-    assert flow_denoised(np.array([2.0]), np.array([4.0]), 0.25) == 1.0
-    assert flow_noised(np.array([2.0]), np.array([-4.0]), 0.25) == 0.5
+    assert VELOCITY.denoised(np.array([2.0]), np.array([4.0]), 0.25) == 1.0
+    assert VELOCITY.noised(np.array([2.0]), np.array([-4.0]), 0.25) == 0.5
 
 
 def test_mlx_arrays_stay_mlx_arrays():
@@ -204,9 +203,6 @@ def test_mlx_arrays_stay_mlx_arrays():
         assert denoised.dtype == mx.float32
         ours = kind.denoised(kind.noised(IMAGE, NOISE, 0.3), NOISE, 0.3)
         np.testing.assert_allclose(np.array(denoised), ours, rtol=0, atol=1e-6)
-    x = flow_noised(image, noise, 0.3)
-    denoised = flow_denoised(x, noise - image, 0.3)
-    np.testing.assert_allclose(np.array(denoised), IMAGE, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parity
@@ -221,5 +217,5 @@ def test_noising_is_the_img2img_start_of_diffusers(strength: float):
     scheduler.set_begin_index(begin)
     image, noise = torch.from_numpy(IMAGE), torch.from_numpy(NOISE)
     theirs = scheduler.scale_noise(image, scheduler.timesteps[begin : begin + 1], noise)
-    ours = flow_noised(image, noise, float(schedule.sigmas[0]))
+    ours = VELOCITY.noised(image, noise, float(schedule.sigmas[0]))
     np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=0, atol=1e-6)

@@ -1,6 +1,5 @@
 """Schedules against diffusers itself, and the facts that hold without it."""
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,49 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lydite.core.errors import ConfigError, InputError
+from lydite.core.errors import InputError
 from lydite.sampling.conventions import CONVENTIONS, plan_schedule
 from lydite.sampling.schedules import (
-    FLOW_MATCH_FIXED,
-    FLOW_MATCH_IGNORED,
-    FlowMatchConfig,
     FlowSigmas,
     Schedule,
     from_step,
     make_schedule,
-    read_flow_config,
 )
 
 STEPS = (1, 2, 3, 4, 7, 20, 28, 50, 1000)
 SHIFTS = (0.5, 1.0, 1.73, 3.0, 6.0, 12.0)
-SD3 = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "_diffusers_version": "0.29.0.dev0",
-    "num_train_timesteps": 1000,
-    "shift": 3.0,
-}
-SD35 = SD3 | {
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "max_image_seq_len": 4096,
-    "max_shift": 1.15,
-    "use_dynamic_shifting": False,
-}
-OTHER_VALUES = {
-    "base_shift": 0.9,
-    "max_shift": 2.0,
-    "base_image_seq_len": 64,
-    "max_image_seq_len": 128,
-    "time_shift_type": "linear",
-    "_class_name": "FlowMatchHeunDiscreteScheduler",
-    "use_dynamic_shifting": True,
-    "invert_sigmas": True,
-    "shift_terminal": 0.02,
-    "use_karras_sigmas": True,
-    "use_exponential_sigmas": True,
-    "use_beta_sigmas": True,
-    "stochastic_sampling": True,
-}
 
 
 def reference(steps: int, **config: Any) -> Any:
@@ -157,48 +124,6 @@ def test_bad_input_is_refused_in_one_line(arguments: Any, message: str):
         make_schedule("flow_shift", arguments[0], FlowSigmas(*arguments[1:]))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("raw", (SD3, SD35), ids=("sd3", "sd35"))
-def test_configs_in_the_wild_are_read(raw: dict[str, Any]):
-    config = read_flow_config(raw, where="scheduler_config.json")
-    assert config == FlowMatchConfig(num_train_timesteps=1000, shift=3.0)
-
-
-@pytest.mark.parametrize("key", sorted(FLOW_MATCH_FIXED))
-def test_a_key_that_changes_the_numbers_is_refused(key: str):
-    with pytest.raises(ConfigError, match=f"{key} is .* is supported"):
-        read_flow_config(SD35 | {key: OTHER_VALUES[key]}, where="scheduler_config.json")
-
-
-@pytest.mark.parametrize("key", ("shift", "num_train_timesteps"))
-def test_a_missing_number_is_refused(key: str):
-    raw = {name: value for name, value in SD3.items() if name != key}
-    with pytest.raises(ConfigError, match=f"missing \\['{key}'\\]"):
-        read_flow_config(raw, where="scheduler_config.json")
-
-
-def test_an_unknown_key_is_refused():
-    with pytest.raises(ConfigError, match="not understood \\['use_sine_sigmas'\\]"):
-        read_flow_config(SD3 | {"use_sine_sigmas": False}, where="scheduler_config.json")
-
-
-@pytest.mark.parity
-def test_every_key_diffusers_writes_is_accounted_for():
-    raw = json.loads(reference(1, shift=3.0).to_json_string())
-    assert read_flow_config(raw, where="diffusers") == FlowMatchConfig(1000, 3.0)
-    accounted = {"num_train_timesteps", "shift"} | FLOW_MATCH_IGNORED | set(FLOW_MATCH_FIXED)
-    assert {key for key in raw if key != "_diffusers_version"} == accounted
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("key", sorted(FLOW_MATCH_IGNORED))
-def test_an_ignored_key_changes_nothing_in_diffusers(key: str):
-    plain = reference(28, shift=3.0)
-    assert plain.config[key] != OTHER_VALUES[key]
-    other = reference(28, shift=3.0, **{key: OTHER_VALUES[key]})
-    assert plain.sigmas.tolist() == other.sigmas.tolist()
-    assert plain.timesteps.tolist() == other.timesteps.tolist()
 
 
 def img2img(steps: int, strength: float) -> Schedule:

@@ -25,7 +25,12 @@ from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import open_model
 from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
 from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
-from lydite.sampling.conventions import find_convention, has_unit_variance, options_of, plan_schedule
+from lydite.sampling.conventions import (
+    find_convention,
+    has_unit_variance,
+    options_of,
+    plan_schedule,
+)
 from lydite.sampling.guidance import Guided, over_steps
 from lydite.sampling.samplers import Sampler, find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config

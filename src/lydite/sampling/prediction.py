@@ -9,9 +9,8 @@ with a bf16 velocity the product σ·v would already be rounded to bf16.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal
+from typing import Literal
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
@@ -87,39 +86,13 @@ class Prediction:
 EPS, V, X0 = Prediction("eps"), Prediction("v"), Prediction("x0")
 EDM = Prediction("edm", sigma_data=0.5)
 VELOCITY, COSMOS = Prediction("flow"), Prediction("cosmos")
-PREDICTIONS = {each.name: each for each in (EPS, V, EDM, X0, VELOCITY, COSMOS)}
+PREDICTIONS: dict[str, Prediction] = {
+    each.name: each for each in (EPS, V, EDM, X0, VELOCITY, COSMOS)
+}
 
 
 def find_prediction(name: str) -> Prediction:
     """The prediction type called `name`."""
-    for each in PREDICTIONS.values():
-        if each.name == name:
-            return each
-    raise InputError(f"prediction is {name!r}; expected one of {', '.join(PREDICTIONS)}.")
-
-
-@dataclass(frozen=True)
-class Predicted(Generic[A]):
-    """A network with one prompt as a denoiser."""
-
-    network: Callable[[A, float], A]  # (x·c_in, timestep) → its output
-    prediction: Prediction
-    timestep_of: Callable[[float], float]  # of a schedule, or of the model's sigmas
-
-    @property
-    def noise_model(self) -> NoiseModel:
-        return self.prediction.noise_model
-
-    def __call__(self, x: A, sigma: float) -> A:
-        output = self.network(self.prediction.scaled(x, sigma), self.timestep_of(sigma))
-        return self.prediction.denoised(x, output, sigma)
-
-
-def flow_denoised(x: A, velocity: A, sigma: float) -> A:
-    """The image a velocity points at: x − σ·v."""
-    return x - velocity * sigma
-
-
-def flow_noised(image: A, noise: A, sigma: float) -> A:
-    """Where img2img starts: the image with its share of noise at `sigma`."""
-    return noise * sigma + image * (1 - sigma)
+    if name not in PREDICTIONS:
+        raise InputError(f"prediction is {name!r}; expected one of {', '.join(PREDICTIONS)}.")
+    return PREDICTIONS[name]

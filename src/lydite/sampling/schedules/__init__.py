@@ -5,12 +5,6 @@ from typing import Any
 from lydite.sampling.registry import find_method
 from lydite.sampling.schedules import align, curves, flow, spaced
 from lydite.sampling.schedules.flow import FlowSigmas
-from lydite.sampling.schedules.flow_config import (
-    FLOW_MATCH_FIXED,
-    FLOW_MATCH_IGNORED,
-    FlowMatchConfig,
-    read_flow_config,
-)
 from lydite.sampling.schedules.schedule import Final, ModelSigmas, Schedule, ScheduleKind, from_step
 from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas, NoiseTable
 
@@ -18,12 +12,9 @@ FAMILIES = (spaced, curves, align, flow)
 SCHEDULES = {kind.name: kind for family in FAMILIES for kind in family.FAMILY}
 
 __all__ = [
-    "FLOW_MATCH_FIXED",
-    "FLOW_MATCH_IGNORED",
     "SCHEDULES",
     "STABLE_DIFFUSION",
     "ContinuousSigmas",
-    "FlowMatchConfig",
     "FlowSigmas",
     "ModelSigmas",
     "NoiseTable",
@@ -32,7 +23,6 @@ __all__ = [
     "find_schedule",
     "from_step",
     "make_schedule",
-    "read_flow_config",
 ]
 
 
