@@ -23,24 +23,23 @@ from lydite.core.blas import use_one_thread
 use_one_thread()  # before MLX; on one thread, as the command
 
 import numpy as np  # noqa: E402
-from lydite.calibrate.trajectories import model_hash  # noqa: E402
-from lydite.pipelines.sd3 import Request, StableDiffusion3  # noqa: E402
 
 from lydite import embedded  # noqa: E402
-from lydite.calibrate.activations.collect import Wanted, collect  # noqa: E402
-from lydite.calibrate.activations.file import reading  # noqa: E402
+from lydite.calibrate.activations.collect import Selection, collect  # noqa: E402
+from lydite.calibrate.activations.file import open_statistics  # noqa: E402
 from lydite.calibrate.activations.places import Places  # noqa: E402
 from lydite.calibrate.blocks import Tap  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
-from lydite.calibrate.model_session import Model, open_pipeline  # noqa: E402
+from lydite.calibrate.model_session import Model, model_hash, open_pipeline  # noqa: E402
 from lydite.calibrate.replay import Replay, network, replaying  # noqa: E402
-from lydite.calibrate.settings import Settings  # noqa: E402
-from lydite.calibrate.store.files import size_text  # noqa: E402
+from lydite.calibrate.settings import Settings, plan_of  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
-from lydite.calibrate.store.set_file import plan_of  # noqa: E402
 from lydite.calibrate.store.shards import Entry  # noqa: E402
 from lydite.calibrate.store.writer import Writer  # noqa: E402
+from lydite.core.files import size_text  # noqa: E402
+from lydite.core.request import Request  # noqa: E402
 from lydite.models.mmdit import MMDiT, MMDiTConfig  # noqa: E402
+from lydite.pipelines.pipeline import Pipeline  # noqa: E402
 from lydite.trace.mlx_capture import walk  # noqa: E402
 
 PROMPTS = ("a red star", "a blue ring", "a large green square", "a small yellow circle")
@@ -54,10 +53,10 @@ SD3_MEDIUM = MMDiTConfig(
 class Blind:
     """Looks at nothing."""
 
-    def wants(self, path: str, port: str) -> bool:
+    def wants(self, path: str, slot: str) -> bool:
         return False
 
-    def see(self, path: str, port: str, value: object) -> None:
+    def add(self, path: str, slot: str, value: object) -> None:
         raise AssertionError
 
 
@@ -68,7 +67,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=embedded.STEPS)
     options = parser.parse_args()
     pipeline = open_pipeline(Model(embedded.NAME), "float32")
-    pipeline.networks.prepare()
+    pipeline.model.prepare()
     settings = settings_of(pipeline, options.steps)
     if options.only in (None, "time"):
         cost(pipeline, settings, options.rounds)
@@ -79,16 +78,15 @@ def main() -> None:
             sizes(pipeline, settings, Path(folder))
 
 
-def settings_of(pipeline: StableDiffusion3, steps: int) -> Settings:
-    guided = {"guidance": embedded.GUIDANCE, "text_length": embedded.TEXT_LENGTH}
-    request = pipeline.complete(Request("", steps=steps, **guided))
+def settings_of(pipeline: Pipeline, steps: int) -> Settings:
+    request = pipeline.plan(Request("", steps=steps)).request
     return Settings(model_hash(pipeline), conditions_of(request, "float32"), model=embedded.NAME)
 
 
-def cost(pipeline: StableDiffusion3, settings: Settings, rounds: int) -> None:
+def cost(pipeline: Pipeline, settings: Settings, rounds: int) -> None:
     """One sample in three ways."""
     entry, x = sample(pipeline, settings)
-    model, tap = network(pipeline), Tap(0)
+    model, tap = network(pipeline), Tap(pipeline.family.blocks, 0)
     places = Places(model)
     times: dict[str, list[tuple[float, float]]] = {"plain": [], "statistics": [], "blocks": []}
     plain = Replay(pipeline, settings, Blind())
@@ -117,24 +115,24 @@ def cost(pipeline: StableDiffusion3, settings: Settings, rounds: int) -> None:
         )
 
 
-def memory(pipeline: StableDiffusion3, settings: Settings, folder: Path) -> None:
+def memory(pipeline: Pipeline, settings: Settings, folder: Path) -> None:
     """The peak of the process after one set, and after one four times as large."""
     for images in (2, 8):
         path = make_set(pipeline, settings, folder / f"memory-{images}", images, steps=4)
         with CalibrationSet.open(path) as opened:
-            collect(opened, pipeline, folder / f"memory-{images}.sqlite", Wanted())
+            collect(opened, pipeline, folder / f"memory-{images}.sqlite", Selection())
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(f"memory: {size_text(peak)} at most after {images * 4} samples")
 
 
-def sizes(pipeline: StableDiffusion3, settings: Settings, folder: Path) -> None:
+def sizes(pipeline: Pipeline, settings: Settings, folder: Path) -> None:
     """Rows and bytes of a whole run of the embedded model; SD3-medium by its shapes."""
     steps = int(settings.conditions["steps"])
     path = make_set(pipeline, settings, folder / "sizes", 1, steps=steps)
     out = folder / "sizes.sqlite"
     with CalibrationSet.open(path) as opened:
-        collect(opened, pipeline, out, Wanted())
-    with reading(out) as connection:
+        collect(opened, pipeline, out, Selection())
+    with open_statistics(out) as connection:
         (rows,) = connection.execute("SELECT count(*) FROM channel").fetchone()
         (places,) = connection.execute("SELECT count(*) FROM place").fetchone()
     size = out.stat().st_size
@@ -168,24 +166,24 @@ def channel_count(model: MMDiT) -> int:
     return total
 
 
-def sample(pipeline: StableDiffusion3, settings: Settings) -> tuple[Entry, np.ndarray]:
+def sample(pipeline: Pipeline, settings: Settings) -> tuple[Entry, np.ndarray]:
     """A sample in the middle of a run."""
     from lydite.calibrate.conditions import request_of
 
     request, _ = request_of(settings.conditions)
-    sigmas = pipeline.schedule(request).sigmas.tolist()
+    sigmas = pipeline.plan(request).schedule.sigmas.tolist()
     x = np.random.default_rng(0).standard_normal((16, 16, 16), np.float32)
     return Entry("0" * 64, "sample", PROMPTS[0], {}, 0, 0, 8, sigmas[len(sigmas) // 2]), x
 
 
 def make_set(
-    pipeline: StableDiffusion3, settings: Settings, folder: Path, images: int, *, steps: int
+    pipeline: Pipeline, settings: Settings, folder: Path, images: int, *, steps: int
 ) -> Path:
     """A set of noise at the run's sigmas: what it costs does not depend on the pictures."""
     from lydite.calibrate.conditions import request_of
 
     request, _ = request_of(settings.conditions)
-    sigmas = pipeline.schedule(request).sigmas.tolist()
+    sigmas = pipeline.plan(request).schedule.sigmas.tolist()
     every = (len(sigmas) - 1) // steps
     kept = range(0, steps * every, every)
     drawn = [(PROMPTS[n % len(PROMPTS)], n) for n in range(images)]
@@ -194,7 +192,9 @@ def make_set(
         for image in writer.plan.images:
             tensors = [rng.standard_normal((16, 16, 16), np.float32) for _ in kept]
             writer.commit(
-                writer.make.sample(image.number, step, {"x": x}, sigma=sigmas[step], timestep=0.0)
+                writer.builder.sample(
+                    image.number, step, {"x": x}, sigma=sigmas[step], timestep=0.0
+                )
                 for step, x in zip(kept, tensors, strict=True)
             )
     return folder

@@ -18,7 +18,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -28,18 +27,22 @@ from lydite.core.blas import use_one_thread
 
 use_one_thread()  # before MLX
 
-from lydite.calibrate.trajectories import model_hash  # noqa: E402
-from lydite.pipelines.request import Request  # noqa: E402
-from lydite.pipelines.sd3 import StableDiffusion3  # noqa: E402
-
 from lydite import embedded  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
-from lydite.calibrate.model_session import Studio, open_pipeline  # noqa: E402
-from lydite.calibrate.run import Model, Watcher  # noqa: E402
-from lydite.calibrate.settings import Image, Settings  # noqa: E402
-from lydite.calibrate.store.set_file import Description, Plan, plan_of  # noqa: E402
+from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline  # noqa: E402
+from lydite.calibrate.run import Model, RunCallbacks  # noqa: E402
+from lydite.calibrate.settings import (  # noqa: E402
+    Description,
+    Image,
+    Plan,
+    Settings,
+    plan_of,
+)
 from lydite.calibrate.store.writer import Writer  # noqa: E402
 from lydite.calibrate.workers import run_workers  # noqa: E402
+from lydite.core.request import Request  # noqa: E402
+from lydite.pipelines.family import Run  # noqa: E402
+from lydite.pipelines.pipeline import Pipeline  # noqa: E402
 
 MODEL = Model(embedded.NAME)
 PROMPT = "a large red star above a small blue ring"
@@ -54,20 +57,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=embedded.STEPS)
     options = parser.parse_args()
     pipeline = open_pipeline(MODEL, "float32")
-    pipeline.networks.prepare()
-    request = asked(pipeline, options.steps)
-    settings = Settings(model_hash(pipeline), conditions_of(request, "float32"), "F32")
+    pipeline.model.prepare()
+    run = planned_run(pipeline, options.steps)
+    settings = Settings(model_hash(pipeline), conditions_of(run.request, "float32"), "F32")
     with tempfile.TemporaryDirectory() as folder:
         if options.only in (None, "cost"):
             steps = range(options.steps)
-            cost(Path(folder, "cost"), pipeline, request, settings, options.rounds, steps)
+            cost(Path(folder, "cost"), pipeline, run, settings, options.rounds, steps)
         if options.only in (None, "workers"):
             workers(Path(folder), settings, options.images, options.turns)
 
 
-def asked(pipeline: StableDiffusion3, steps: int) -> Request:
-    guided = {"guidance": embedded.GUIDANCE, "text_length": embedded.TEXT_LENGTH}
-    return pipeline.complete(Request(PROMPT, steps=steps, **guided))
+def planned_run(pipeline: Pipeline, steps: int) -> Run:
+    return pipeline.plan(Request(PROMPT, steps=steps))
 
 
 def planned(images: int, steps: Iterable[int]) -> Plan:
@@ -75,9 +77,13 @@ def planned(images: int, steps: Iterable[int]) -> Plan:
 
 
 def commit(
-    writer: Writer, studio: Studio, spent: list[float], image: Image, wanted: list[int | None]
+    writer: Writer,
+    session: ModelSession,
+    spent: list[float],
+    image: Image,
+    wanted: list[int | None],
 ) -> None:
-    items = studio.trajectories.items(image, wanted)
+    items = session.items(image, wanted)
     start = time.perf_counter()
     writer.commit(items)
     spent.append(time.perf_counter() - start)
@@ -85,23 +91,24 @@ def commit(
 
 def cost(
     folder: Path,
-    pipeline: StableDiffusion3,
-    request: Request,
+    pipeline: Pipeline,
+    run: Run,
     settings: Settings,
     rounds: int,
     kept: Iterable[int],
 ) -> None:
     """Seconds of an image, plain and stored."""
     plan = planned(rounds + 1, kept)
-    studio = Studio(Description(settings, plan), pipeline)
+    session = ModelSession(Description(settings, plan), pipeline)
     plain: list[tuple[float, float]] = []
     stored: list[tuple[float, float]] = []
     commits: list[float] = []
     with Writer.start(folder, settings, plan) as writer:
         for image, wanted in writer.missing().items():
-            same = replace(request, prompt=image.prompt)
-            plainly = partial(lambda *given: list(pipeline.generate(*given)), same, [image.seed])
-            storing = partial(lambda *given: commit(writer, studio, commits, *given), image, wanted)
+            plainly = partial(lambda *given: list(pipeline.generate(*given)), run, [image.seed])
+            storing = partial(
+                lambda *given: commit(writer, session, commits, *given), image, wanted
+            )
             turns = [(plainly, plain), (storing, stored)]
             for draw, times in turns if image.number % 2 else reversed(turns):
                 start = time.perf_counter(), time.process_time()
@@ -112,7 +119,7 @@ def cost(
         one, other = ([each[number] for each in times] for times in (plain, stored))
         ratio = statistics.median(b / a for a, b in zip(one, other, strict=True))
         print(
-            f"cost, {rounds} images of {request.steps} steps, {name} seconds: plain "
+            f"cost, {rounds} images of {run.steps} steps, {name} seconds: plain "
             f"{statistics.median(one):.3f}, stored {statistics.median(other):.3f}; median ratio of "
             f"pairs {ratio:.3f}, of sums {sum(other) / sum(one):.3f}, of the fastest "
             f"{min(other) / min(one):.3f}"
@@ -132,22 +139,22 @@ def workers(folder: Path, settings: Settings, images: int, turns: int) -> None:
         for workers, times in spent.items():
             with Writer.start(folder / f"workers-{next(names)}", settings, plan) as writer:
                 finished: list[float] = []
-                watcher = Watcher(
+                callbacks = RunCallbacks(
                     finished=lambda image, to=finished: to.append(time.perf_counter())
                 )
-                run_workers(writer, MODEL, workers, watcher)
+                run_workers(writer, MODEL, workers, callbacks)
                 hashes.add(writer.content_hash)
             # from the first round of images to the last: what lies between is independent work
             done = len(finished) - workers
             times.append((finished[-1] - finished[workers - 1]) / done)
-            plain[workers].append(strangers(settings, workers, images // 2))
+            plain[workers].append(independent_processes(settings, workers, images // 2))
     assert len(hashes) == 1, "the sets differ"
-    reached = told(f"workers, {turns} sets of {images} images", spent)
-    possible = told("processes that only draw", plain)
+    reached = print_ratio(f"workers, {turns} sets of {images} images", spent)
+    possible = print_ratio("processes that only draw", plain)
     print(f"workers reach {reached / possible:.2f} of what the machine gives")
 
 
-def told(what: str, spent: dict[int, list[float]]) -> float:
+def print_ratio(what: str, spent: dict[int, list[float]]) -> float:
     """Print what two bring, and return it."""
     pairs = [one / two for one, two in zip(spent[1], spent[2], strict=True)]
     one, two = statistics.median(spent[1]), statistics.median(spent[2])
@@ -158,7 +165,7 @@ def told(what: str, spent: dict[int, list[float]]) -> float:
     return statistics.median(pairs)
 
 
-def strangers(settings: Settings, count: int, images: int) -> float:
+def independent_processes(settings: Settings, count: int, images: int) -> float:
     """Seconds of an image when so many processes draw and do nothing else."""
     context = multiprocessing.get_context("spawn")
     begin, times = context.Barrier(count), context.Queue()
@@ -176,13 +183,13 @@ def strangers(settings: Settings, count: int, images: int) -> float:
 
 def draw(begin: Any, times: Any, steps: int, images: int) -> None:
     pipeline = open_pipeline(MODEL, "float32")
-    request = asked(pipeline, steps)
-    for _ in pipeline.generate(request, [0]):
+    run = planned_run(pipeline, steps)
+    for _ in pipeline.generate(run, [0]):
         pass
     begin.wait()
     start = time.perf_counter()
     for seed in range(images):
-        for _ in pipeline.generate(request, [seed]):
+        for _ in pipeline.generate(run, [seed]):
             pass
     times.put(time.perf_counter() - start)
 

@@ -24,20 +24,19 @@ from lydite.core.blas import use_one_thread
 use_one_thread()  # before MLX
 
 import mlx.core as mx  # noqa: E402
-from lydite.calibrate.trajectories import model_hash  # noqa: E402
-from lydite.pipelines.request import Request  # noqa: E402
 
 import calibrate_run  # noqa: E402
 from calibrate_activations import SD3_MEDIUM  # noqa: E402
 from lydite.calibrate.activations.device_moments import DeviceMoments  # noqa: E402
 from lydite.calibrate.activations.places import Places, moments_now  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
-from lydite.calibrate.model_session import open_pipeline, usual_compute  # noqa: E402
+from lydite.calibrate.model_session import model_hash, open_pipeline  # noqa: E402
 from lydite.calibrate.replay import network, replaying  # noqa: E402
 from lydite.calibrate.run import Model  # noqa: E402
 from lydite.calibrate.settings import Settings  # noqa: E402
-from lydite.calibrate.store.files import size_text  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
+from lydite.core.files import size_text  # noqa: E402
+from lydite.core.request import Request  # noqa: E402
 from untrained_sd3 import TRANSFORMER, VAE, make_untrained  # noqa: E402
 
 LYDITE = [sys.executable, "-m", "lydite", "calibrate"]
@@ -71,7 +70,7 @@ def main() -> None:
     drawn = folder / "drawn"
     if "run" in options.only:
         words = ["--prompts", folder / "prompts.txt", "--images", options.images]
-        words += ["--steps", options.steps, "--keep", "every:4"]
+        words += ["--steps", options.steps, "--keep-steps", "every:4"]
         words += ["--size", f"{options.size}x{options.size}"]
         compared(["run", "-m", model, *words], drawn)
     if "activations" in options.only:
@@ -85,19 +84,19 @@ def main() -> None:
 def cost(options: argparse.Namespace, model: Path) -> None:
     """An image drawn and an image stored."""
     start = time.perf_counter()
-    pipeline = open_pipeline(Model(str(model)), usual_compute())
-    pipeline.networks.prepare()
+    pipeline = open_pipeline(Model(str(model)), "auto")
+    pipeline.model.prepare()
     loaded = time.perf_counter()
     hashed = model_hash(pipeline)
     print(f"loaded in {loaded - start:.1f} s, hashed in {time.perf_counter() - loaded:.1f} s")
     size = {"width": options.size, "height": options.size}
-    request = pipeline.complete(Request("", steps=options.steps, **size))
-    settings = Settings(hashed, conditions_of(request, usual_compute()), "BF16")
+    run = pipeline.plan(Request("", steps=options.steps, **size))
+    settings = Settings(hashed, conditions_of(run.request, pipeline.model.dtype), "BF16")
     for every in (1, 4):
         kept = range(0, options.steps, every)
         print(f"every:{every}")
         calibrate_run.cost(
-            options.folder / f"cost-{every}", pipeline, request, settings, options.rounds, kept
+            options.folder / f"cost-{every}", pipeline, run, settings, options.rounds, kept
         )
 
 
@@ -137,7 +136,7 @@ def both(drawn: Path, model: Path) -> None:
     with CalibrationSet.open(drawn) as opened:
         row = next(iter(opened.rows("sample")))
         x, settings, entry = opened.read(row)["x"], opened.settings, row.entry
-    pipeline = open_pipeline(Model(str(model)), usual_compute())
+    pipeline = open_pipeline(Model(str(model)), "auto")
     found = {}
     for name, measure in (("device", DeviceMoments()), ("NumPy", moments_now)):
         places = Places(network(pipeline), measure=measure)

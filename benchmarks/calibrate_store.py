@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.calibrate.npz_export import export_npz
-from lydite.calibrate.settings import Dtype, Settings
+from lydite.calibrate.settings import Dtype, Plan, Settings, plan_of
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import Plan, plan_of
 from lydite.calibrate.store.status import status
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
@@ -82,8 +81,8 @@ def rate(folder: Path, few: int, many: int, kept: int, rounds: int) -> None:
         with Writer.start(writer.folder, writer.settings, writer.plan):
             opened = time.perf_counter()
         times = f"closed in {closed - start:.2f} s, opened in {opened - closed:.2f} s"
-        each = (writer.folder / "index.sqlite").stat().st_size / (count + rounds * kept)
-        print(f"  {count} samples: {times}, index of {each:.0f} bytes a sample")
+        shards = len(writer.index.shards)
+        print(f"  {count} samples in {shards} shards: {times}")
     start = time.perf_counter()
     found = verify(folder / str(many))
     seconds = time.perf_counter() - start
@@ -97,7 +96,9 @@ def planned(images: int, kept: int) -> Plan:
 
 def commit(writer: Writer, image: int, kept: int, base: NDArray[np.float32]) -> None:
     writer.commit(
-        writer.make.sample(image, step, {"x": base + image + step / kept}, sigma=1, timestep=step)
+        writer.builder.sample(
+            image, step, {"x": base + image + step / kept}, sigma=1, timestep=step
+        )
         for step in range(kept)
     )
 
@@ -114,7 +115,7 @@ def size(folder: Path) -> None:
         with Writer.start(place, Settings("f00d", CONDITIONS, dtype), plan) as writer:
             for image in range(images):
                 writer.commit(
-                    writer.make.sample(
+                    writer.builder.sample(
                         image, s, {"x": latents[image, s]}, sigma=1 - s / 50, timestep=1000 - 20 * s
                     )
                     for s in range(steps)

@@ -50,10 +50,10 @@ def opened(drawn: Path) -> "Iterator[CalibrationSet]":
 @pytest.fixture(scope="session")
 def whole(drawn: Path, pipeline: "Pipeline", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Statistics of its activations."""
-    from lydite.calibrate.activations.collect import Wanted, collect
+    from lydite.calibrate.activations.collect import Selection, collect
     from lydite.calibrate.store.reader import CalibrationSet
 
     path = tmp_path_factory.mktemp("statistics") / "whole.sqlite"
     with CalibrationSet.open(drawn) as found:
-        assert collect(found, pipeline, path, Wanted(group=32)) == 9
+        assert collect(found, pipeline, path, Selection(group=32)) == 9
     return path

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.collect import Selection, collect
 from lydite.calibrate.activations.file import read_file
-from lydite.calibrate.activations.histogram import BOUND, FLOOR
-from lydite.calibrate.activations.moments import Moments
+from lydite.calibrate.activations.moments import BOUND, FLOOR, Moments
 from lydite.calibrate.activations.places import SLOTS, Places
 from lydite.calibrate.replay import Replay, network, replaying
 from lydite.calibrate.store.reader import CalibrationSet
@@ -149,7 +148,7 @@ def test_where_guidance_is_off_the_negative_prompt_is_not_counted(
     request = replays.REQUEST.replace(guidance_interval=(0.0, 0.5))
     folder = replays.draw_set(tmp_path / "set", pipeline, images=1, request=request)
     with CalibrationSet.open(folder) as opened:
-        collect(opened, pipeline, tmp_path / "out.sqlite", Wanted())
+        collect(opened, pipeline, tmp_path / "out.sqlite", Selection())
     table = read_file(tmp_path / "out.sqlite").table
     for layer in ("norm_out.linear", "time_text_embed.text_embedder.linear_1"):
         assert [table[layer, "in", step].count for step in range(3)] == [2, 2, 1]
@@ -188,9 +187,9 @@ def test_values_that_are_counted_in_pieces_are_counted_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = np.random.default_rng(0).standard_normal((1000, 7)).astype(np.float32) + 40
-    monkeypatch.setattr("lydite.calibrate.activations.moments.AT_ONCE", 500)
+    monkeypatch.setattr("lydite.calibrate.activations.moments.VALUES_AT_ONCE", 500)
     check(Moments.of(values), values)
-    monkeypatch.setattr("lydite.calibrate.activations.moments.AT_ONCE", 3)  # less than a row
+    monkeypatch.setattr("lydite.calibrate.activations.moments.VALUES_AT_ONCE", 3)  # less than a row
     check(Moments.of(values), values)
 
 
@@ -207,5 +206,5 @@ def test_what_is_not_finite_is_named(opened: CalibrationSet, pipeline: Pipeline)
 def test_another_model_is_refused(opened: CalibrationSet, tmp_path: Path) -> None:
     other = replays.loaded(replays.make_small(tmp_path / "other", seed=1))
     with pytest.raises(LyditeError, match="not the one the set was made with"):
-        collect(opened, other, tmp_path / "out.sqlite", Wanted())
+        collect(opened, other, tmp_path / "out.sqlite", Selection())
     assert not (tmp_path / "out.sqlite").exists() and not list(tmp_path.glob("*.work"))

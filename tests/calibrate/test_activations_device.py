@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.collect import Selection, collect
 from lydite.calibrate.activations.device_moments import DeviceMoments
 from lydite.calibrate.activations.file import read_file
 from lydite.calibrate.activations.moments import Moments
@@ -67,7 +67,7 @@ def test_a_collection_is_the_same(
     found = {}
     for cpu in (True, False):
         monkeypatch.setattr("lydite.calibrate.activations.places.on_cpu", lambda cpu=cpu: cpu)
-        collect(opened, pipeline, tmp_path / f"{cpu}.sqlite", Wanted())
+        collect(opened, pipeline, tmp_path / f"{cpu}.sqlite", Selection())
         found[cpu] = read_file(tmp_path / f"{cpu}.sqlite")
     assert found[True].keys == found[False].keys
     assert found[True].table.keys() == found[False].table.keys()

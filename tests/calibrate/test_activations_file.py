@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lydite.calibrate.activations.collect import Wanted, collect
-from lydite.calibrate.activations.file import read_file, reading, told_by
-from lydite.calibrate.activations.merge import merge
+from lydite.calibrate.activations.collect import Selection, collect
+from lydite.calibrate.activations.file import merge_files, open_statistics, read_file, read_summary
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError
 from lydite.pipelines.pipeline import Pipeline
@@ -20,8 +19,8 @@ def test_two_halves_merged_are_the_whole(
 ) -> None:
     halves = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for number, path in enumerate(halves, 1):
-        collect(opened, pipeline, path, Wanted(group=32, part=(number, 2)))
-    assert merge(halves, tmp_path / "merged.sqlite") == 9
+        collect(opened, pipeline, path, Selection(group=32, part=(number, 2)))
+    assert merge_files(halves, tmp_path / "merged.sqlite") == 9
     merged, expected = read_file(tmp_path / "merged.sqlite"), read_file(whole)
     assert merged.table.keys() == expected.table.keys() and merged.keys == expected.keys
     for key, moments in expected.table.items():
@@ -32,10 +31,10 @@ def test_two_halves_merged_are_the_whole(
         assert np.abs(other.mean - moments.mean).max() <= 1e-12 * scale
         assert np.abs(other.variance - moments.variance).max() <= 1e-12 * scale**2
     with pytest.raises(CalibrationError, match="would count twice"):
-        merge([halves[0], halves[0]], tmp_path / "twice.sqlite")
-    collect(opened, pipeline, tmp_path / "other.sqlite", Wanted(per="all", part=(2, 2)))
-    with pytest.raises(CalibrationError, match="collected alike"):
-        merge([halves[0], tmp_path / "other.sqlite"], tmp_path / "unlike.sqlite")
+        merge_files([halves[0], halves[0]], tmp_path / "twice.sqlite")
+    collect(opened, pipeline, tmp_path / "other.sqlite", Selection(group_steps="all", part=(2, 2)))
+    with pytest.raises(CalibrationError, match="collected in the same way"):
+        merge_files([halves[0], tmp_path / "other.sqlite"], tmp_path / "unlike.sqlite")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a.sqlite", "b.sqlite", "merged.sqlite", "other.sqlite"
     ]  # fmt: skip
@@ -44,7 +43,7 @@ def test_two_halves_merged_are_the_whole(
 def test_bands_pool_the_steps(
     opened: CalibrationSet, pipeline: Pipeline, whole: Path, tmp_path: Path
 ) -> None:
-    collect(opened, pipeline, tmp_path / "all.sqlite", Wanted(per="all"))
+    collect(opened, pipeline, tmp_path / "all.sqlite", Selection(group_steps="all"))
     pooled, apart = read_file(tmp_path / "all.sqlite"), read_file(whole)
     key = ("transformer_blocks.0.ff.net.2", "in")
     steps = [apart.table[*key, step] for step in range(replays.STEPS)]
@@ -57,7 +56,7 @@ def test_bands_pool_the_steps(
 def test_the_file_answers_in_sql(whole: Path) -> None:
     found = read_file(whole)
     moments = found.table["transformer_blocks.0.ff.net.2", "in", 2]
-    with reading(whole) as connection:
+    with open_statistics(whole) as connection:
         rows = connection.execute(
             "SELECT channel, count, absmax, middle, variance, negative FROM channels "
             "WHERE layer = 'transformer_blocks.0.ff.net.2' AND place = 'in' AND band = 2"
@@ -74,7 +73,7 @@ def test_the_file_answers_in_sql(whole: Path) -> None:
     np.testing.assert_allclose(table[:, 4], moments.variance, rtol=1e-15)
     np.testing.assert_allclose(table[:, 5], moments.negative / moments.count, rtol=1e-15)
     assert -0.1701 < least < 0  # the dip of GELU
-    told = told_by(whole)
+    told = read_summary(whole)
     assert told["samples"] == 9 and len(told["model_hash"]) == 64
 
 
@@ -86,4 +85,4 @@ def test_a_changed_number_in_the_file_is_found(whole: Path, tmp_path: Path) -> N
         connection.execute("UPDATE channel SET mean = mean + 1e-9 WHERE place = 3 AND channel = 5")
     connection.close()
     with pytest.raises(CalibrationError, match="damaged"):
-        merge([path], tmp_path / "merged.sqlite")
+        merge_files([path], tmp_path / "merged.sqlite")

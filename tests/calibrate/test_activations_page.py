@@ -7,9 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from lydite.calibrate.activations.collect import Wanted, collect
-from lydite.calibrate.activations.file import reading
-from lydite.calibrate.activations.merge import merge
+from lydite.calibrate.activations.collect import Selection, collect
+from lydite.calibrate.activations.file import merge_files, open_statistics
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
 from lydite.report.activations import page, picture
@@ -25,7 +24,7 @@ def words(path: Path) -> str:
 
 def most_drift(path: Path, where: str) -> float:
     """As the documentation asks for it in SQL."""
-    with reading(path) as connection:
+    with open_statistics(path) as connection:
         (found,) = connection.execute(
             "SELECT max(drift) FROM (SELECT max(p99_9 - p0_1) / min(p99_9 - p0_1) AS drift "
             f"FROM layers WHERE {where} GROUP BY layer, place)"
@@ -51,7 +50,7 @@ def test_steps_that_are_counted_together_are_not_drawn_as_one_dot(
     opened: CalibrationSet, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     path = tmp_path / "all.sqlite"
-    collect(opened, pipeline, path, Wanted(per="all"))
+    collect(opened, pipeline, path, Selection(group_steps="all"))
     told = words(path)
     assert "All steps are counted together here" in told and "After GELU" in told
     for untold in ("Ranges over the steps", "drift", "widest", "Modulation"):
@@ -66,10 +65,10 @@ def test_parts_of_the_steps_and_of_the_samples_are_called_so(
 ) -> None:
     halves = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for number, path in enumerate(halves, 1):
-        collect(opened, pipeline, path, Wanted(per="2", part=(number, 2)))
+        collect(opened, pipeline, path, Selection(group_steps="2", part=(number, 2)))
     assert "Part 2 of 2 of its samples." in words(halves[1])
     assert b"over first step of a part for" in page(halves[1])
-    merge(halves, tmp_path / "both.sqlite")
+    merge_files(halves, tmp_path / "both.sqlite")
     told = words(tmp_path / "both.sqlite")
     assert f"Set {opened.content_hash[:12]}" in told and "Part " not in told
     assert "parts of the steps 2" in told

@@ -1,7 +1,9 @@
 """A collection that is killed anywhere goes on to the file of one that was not, byte for byte."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lydite.calibrate.activations.collect import Progress, Wanted, collect
-from lydite.calibrate.activations.merge import STATE
-from lydite.calibrate.activations.state import load_state
-from lydite.calibrate.store.lock import Claim
+from lydite.calibrate.activations.collect import Progress, Selection, collect
+from lydite.calibrate.activations.file import STATE
+from lydite.calibrate.activations.statistics import load_state
+from lydite.calibrate.settings import plan_of
+from lydite.calibrate.store.lock import WriterLock
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import plan_of
 from lydite.calibrate.store.writer import Writer
 from lydite.cli.calibrate.activations import activations
 from lydite.core.errors import CalibrationError, FileError, LyditeError
@@ -23,13 +25,13 @@ from lydite.pipelines.pipeline import Pipeline
 from support import calibration as calibrating
 from support import replays
 
-WANTED = Wanted(group=64)
+WANTED = Selection(group=64)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from support import calibration as calibrating, replays
-from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.collect import Selection, collect
 from lydite.calibrate.store.reader import CalibrationSet
 drawn, model, out, where, number = (*map(Path, sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
 
@@ -40,7 +42,7 @@ def counted(progress):
 with CalibrationSet.open(drawn) as opened:
     pipeline = replays.loaded(model)
     with calibrating.faulty(calibrating.FaultyDisk(number if where == "disk" else 0, "kill")):
-        collect(opened, pipeline, out, Wanted(group=64), on_sample=counted, share=0)
+        collect(opened, pipeline, out, Selection(group=64), on_sample=counted, share=0)
 """
 
 
@@ -87,7 +89,9 @@ def test_every_failing_call_to_the_disk_is_told_and_nothing_is_torn(
             out = memory / f"{number}.sqlite"
             with (
                 calibrating.faulty(calibrating.FaultyDisk(number, "ENOSPC")),
-                pytest.raises(FileError, match=r"free\).*go on with: lydite calibrate activations"),
+                pytest.raises(
+                    FileError, match=r"free\).*resume with: lydite calibrate activations"
+                ),
             ):
                 collect(opened, pipeline, out, WANTED, share=0)
             collect(opened, pipeline, out, WANTED)
@@ -112,7 +116,7 @@ def test_asked_to_stop_it_keeps_what_it_has(
         assert collect(opened, pipeline, out, WANTED) == 0  # it is there
         assert [path.name for path in memory.iterdir()] == ["out.sqlite"]
         with pytest.raises(FileError, match="holds statistics of other samples"):
-            collect(opened, pipeline, out, Wanted(per="all"))
+            collect(opened, pipeline, out, Selection(group_steps="all"))
     assert out.read_bytes() == expected
 
 
@@ -123,8 +127,10 @@ def test_a_state_of_other_wishes_and_a_damaged_one_are_refused(
     with CalibrationSet.open(drawn) as opened:
         with pytest.raises(KeyboardInterrupt):
             collect(opened, pipeline, out, WANTED, stopping=lambda: True)
-        with pytest.raises(CalibrationError, match="begun with another set, --per or --group"):
-            collect(opened, pipeline, out, Wanted())
+        with pytest.raises(
+            CalibrationError, match="begun with another set, --group-steps or --group"
+        ):
+            collect(opened, pipeline, out, Selection())
         data = bytearray(state.read_bytes())
         data[-1000] ^= 1
         state.write_bytes(data)
@@ -134,7 +140,7 @@ def test_a_state_of_other_wishes_and_a_damaged_one_are_refused(
 
 def test_one_process_collects_into_one_file(drawn: Path, pipeline: Pipeline, memory: Path) -> None:
     (memory / "out.sqlite.work").mkdir()
-    claim = Claim(memory / "out.sqlite.work")
+    claim = WriterLock(memory / "out.sqlite.work")
     try:
         with CalibrationSet.open(drawn) as opened, pytest.raises(CalibrationError) as told:
             collect(opened, pipeline, memory / "out.sqlite", WANTED)
@@ -169,17 +175,19 @@ def test_bad_input_is_one_clear_error(drawn: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.sqlite"
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.sqlite").write_text("no database at all, but long enough to be read as one")
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.sqlite")) as connection:
+        connection.execute("CREATE TABLE t (x)")
     settings = CalibrationSet.open(drawn).settings
     Writer.start(tmp_path / "bare", settings, plan_of([("a", 0)], [0], pictures=False)).close()
     for arguments, message in (
         ((tmp_path / "empty", "--out", out), "no calibration set"),
         ((tmp_path / "nothing", "--plot", tmp_path / "a.png"), "no such file"),
         ((tmp_path / "bare", "--out", out), "holds no samples"),
-        ((tmp_path / "text.sqlite", "--plot", tmp_path / "a.png"), "no statistics of activations"),
-        ((drawn / "index.sqlite", "--plot", tmp_path / "a.png"), "another SQLite file"),
+        ((tmp_path / "text.sqlite", "--plot", tmp_path / "a.png"), "not statistics of activations"),
+        ((tmp_path / "other.sqlite", "--plot", tmp_path / "a.png"), "another SQLite file"),
         ((drawn,), "--out is missing"),
         ((drawn, drawn, "--out", out), "one set at a time"),
-        ((drawn, "--out", out, "--per", "week"), "--per is 'week'"),
+        ((drawn, "--out", out, "--group-steps", "week"), "--group-steps is .week"),
         ((drawn, "--out", out, "--part", "3/2"), "--part is '3/2'"),
         ((drawn, "--out", out, "--plot", tmp_path / "a.pdf"), "ends in .html or .png"),
         ((drawn, "--out", tmp_path, "-q"), "is a folder"),

@@ -17,8 +17,7 @@ from lydite.calibrate.model_session import (
     require_model,
 )
 from lydite.calibrate.run import Sizes
-from lydite.calibrate.settings import Settings
-from lydite.calibrate.store.set_file import Description, Plan, plan_of
+from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError
 from lydite.core.request import Request
 from lydite.pipelines.families.sd3 import BoundMMDiT

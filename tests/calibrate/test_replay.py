@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from lydite.calibrate.activations.collect import Wanted, collect
+from lydite.calibrate.activations.collect import Selection, collect
 from lydite.calibrate.blocks import Kept, store_blocks
+from lydite.calibrate.settings import Plan
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import Plan
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
 from lydite.cli.calibrate.activations import activations
@@ -32,7 +32,7 @@ def changed(drawn: Path, folder: Path, change: Change) -> Path:
         with Writer.start(folder, source.settings, plan) as writer:
             numbers = {"sigma": entry.sigma, "timestep": entry.timestep}
             tensors = change(source.read(row)["x"])
-            writer.commit([writer.make.sample(image.number, plan.steps[0], tensors, **numbers)])
+            writer.commit([writer.builder.sample(image.number, plan.steps[0], tensors, **numbers)])
     return folder
 
 
@@ -55,7 +55,7 @@ def test_a_sample_that_the_network_cannot_take_is_one_error(
     folder = changed(drawn, tmp_path / "set", change)
     with CalibrationSet.open(folder) as opened:
         with pytest.raises(CalibrationError, match=message):
-            collect(opened, pipeline, tmp_path / "out.sqlite", Wanted())
+            collect(opened, pipeline, tmp_path / "out.sqlite", Selection())
         with pytest.raises(CalibrationError, match=message):
             store_blocks(opened, pipeline, tmp_path / "blocks", Kept(), 10**9)
     assert os.listdir(tmp_path) == ["set"]
@@ -90,17 +90,17 @@ def test_statistics_and_their_plots_replace_nothing_else(
     os.mkfifo(tmp_path / "pipe")
     kept = sorted(os.listdir(tmp_path))
     for name, message in (
-        ("text.txt", "no statistics of ours; it is left as it is"),
+        ("text.txt", "not a lydite statistics file"),
         ("dangling.sqlite", "is a link"),
         ("pipe", "a device or a pipe"),
         (drawn / "stats.sqlite", "lies inside the calibration set"),
     ):
         assert message in refused(drawn, "--out", tmp_path / name)
         assert message in refused(whole, whole, "--out", tmp_path / name)
-    assert "is there already" in refused(whole, "--out", whole)
+    assert "exists already" in refused(whole, "--out", whole)
     for plot in ("page.html", "picture.png"):
         (tmp_path / plot).write_bytes((tmp_path / "text.txt").read_bytes())
-        assert "is left as it is" in refused(whole, "--plot", tmp_path / plot)
+        assert "not overwritten" in refused(whole, "--plot", tmp_path / plot)
         assert (tmp_path / plot).read_text() == "mine"
         (tmp_path / plot).unlink()
         for _ in range(2):  # made, with its folder, and replaced

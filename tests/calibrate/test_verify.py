@@ -1,24 +1,21 @@
-"""Verify names what is damaged, missing or unhealthy, and repair keeps all that is whole."""
+"""Verify lists what is damaged, missing or suspicious; repair keeps all that is undamaged."""
 
 import json
+import os
 import shutil
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lydite.calibrate.store import files as disk
-from lydite.calibrate.store import seal
-from lydite.calibrate.store.index import Index
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.recovery import QUARANTINE
-from lydite.calibrate.store.repair import rebuild, repair
-from lydite.calibrate.store.set_file import SHARDS
-from lydite.calibrate.store.value_checks import Healthy
-from lydite.calibrate.store.verify import Suspect, verify
+from lydite.calibrate.store.repair import repair
+from lydite.calibrate.store.set_file import NAME, OLD_FILES, QUARANTINE, SHARDS
+from lydite.calibrate.store.status import status
+from lydite.calibrate.store.value_checks import ValueLimits
+from lydite.calibrate.store.verify import SuspiciousItem, verify
 from lydite.calibrate.store.writer import Writer
-from lydite.core.errors import CalibrationError, FileError
+from lydite.core.errors import CalibrationError
 from lydite.core.tensorfile import read_header
 from support.calibration import SETTINGS, check_finished, draw, items, latent, plan
 
@@ -64,86 +61,71 @@ def test_a_damaged_sample_is_named_and_alone_computed_again(tmp_path: Path) -> N
         with pytest.raises(CalibrationError, match=r"image 1 step 4 is damaged\. Run: lydite"):
             opened.read(row)
     done = repair(tmp_path)
-    assert (done.again, done.quarantined) == (("image 1 step 4",), (path.name,))
-    assert not done.index_rebuilt and done.items == 11
+    assert (done.dropped, done.quarantined) == (("image 1 step 4",), (path.name,))
+    assert not done.rewritten and (done.items, done.missing) == (11, 1)
     assert (tmp_path / QUARANTINE / path.name).exists()
     found = verify(tmp_path)
     assert found.sound and (found.missing, found.quarantined) == (1, 1)
     assert draw(tmp_path, 3) == whole and verify(tmp_path).complete
 
 
-def test_a_damaged_header_is_written_anew_and_nothing_is_lost(tmp_path: Path) -> None:
-    whole = draw(tmp_path, 2)
-    path = shard_of(tmp_path, 1)
-    before = path.read_bytes()
-    for place in (0, 9, 200):
-        damage(path, place)
-        assert len(verify(tmp_path).damage[0].items) == 4
-        done = repair(tmp_path)
-        assert (done.again, done.mended, done.quarantined) == ((), 1, ())
-        assert path.read_bytes() == before
-    check_finished(tmp_path, 2, whole)
-
-
-def test_a_missing_or_short_shard_costs_its_image_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [0, 9, 200, "cut", "gone", "pipe"])
+def test_a_damaged_or_missing_shard_costs_its_image_alone(tmp_path: Path, place: int | str) -> None:
     whole = draw(tmp_path, 3)
-    first, second = shard_of(tmp_path, 0), shard_of(tmp_path, 1)
-    first.unlink()
-    second.write_bytes(second.read_bytes()[:1000])
-    found = verify(tmp_path)
-    assert sorted(len(damaged.items) for damaged in found.damage) == [4, 4]
-    assert any(damaged.why == "the file is missing" for damaged in found.damage)
+    path = shard_of(tmp_path, 1)
+    if isinstance(place, int):
+        damage(path, place)  # in its header
+    elif place == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    else:
+        path.unlink()
+    if place == "pipe":
+        os.mkfifo(path)
+    result, state = verify(tmp_path), status(tmp_path)
+    lost = place != "gone"
+    assert result.sound is not lost and result.missing == 4
+    assert state.missing == 4 and len(state.lost) == lost and (state.content_hash is None) == lost
+    if lost:
+        for refuse in (CalibrationSet.open, lambda folder: draw(folder, 5)):
+            with pytest.raises(CalibrationError, match=r"Run: lydite calibrate repair"):
+                refuse(tmp_path)
     done = repair(tmp_path)
-    assert len(done.again) == 8 and "image 0 step 8" in done.again
+    assert done.missing == 4 and len(done.quarantined) == lost
     assert draw(tmp_path, 3) == whole and verify(tmp_path).complete
 
 
-@pytest.mark.parametrize("what", ["index.sqlite", seal.SEAL, "set.json"])
-def test_a_lost_or_damaged_file_besides_the_shards_is_made_again(tmp_path: Path, what: str) -> None:
+def test_a_damaged_description_is_found_and_written_again(tmp_path: Path) -> None:
     whole = draw(tmp_path, 2)
-    damage(tmp_path / what, 40)
+    damage(tmp_path / NAME, 40)
     assert not verify(tmp_path).sound
     with pytest.raises(CalibrationError, match="damaged"):
         draw(tmp_path, 2)
     done = repair(tmp_path)
-    assert done.again == () and (done.set_from or done.index_rebuilt)
-    check_finished(tmp_path, 2, whole)
-    (tmp_path / what).unlink()
-    rebuild(tmp_path)
-    check_finished(tmp_path, 2, whole)
+    assert done.rewritten and done.from_shards and not done.missing
+    assert draw(tmp_path, 2) == whole and verify(tmp_path).complete
 
 
-def test_a_row_that_says_something_else_is_found_without_the_seal(tmp_path: Path) -> None:
+def test_the_index_of_earlier_versions_is_ignored_and_removed(tmp_path: Path) -> None:
     whole = draw(tmp_path, 2)
-    for change in (
-        "UPDATE item SET step = 5 WHERE step = 4 AND image = 0",
-        "UPDATE item SET entry = replace(entry, '\"seed\":1', '\"seed\":2')",
-        "UPDATE item SET shard = 3 - shard WHERE step = 8",
-        "UPDATE shard SET bytes = bytes + 1 WHERE id = 1",
-        "DELETE FROM item WHERE kind = 'picture' AND image = 1",
-    ):
-        index = Index.open(tmp_path / "index.sqlite", write=True)
-        index._db.execute(change)
-        index.settle()
-        index.close()
-        seal.write_seal(tmp_path / "index.sqlite")
-        assert {damaged.file for damaged in verify(tmp_path).damage} == {"index.sqlite"}, change
-        assert repair(tmp_path).index_rebuilt
-        check_finished(tmp_path, 2, whole)
+    for name in OLD_FILES:
+        (tmp_path / name).write_bytes(b"damaged in any way")
+    assert verify(tmp_path).complete and status(tmp_path).content_hash == whole
+    check_finished(tmp_path, 2, whole)
+    assert not [name for name in OLD_FILES if (tmp_path / name).exists()]
 
 
-def test_rebuild_needs_the_shards_alone(tmp_path: Path) -> None:
+def test_a_set_is_repaired_from_its_shards_alone(tmp_path: Path) -> None:
     whole = draw(tmp_path / "set", 3)
     (tmp_path / "bare").mkdir()
     shutil.copytree(tmp_path / "set" / SHARDS, tmp_path / "bare" / SHARDS)
-    done = rebuild(tmp_path / "bare")
-    assert done.items == 12 and done.index_rebuilt and done.set_from
+    done = repair(tmp_path / "bare")
+    assert done.items == 12 and done.from_shards
     check_finished(tmp_path / "bare", 3, whole)
     with pytest.raises(CalibrationError, match=r"no calibration set \(there is no shards/"):
-        rebuild(tmp_path)
+        repair(tmp_path)
     (tmp_path / SHARDS).mkdir()
-    with pytest.raises(CalibrationError, match="no shard to make one from"):
-        rebuild(tmp_path)
+    with pytest.raises(CalibrationError, match="no readable shard"):
+        repair(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -159,46 +141,33 @@ def test_values_no_network_should_be_given_are_suspect(
 ) -> None:
     draw(tmp_path, 1)
     with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
-        sample = writer.make.sample(1, 0, {"x": np.array(values, np.float32)})
-        writer.commit([sample, *items(writer.make, 1)[1:]])
+        sample = writer.builder.sample(1, 0, {"x": np.array(values, np.float32)})
+        writer.commit([sample, *items(writer.builder, 1)[1:]])
     found = verify(tmp_path)
     assert found.sound and found.missing == 0 and not found.complete
     shape = "x: shape [4], most of the set have [4, 8, 8]"
-    assert found.suspects == (Suspect("image 1 step 0", why), Suspect("image 1 step 0", shape))
+    assert found.suspects == (
+        SuspiciousItem("image 1 step 0", why),
+        SuspiciousItem("image 1 step 0", shape),
+    )
 
 
 def test_the_healthy_range_can_be_chosen(tmp_path: Path) -> None:
     draw(tmp_path, 1)
-    found = verify(tmp_path, Healthy(absmax=float(np.abs(latent(0, 4)).max()) - 0.1))
+    found = verify(tmp_path, ValueLimits(absmax=float(np.abs(latent(0, 4)).max()) - 0.1))
     assert "image 0 step 4" in {suspect.item for suspect in found.suspects}
 
 
 def test_verify_does_not_disturb_a_writer_or_take_its_work_for_damage(tmp_path: Path) -> None:
     with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
-        writer.commit(items(writer.make, 0))
+        writer.commit(items(writer.builder, 0))
         found = verify(tmp_path)
         assert found.sound and found.missing == 4
         assert found.writer and "process" in str(found.writer)
         with pytest.raises(CalibrationError, match="being written by process"):
             repair(tmp_path)
-        writer.commit(items(writer.make, 1))
+        writer.commit(items(writer.builder, 1))
     assert verify(tmp_path).complete
-
-
-def test_a_writer_that_comes_while_verify_looks_at_the_seal_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw(tmp_path, 1)
-    started: list[Writer] = []
-
-    def start_first(path: Path) -> str | None:
-        monkeypatch.undo()
-        started.append(Writer.start(tmp_path, SETTINGS, plan(1)))
-        return seal.seal_fault(path)
-
-    monkeypatch.setattr(seal, "seal_fault", start_first)
-    assert verify(tmp_path).sound
-    started[0].close()
 
 
 def test_something_that_is_no_set_is_said_to_be_none(tmp_path: Path) -> None:
@@ -206,30 +175,26 @@ def test_something_that_is_no_set_is_said_to_be_none(tmp_path: Path) -> None:
     assert not found.sound and "no calibration set" in found.damage[0].why
 
 
-def test_a_page_of_the_index_that_breaks_in_mid_walk_is_damage_and_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw(tmp_path, 2)
-
-    def torn(self: Index, name: str) -> list[object]:
-        raise CalibrationError("index.sqlite: database disk image is malformed")
-
-    monkeypatch.setattr(Index, "rows_of", torn)
-    found = verify(tmp_path)
-    assert not found.sound and found.items == {"picture": 2, "sample": 6}
-    assert [each.file for each in found.damage] == ["index.sqlite"]
-    assert found.content_hash is None and found.missing is None
-
-
-def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw(tmp_path, 1)
-
-    def no_room(path: Path, **_: bool) -> Index:  # for the file by which SQLite reads a journal
-        raise disk.DiskError(path, sqlite3.OperationalError("disk I/O error"))
-
-    monkeypatch.setattr(Index, "open", no_room)
-    (found,) = verify(tmp_path).damage
-    assert found.file == "index.sqlite" and "disk I/O error" in found.why
-    monkeypatch.setattr(disk, "free_bytes", lambda _: 4096)
-    with pytest.raises(FileError, match=r"disk I/O error; 4\.0 KiB free"):
-        verify(tmp_path)
+def test_items_twice_in_a_set_count_once_and_two_contents_are_damage(tmp_path: Path) -> None:
+    draw(tmp_path / "set", 2)
+    with Writer.start(tmp_path / "twice", SETTINGS, plan(2)) as writer:
+        for image in (0, 1):
+            writer.commit(items(writer.builder, image)[:2])
+    for path in (tmp_path / "twice" / SHARDS).iterdir():
+        shutil.copy(path, tmp_path / "set" / SHARDS)
+    result = verify(tmp_path / "set")
+    assert result.complete and result.items == {"sample": 6, "picture": 2}
+    whole = result.content_hash
+    assert status(tmp_path / "set").content_hash == whole
+    assert repair(tmp_path / "set").quarantined == () and verify(tmp_path / "set").complete
+    with Writer.start(tmp_path / "other", SETTINGS, plan(2)) as writer:
+        sample = writer.builder.sample(0, 0, {"x": latent(5, 5)}, sigma=1, timestep=0)
+        writer.commit([sample])
+    for path in (tmp_path / "other" / SHARDS).iterdir():
+        shutil.copy(path, tmp_path / "set" / SHARDS)
+    assert not verify(tmp_path / "set").sound
+    with pytest.raises(CalibrationError, match="has other values in shard"):
+        CalibrationSet.open(tmp_path / "set")
+    assert len(repair(tmp_path / "set").quarantined) == 1
+    draw(tmp_path / "set", 2)
+    assert verify(tmp_path / "set").complete

@@ -1,108 +1,185 @@
-"""Many workers, one writer: nothing twice, nothing lost, whoever dies."""
+"""Workers that draw: the same set as one process makes, whoever is killed."""
 
-import os
-import subprocess
+import multiprocessing
+import signal
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from lydite.calibrate.store.recovery import INCOMING
-from lydite.calibrate.store.set_file import SHARDS
-from lydite.calibrate.store.verify import verify
+from lydite.calibrate import ray_cluster as cluster
+from lydite.calibrate.conditions import conditions_of
+from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline
+from lydite.calibrate.run import Model, RunCallbacks, run_here
+from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.calibrate.store.writer import Writer
-from lydite.calibrate.worker_shards import Worker
-from lydite.core.errors import CalibrationError
-from support.calibration import SETTINGS, check_finished, draw, items, latent, plan
-from support.calibration_cli import calibrate
+from lydite.calibrate.workers import run_workers
+from lydite.core import files
+from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
+from lydite.core.request import Request
+from support.calibration import FaultyDisk, same_blas
 
-WORK = """
-import sys
-from support.calibration import items
-from lydite.calibrate.worker_shards import Worker
-
-folder, number = sys.argv[1], int(sys.argv[2])
-worker = Worker(folder)
-for image in (2 * number, 2 * number + 1, (2 * number + 2) % 16):  # the last is the next one's too
-    worker.hand_over(items(worker.make, image))
-    print(image, flush=True)
-"""
+REQUEST = Request("", steps=2, guidance=3.0, text_length=4, width=32, height=32)
+PLAN = plan_of([(f"a fox in snow {n}", n) for n in range(4)], (0, 1))
 
 
-def test_eight_workers_hand_over_to_one_writer(tmp_path: Path) -> None:
-    whole = draw(tmp_path / "whole", 16)
-    folder = tmp_path / "set"
-    with Writer.start(folder, SETTINGS, plan(16)) as writer:
-        path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-        workers = [
-            subprocess.Popen([sys.executable, "-c", WORK, str(folder), str(number)], env=path)
-            for number in range(8)
-        ]
-        added = 0
-        while any(worker.poll() is None for worker in workers):
-            added += writer.collect().added
-        added += writer.collect().added
-        assert [worker.returncode for worker in workers] == [0] * 8
-        assert added == 16 * 4 and writer.content_hash == whole
-        assert len(list((folder / SHARDS).iterdir())) == 16
-    assert list((folder / INCOMING).iterdir()) == []
-    check_finished(folder, 16, whole)
+@pytest.fixture(scope="module")
+def settings(untrained: Path) -> Settings:
+    pipeline = open_pipeline(Model(str(untrained)), "float32")
+    conditions = conditions_of(pipeline.plan(REQUEST).request, "float32")
+    return Settings(model_hash(pipeline), conditions, "BF16", str(untrained))
 
 
-def test_what_a_worker_handed_over_survives_the_writer(tmp_path: Path) -> None:
-    draw(tmp_path, 1)
-    with Writer.start(tmp_path, SETTINGS, plan(2)):
-        pass
-    worker = Worker(tmp_path)  # nobody writes now
-    worker.hand_over(items(worker.make, 1))
-    (tmp_path / INCOMING / ".0123.part").write_bytes(b"a worker was killed in it")
-    with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
-        assert writer.recovered.added == 4 and not writer.missing()
-    assert list((tmp_path / INCOMING).iterdir()) == []
+@pytest.fixture(scope="module")
+def whole(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The content hash of the set that one process makes."""
+    folder = tmp_path_factory.mktemp("whole")
+    session = ModelSession.open(Description(settings, PLAN), Model(settings.model))
+    with Writer.start(folder, settings, PLAN) as writer:
+        run_here(writer, session, RunCallbacks())
+        return writer.content_hash
 
 
-def test_a_broken_shard_that_was_handed_over_is_told_and_is_no_damage_of_the_set(
-    tmp_path: Path,
+@pytest.fixture(autouse=True)
+def blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in same_blas().items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_killed_worker_costs_its_image_only(
+    settings: Settings, whole: str, tmp_path: Path
 ) -> None:
-    draw(tmp_path, 1)
-    worker = Worker(tmp_path)
-    worker.hand_over(items(worker.make, 0))
-    (shard,) = (tmp_path / INCOMING).iterdir()
-    assert not verify(tmp_path).broken
-    data = shard.read_bytes()
-    for torn in (data[:-1] + bytes([data[-1] ^ 1]), data[:100]):
-        shard.write_bytes(torn)
-        found = verify(tmp_path)
-        assert found.complete and len(found.broken) == 1 and shard.name in found.broken[0]
-    told = calibrate("verify", tmp_path).stdout
-    assert f"handed    {INCOMING}/{shard.name}" in told and "sets it aside" in told
-    with Writer.start(tmp_path, SETTINGS, plan(1)):
-        pass
-    assert "aside     damaged shards in quarantine/: 1" in calibrate("verify", tmp_path).stdout
+    notes: list[str] = []
+    finished: list[int] = []
+
+    def stepped(image: int, step: int) -> None:
+        if not notes and image == 1:
+            notes.append("killed")
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        watcher = RunCallbacks(stepped, finished.append, notes.append)
+        run_workers(writer, Model(settings.model), 2, watcher)
+        assert writer.content_hash == whole
+    assert sorted(finished) == [0, 1, 2, 3]
+    assert any("another takes over" in note for note in notes[1:])
+    assert not multiprocessing.active_children()
 
 
-def test_a_shard_that_is_half_known_brings_the_other_half(tmp_path: Path) -> None:
-    whole = draw(tmp_path / "whole", 1)
-    with Writer.start(tmp_path / "set", SETTINGS, plan(1)) as writer:
-        made = items(writer.make, 0)
-        writer.commit(made[:2])
-        worker = Worker(tmp_path / "set")
-        worker.hand_over(made[1:])
-        assert writer.collect().added == 2 and writer.content_hash == whole
-
-
-def test_a_second_content_or_another_run_is_set_aside_and_the_writer_goes_on(
-    tmp_path: Path,
+def test_a_run_that_is_stopped_leaves_whole_images_and_no_worker(
+    settings: Settings, whole: str, tmp_path: Path
 ) -> None:
-    with Writer.start(tmp_path, SETTINGS, plan(2)) as writer:
-        writer.commit(items(writer.make, 0))
-        before = writer.content_hash
-        worker = Worker(tmp_path)
-        worker.hand_over([worker.make.sample(0, 0, {"x": latent(5, 5)})])
-        (tmp_path / INCOMING / f"{'a' * 64}.safetensors").write_bytes(b"torn")
-        taken = writer.collect()
-        assert (taken.added, len(taken.set_aside)) == (0, 2)
-        assert writer.content_hash == before
-        writer.commit(items(writer.make, 1))
-    with pytest.raises(CalibrationError, match="nothing to hand over"):
-        worker.hand_over([])
+    seen: list[int] = []
+    watcher = RunCallbacks(lambda image, step: seen.append(image), stopping=lambda: bool(seen))
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        with pytest.raises(KeyboardInterrupt):
+            run_workers(writer, Model(settings.model), 1, watcher)
+        assert len(writer.missing()) >= 3 and not multiprocessing.active_children()
+        session = ModelSession.open(Description(settings, writer.plan), Model(settings.model))
+        run_here(writer, session, RunCallbacks())
+        assert writer.content_hash == whole
+
+
+def test_what_goes_wrong_in_a_worker_is_one_clear_error(settings: Settings, tmp_path: Path) -> None:
+    wrong = Settings("0" * 64, settings.conditions, settings.dtype, settings.model)
+    with (
+        Writer.start(tmp_path, wrong, PLAN) as writer,
+        pytest.raises(CalibrationError, match="not the one the set was made with"),
+    ):
+        run_workers(writer, Model(settings.model), 1, RunCallbacks())
+    assert not multiprocessing.active_children()
+
+
+def test_a_disk_that_fills_up_is_told_with_the_command_to_go_on(
+    settings: Settings, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FaultyDisk(1, "ENOSPC", once=False)
+    watcher = RunCallbacks(finished=lambda image: monkeypatch.setattr(files, "system", full))
+    with (
+        Writer.start(tmp_path, settings, PLAN, resume="COMMAND") as writer,
+        pytest.raises(FileError, match=r"No space left.* resume with: COMMAND"),
+    ):
+        run_workers(writer, Model(settings.model), 1, watcher)
+    assert full.hits and not multiprocessing.active_children()
+    monkeypatch.undo()
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        assert 0 < len(writer.missing()) < 4
+        session = ModelSession.open(Description(settings, writer.plan), Model(settings.model))
+        run_here(writer, session, RunCallbacks())
+        assert writer.content_hash == whole
+
+
+def test_a_task_of_ray_returns_the_shard_that_a_worker_would_hand_over(
+    settings: Settings, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import msgspec
+
+    def not_finite(*_: object) -> None:
+        raise NotFiniteError("image 0: NaN")
+
+    told = msgspec.json.encode(Description(settings, PLAN))
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        for image, wanted in writer.missing().items():
+            name, data = cluster.draw(told, Model(settings.model), image.number, tuple(wanted))
+            (tmp_path / "incoming" / name).write_bytes(data)
+        writer.collect()
+        assert writer.content_hash == whole
+    monkeypatch.setattr(ModelSession, "items", not_finite)
+    error, nothing = cluster.draw(told, Model(settings.model), 0, (None,))
+    assert nothing is None and isinstance(error, NotFiniteError) and error.exit_code == 1
+    strange = msgspec.json.encode(Description(Settings("1", settings.conditions), Plan((), ())))
+    assert cluster.draw(strange, Model(settings.model), 0, ())[1] is None
+    cluster._session.cache_clear()
+
+
+def test_without_ray_the_error_says_how_to_get_it(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        Writer.start(tmp_path, settings, PLAN) as writer,
+        pytest.raises(InputError, match=r"lydite\[ray\]"),
+    ):
+        cluster.run_ray(writer, Model(settings.model), "auto", RunCallbacks())
+
+
+def test_ray_does_not_take_sigterm_while_it_starts(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    fake: Any = ModuleType("ray")
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    fake.init, fake.put, fake.shutdown = init, bytes, lambda: None
+    fake.remote = lambda **_: lambda task: task
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with (
+            Writer.start(tmp_path, settings, PLAN) as writer,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            watcher = RunCallbacks(stopping=lambda: bool(heard))
+            cluster.run_ray(writer, Model(settings.model), "auto", watcher)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "127.0.0.1:x", "127.0.0.1:99999"])
+def test_an_address_where_no_cluster_is_is_refused_at_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    with (
+        Writer.start(tmp_path, settings, PLAN) as writer,
+        pytest.raises(InputError, match="no cluster there"),
+    ):
+        cluster.run_ray(writer, Model(settings.model), address, RunCallbacks())

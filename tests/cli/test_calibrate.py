@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lydite.calibrate.store import files as disk
 from lydite.calibrate.store.reader import CalibrationSet
+from lydite.core import files
 from lydite.core.errors import LyditeError
 from support.calibration_cli import SMALL, calibrate, content
 
@@ -33,12 +33,12 @@ def whole(untrained: Path, prompts: Path, tmp_path_factory: pytest.TempPathFacto
 def test_a_run_leaves_a_whole_set_that_says_what_it_holds(whole: Path, tmp_path: Path) -> None:
     told = json.loads(calibrate("status", whole, "--json").stdout)
     assert told["items"] == {"picture": 3, "sample": 6} and told["missing"] == 0
-    assert told["images_complete"] == 3 and told["sealed"] and told["writer"] is None
+    assert told["images_complete"] == 3 and told["writer"] is None
     sheet = tmp_path / "sheet.png"
     result = calibrate("verify", whole, "--sheet", sheet)
-    assert result.exit_code == 0 and "sound and complete" in result.stdout
+    assert result.exit_code == 0 and "verdict   whole" in result.stdout
     with Image.open(sheet) as image:
-        assert image.size == (298, 354)  # two by two
+        assert image.width == 3 * 12 + 2 * 128  # two by two
     with CalibrationSet.open(whole) as opened:
         assert [(i.prompt, i.seed) for i in opened.plan.images] == [
             ("a red star", 0), ("a fox in snow", 1), ("a red star", 2)]  # fmt: skip
@@ -48,7 +48,7 @@ def test_more_images_and_steps_are_added_and_the_order_does_not_matter(
     untrained: Path, prompts: Path, whole: Path, tmp_path: Path
 ) -> None:
     run = ["run", "-m", untrained, "--prompts", prompts, *SMALL, "--out", tmp_path / "set"]
-    assert calibrate(*run, "--images", 1, "--keep", "1").exit_code == 0
+    assert calibrate(*run, "--images", 1, "--keep-steps", "1").exit_code == 0
     assert json.loads(calibrate("status", tmp_path / "set", "--json").stdout)["planned"] == 2
     assert calibrate(*run, "--images", 3).exit_code == 0
     assert content(tmp_path / "set") == content(whole)
@@ -57,7 +57,7 @@ def test_more_images_and_steps_are_added_and_the_order_does_not_matter(
 def test_a_first_column_that_nobody_named_is_told_with_its_first_prompt(
     untrained: Path, tmp_path: Path
 ) -> None:
-    run = ["run", "-m", untrained, *SMALL, "--keep", "0", "--prompts"]
+    run = ["run", "-m", untrained, *SMALL, "--keep-steps", "0", "--prompts"]
     (tmp_path / "a.csv").write_text("a red star,1\na ring,2\n")
     (tmp_path / "b.csv").write_text("id;caption\n1;a red star\n2;a ring\n")
     told = [
@@ -74,7 +74,7 @@ def test_other_settings_are_refused_by_name_before_the_model_is_loaded(
 ) -> None:
     before = content(whole)
     run = ["run", "-m", untrained, "--prompts", prompts, *SMALL, "--out", whole]
-    result = calibrate(*run, "--sampler", "heun", "--dtype", "bf16", "--guidance", 2)
+    result = calibrate(*run, "--sampler", "heun", "--store-dtype", "bfloat16", "--guidance", 2)
     assert isinstance(result.exception, LyditeError)
     message = str(result.exception)
     for difference in ("dtype: 'F32', 'BF16'", "sampler: 'euler', 'heun'", "guidance: 7.0, 2.0"):
@@ -91,7 +91,7 @@ def test_other_settings_are_refused_by_name_before_the_model_is_loaded(
         (["--steps", "2"], "--steps without --prompts"),
         ([], "no set to go on with"),
         (["--prompts", "none.txt"], "cannot be read"),
-        (["--prompts", "PROMPTS", "--keep", "0,7", "--steps", "4"], "steps 0 to 3"),
+        (["--prompts", "PROMPTS", "--keep-steps", "0,7", "--steps", "4"], "steps 0 to 3"),
         (["--prompts", "PROMPTS", "--sampler", "dpm_adaptive"], "chooses its own steps"),
         (["--prompts", "PROMPTS", "--sampler", "nonsense"], "nonsense"),
         (["--prompts", "PROMPTS", "--model", "/nowhere"], "no such file"),
@@ -127,10 +127,10 @@ def test_a_folder_that_is_no_set_is_one_error(tmp_path: Path, verb: str) -> None
 def test_too_little_room_is_refused_before_the_first_image(
     untrained: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda path: disk.RESERVE + 20_000)
+    monkeypatch.setattr(files, "free_bytes", lambda path: files.RESERVE + 20_000)
     run = ["run", "-m", untrained, "--prompts", prompts, *SMALL, "--out", tmp_path / "set"]
     result = calibrate(*run, "--images", 9)
-    assert "are still to be written" in str(result.exception)
+    assert "needs about" in str(result.exception)
     assert not (tmp_path / "set").exists()
     assert calibrate(*run, "--images", 1).exit_code == 0  # as the message advises
     result = calibrate(*run, "--images", 9)  # what is there already is not counted
@@ -151,20 +151,29 @@ def test_damage_is_found_and_only_that_is_drawn_again(
     result = calibrate("verify", folder)
     assert result.exit_code == 1 and "repair" in result.stdout and "image 1" in result.stdout
     result = calibrate("repair", folder, "--no-run")
-    assert "to be drawn again: 1 (image 1" in result.stdout
+    assert "dropped 1 damaged items (image 1" in result.stdout
     assert json.loads(calibrate("status", folder, "--json").stdout)["missing"] == 1
     assert calibrate("repair", folder).exit_code == 0
     assert calibrate("verify", folder).exit_code == 0 and content(folder) == content(whole)
 
 
-def test_the_index_is_rebuilt_from_the_shards(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    calibrate("merge", whole, "--out", folder)
-    (folder / "index.sqlite").write_bytes(b"nothing")
-    assert calibrate("verify", folder).exit_code == 1
-    result = calibrate("rebuild", folder)
-    assert result.exit_code == 0 and "items that are whole: 9" in result.stdout
-    assert content(folder) == content(whole)
+def test_old_spellings_are_accepted_and_not_shown(
+    untrained: Path, prompts: Path, whole: Path, tmp_path: Path
+) -> None:
+    run = ["run", "-m", untrained, "--prompts", prompts, *SMALL, "--images", 1]
+    result = calibrate(*run, "--dtype", "bf16", "--out", tmp_path / "a")
+    assert result.exit_code == 2 and "--store-dtype bfloat16" in result.stderr
+    old = ["--keep", "1", "--compute", "float32"]
+    new = ["--keep-steps", "1", "--dtype", "float32"]
+    assert calibrate(*run, *old, "--out", tmp_path / "a").exit_code == 0
+    assert calibrate(*run, *new, "--out", tmp_path / "b").exit_code == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    shown = calibrate("run", "--help").stdout
+    assert "--keep " not in shown and "--compute" not in shown and "rebuild" not in shown
+    calibrate("merge", whole, "--out", tmp_path / "set")
+    result = calibrate("rebuild", tmp_path / "set")
+    assert result.exit_code == 0 and "no index file" in result.stderr
+    assert "9 undamaged items" in result.stdout and content(tmp_path / "set") == content(whole)
 
 
 def test_two_halves_merge_into_the_whole_and_travel_as_npz(

@@ -1,12 +1,16 @@
 """A file is whole under its name, or it is not there and nothing is left behind."""
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
+from lydite.core import files
 from lydite.core.errors import FileError
 from lydite.core.files import atomic_path, write_atomic
+from support.calibration import FaultyDisk, faulty
 
 
 def test_written_whole_and_alone(tmp_path: Path) -> None:
@@ -42,7 +46,7 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(
 
 def test_what_cannot_be_written_is_a_file_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FileError, match="could not be written"):
+    with pytest.raises(FileError, match="not a folder"):
         write_atomic(tmp_path / "file" / "below", b"")
     (tmp_path / "folder" / "full").mkdir(parents=True)
     with pytest.raises(FileError, match="not a file"):
@@ -65,3 +69,89 @@ def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="not a file"):
         write_atomic(tmp_path / "pipe", b"")
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_short_write_is_gone_on_with(tmp_path: Path) -> None:
+    with faulty(FaultyDisk(2, "short")) as system:
+        files.write_atomic(tmp_path / "file", [b"0123456789"])
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+    assert system.calls == 7  # open, half, the other half, sync, rename, open and sync the folder
+
+
+@pytest.mark.parametrize("k", range(1, 7))
+def test_a_failing_call_leaves_the_old_file_or_the_new(tmp_path: Path, k: int) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    with (
+        faulty(FaultyDisk(k, "ENOSPC")),
+        pytest.raises(files.DiskError, match=r"file: .*No space left on device; .* free\)"),
+    ):
+        files.write_atomic(tmp_path / "file", [b"new"])
+    assert (tmp_path / "file").read_bytes() == (b"old" if k < 5 else b"new")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_sweep_spares_what_a_live_process_writes(tmp_path: Path) -> None:
+    for name in (".dead.part", ".live.part", "other.part", ".kept"):
+        (tmp_path / name).write_bytes(b"")
+    handle = os.open(tmp_path / ".live.part", os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    files.remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".kept", ".live.part", "other.part"]
+    os.close(handle)
+    files.remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".kept", "other.part"]
+
+
+def test_what_would_not_fit_is_not_started(tmp_path: Path) -> None:
+    free = files.free_bytes(tmp_path / "not" / "there")
+    assert free is not None and free > 0
+    files.require_space(tmp_path, 0)
+    with pytest.raises(FileError, match=r"needs about .* GiB .* are free"):
+        files.require_space(tmp_path, free + 2**40)
+
+
+def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileError, match="not a folder"):
+        files.make_folder(tmp_path / "file")
+    with pytest.raises(FileError, match=r"could not be written|not a folder"):
+        files.make_folder(tmp_path / "file" / "below")
+
+
+def test_sizes_are_for_people() -> None:
+    assert [files.size_text(n) for n in (0, 1023, 1536, 5 * 2**20, 2**41)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "5.0 MiB",
+        "2048.0 GiB",
+    ]
+
+
+def test_a_moved_file_has_its_new_name_on_disk_before_it_loses_the_old(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for k, left in ((1, ["a"]), (2, ["a", "there/a"]), (4, ["a", "there/a"]), (0, ["there/a"])):
+        (tmp_path / "a").write_bytes(b"x")
+        if k:
+            with faulty(FaultyDisk(k, "EIO")), pytest.raises(files.DiskError, match="free"):
+                files.move(tmp_path / "a", tmp_path / "there" / "a")
+        else:
+            files.move(tmp_path / "a", tmp_path / "there" / "a")
+        found = [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("a")]
+        assert sorted(found) == left
+        (tmp_path / "there" / "a").unlink(missing_ok=True)
+
+
+def test_a_file_system_without_links_and_a_taken_name_are_renamed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (errno.EPERM, errno.EEXIST):
+        (tmp_path / "a").write_bytes(b"new")
+        (tmp_path / "b").write_bytes(b"old")
+
+        def refuse(_: Path, new: Path, number: int = number) -> None:
+            raise OSError(number, os.strerror(number), str(new))
+
+        monkeypatch.setattr(files.system, "link", refuse)
+        files.move(tmp_path / "a", tmp_path / "b")
+        assert (tmp_path / "b").read_bytes() == b"new" and not (tmp_path / "a").exists()

@@ -3,26 +3,23 @@
 import errno
 import os
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate.settings import Settings
-from lydite.calibrate.store import files as disk
-from lydite.calibrate.store.items import Maker
+from lydite.calibrate.settings import Plan, Settings, plan_of
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import Plan, plan_of
-from lydite.calibrate.store.shards import Item
+from lydite.calibrate.store.shards import Item, ItemBuilder
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
+from lydite.core import files
 from lydite.core.blas import preload
 
-S = TypeVar("S", bound=disk.System)
+S = TypeVar("S", bound=files.SystemCalls)
 Fault = Literal["ENOSPC", "EIO", "short", "kill", "interrupt"]
 KINDS: tuple[tuple[Fault, bool], ...] = (  # of failure, and whether it comes once
     ("ENOSPC", True),
@@ -56,20 +53,20 @@ def pixels(image: int) -> NDArray[np.uint8]:
     return np.random.default_rng(image).integers(0, 256, (16, 16, 3), np.uint8)
 
 
-def items(make: Maker, image: int) -> list[Item]:
+def items(builder: ItemBuilder, image: int) -> list[Item]:
     """All that is planned of one image."""
     samples = [
-        make.sample(image, step, {"x": latent(image, step)}, sigma=1 - step / 12, timestep=step)
+        builder.sample(image, step, {"x": latent(image, step)}, sigma=1 - step / 12, timestep=step)
         for step in STEPS
     ]
-    return [*samples, make.picture(image, pixels(image))]
+    return [*samples, builder.picture(image, pixels(image))]
 
 
 def draw(folder: Path, images: int, acknowledge: Callable[[int], object] = int) -> str:
     """Make or finish a set, as a run does; its content hash."""
     with Writer.start(folder, SETTINGS, plan(images)) as writer:
         for image in writer.missing():
-            writer.commit(items(writer.make, image.number))
+            writer.commit(items(writer.builder, image.number))
             acknowledge(image.number)
         return writer.content_hash
 
@@ -93,12 +90,12 @@ def check_finished(folder: Path, images: int, content_hash: str) -> None:
     assert draw(folder, images) == content_hash
     found = verify(folder)
     assert found.complete and not found.quarantined, found
-    assert not [path for path in folder.rglob("*") if path.name.endswith(disk.PART)]
+    assert not [path for path in folder.rglob("*") if path.name.endswith(files.PART)]
     with CalibrationSet.open(folder) as opened:
         assert opened.index.counts() == {"picture": images, "sample": images * len(STEPS)}
 
 
-class FaultyDisk(disk.System):
+class FaultyDisk(files.SystemCalls):
     """Lets the k-th call fail, or it and all that follow; counts the calls."""
 
     def __init__(self, k: int = 0, fault: Fault = "EIO", *, once: bool = True) -> None:
@@ -109,7 +106,7 @@ class FaultyDisk(disk.System):
         self._call()
         return super().open(path, flags)
 
-    def write(self, handle: int, data: disk.Bytes) -> int:
+    def write(self, handle: int, data: files.Bytes) -> int:
         if self.fault == "short" and self._is_hit(self.calls + 1):
             self.calls, self.hits = self.calls + 1, self.hits + 1
             if self.calls == self.k:
@@ -138,14 +135,10 @@ class FaultyDisk(disk.System):
         self._call()
         super().mkdir(path)
 
-    def execute(self, connection: sqlite3.Connection, statement: str) -> None:
-        self._call(sqlite=True)
-        super().execute(connection, statement)
-
     def _is_hit(self, call: int) -> bool:
         return bool(self.k) and (call == self.k or (call > self.k and not self.once))
 
-    def _call(self, *, sqlite: bool = False) -> None:
+    def _call(self) -> None:
         self.calls += 1
         if not self._is_hit(self.calls) or self.fault == "short":
             return
@@ -154,24 +147,15 @@ class FaultyDisk(disk.System):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "interrupt":
             raise KeyboardInterrupt
-        if sqlite:
-            raise _sqlite_error(self.fault)
         number = getattr(errno, self.fault)
         raise OSError(number, os.strerror(number))
-
-
-def _sqlite_error(fault: str) -> sqlite3.OperationalError:
-    full = fault == "ENOSPC"
-    error: Any = sqlite3.OperationalError("database or disk is full" if full else "disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL if full else sqlite3.SQLITE_IOERR
-    return error
 
 
 @contextmanager
 def faulty(system: S) -> Iterator[S]:
     """The store on that disk, for a while."""
-    healthy, disk.system = disk.system, system
+    healthy, files.system = files.system, system
     try:
         yield system
     finally:
-        disk.system = healthy
+        files.system = healthy

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,20 +30,19 @@ from lydite.calibrate import blocks  # noqa: E402, F401
 from lydite.calibrate import ray_cluster as cluster  # noqa: E402, F401
 from lydite.calibrate import workers as pool  # noqa: E402, F401
 from lydite.calibrate.activations import collect as activations  # noqa: E402
-from lydite.calibrate.activations.file import read_file  # noqa: E402
-from lydite.calibrate.activations.merge import STATE  # noqa: E402
-from lydite.calibrate.activations.state import Collected, load_state  # noqa: E402
-from lydite.calibrate.store import files as disk  # noqa: E402
-from lydite.calibrate.store.index import Index  # noqa: E402
+from lydite.calibrate.activations.file import STATE, read_file  # noqa: E402
+from lydite.calibrate.activations.statistics import Statistics, load_state  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
-from lydite.calibrate.store.shards import Entry  # noqa: E402
+from lydite.calibrate.store.shards import Entry, Item  # noqa: E402
 from lydite.calibrate.store.verify import verify  # noqa: E402
+from lydite.calibrate.store.writer import Committed, ImportedShards, Writer  # noqa: E402
 from lydite.cli.main import main  # noqa: E402
+from lydite.core import files  # noqa: E402
 from support.calibration import KINDS, Fault, FaultyDisk  # noqa: E402, F401
 from untrained_sd3 import TRANSFORMER, VAE, make_untrained  # noqa: E402
 
 Name = Literal["run", "activations", "blocks"]
-SMALL = ["--steps", "2", "--keep", "0", "--size", "32x32", "--text-length", "4"]
+SMALL = ["--steps", "2", "--keep-steps", "0", "--size", "32x32", "--text-length", "4"]
 PATIENCE = 120  # seconds for a command, and for workers to see that their run is gone
 
 
@@ -68,7 +67,7 @@ class FillingDisk(FaultyDisk):
         super().__init__(k)
         self._filler = filler
 
-    def _call(self, *, sqlite: bool = False) -> None:
+    def _call(self) -> None:
         self.calls += 1
         if self.calls == self.k:
             self.hits += 1
@@ -142,7 +141,7 @@ class Job:
         """The result is that of a command which nothing disturbed, and nothing else is left."""
         self.check_kept()
         assert self._content() == self._whole, "not what an undisturbed command makes"
-        left = [path for path in self.root.rglob(f".*{disk.PART}")]
+        left = [path for path in self.root.rglob(f".*{files.PART}")]
         assert not left and not self.work.exists(), left
 
     def _work(self, words: list[str], system: FaultyDisk) -> int:
@@ -150,7 +149,7 @@ class Job:
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         _write_down_promises(self._promised)
-        disk.system = system
+        files.system = system
         try:
             return _command(words)
         finally:
@@ -252,21 +251,28 @@ def _awaited(child: int) -> int:
 
 
 def _write_down_promises(path: Path) -> None:
-    """From now on all that is called safe: items when they are entered, samples with the state."""
+    """From now on what is called safe: committed items, samples in the state."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    add, save = Index.add, activations.save_state
+    commit, collect, save = Writer.commit, Writer.collect, activations.save_state
 
-    def added(
-        self: Index, shard: str, size: int, entries: Sequence[Entry], drawn: float | None = None
-    ) -> int:
-        count = add(self, shard, size, entries, drawn)
+    def note(entries: Iterable[Entry]) -> None:
         os.write(handle, "".join(f"{e.key} {e.digest}\n" for e in entries).encode())
-        return count
 
-    def saved(path: Path, collected: Collected) -> None:
-        save(path, collected)
-        os.write(handle, f"{collected.keys[-1]}\n".encode())
+    def committed(self: Writer, items: Iterable[Item]) -> Committed:
+        items = list(items)
+        result = commit(self, items)
+        note(item.entry for item in items)
+        return result
 
-    Index.add = added
+    def collected(self: Writer) -> ImportedShards:
+        result = collect(self)
+        note(row.entry for row in self.rows(None))
+        return result
+
+    def saved(path: Path, statistics: Statistics) -> None:
+        save(path, statistics)
+        os.write(handle, f"{statistics.keys[-1]}\n".encode())
+
+    Writer.commit, Writer.collect = committed, collected
     activations.save_state = saved
     activations.collect = partial(activations.collect, share=0)  # a state after each sample

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from lydite.calibrate.conditions import conditions_of
 from lydite.calibrate.model_session import Model, ModelSession, model_hash, open_pipeline
-from lydite.calibrate.settings import Settings
-from lydite.calibrate.store.set_file import Description, plan_of
+from lydite.calibrate.settings import Description, Settings, plan_of
 from lydite.calibrate.store.writer import Writer
 from lydite.core.request import Request
 from lydite.pipelines.pipeline import Pipeline

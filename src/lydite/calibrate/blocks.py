@@ -10,7 +10,6 @@ outputs at the chosen tokens.
 """
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,25 +19,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate.conditions import DTYPES
 from lydite.calibrate.model_session import require_model
 from lydite.calibrate.replay import Replay, latent_of, replaying
-from lydite.calibrate.settings import BLOCKS, Dtype, Settings
-from lydite.calibrate.store import files as disk
+from lydite.calibrate.settings import BLOCKS, STORE_DTYPES, Dtype, Plan, Settings
 from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import NAME as SET
-from lydite.calibrate.store.set_file import Plan, read_description
+from lydite.calibrate.store.set_file import NAME, read_description
 from lydite.calibrate.store.writer import Writer, command_line
 from lydite.core.dtypes import NUMPY_DTYPES, widen
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError, at, shown
+from lydite.core.files import require_space, size_text
 from lydite.pipelines.family import BlockRule
 from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
 from lydite.weights.load import to_mlx
 
 SLOTS = re.compile(r"in\.\d+|out(\.\d+)?")
-EMPTY, LABELS = 1 << 16, 768  # bytes at most: of an empty set, of a tensor in header and index
+EMPTY, LABELS = 1 << 16, 512  # bytes at most: of an empty set, of a tensor in a header
 STREAMS = ("image", "text")  # of BlockRule.streams; the order decides which tokens are kept
 Tensors = dict[str, NDArray[Any]]
 
@@ -59,7 +56,7 @@ class Volume:
     images: int
     of: int
     samples: int
-    bytes: int  # at most: arrays, and what header and index say of each
+    bytes: int  # at most: arrays, and what the headers say of each
 
 
 class Tap:
@@ -138,10 +135,10 @@ def store_blocks(
         with Writer.start(folder, settings, plan, resume=again) as writer:
             missing = {image.number: steps for image, steps in writer.missing().items()}
             todo = [row for n in chosen for row in rows[n] if row.step in missing.get(n, [])]
-            disk.require_room(folder, size * len(todo))
+            require_space(folder, size * len(todo))
             for done, row in enumerate(todo, volume.samples - len(todo) + 1):
                 tensors = _tensors(opened, replay, tap, row)
-                writer.commit([_item(writer, row, tensors)], drawn=time.time())
+                writer.commit([_item(writer, row, tensors)])
                 on_sample(done, volume.samples)
                 if stopping():
                     raise KeyboardInterrupt
@@ -165,21 +162,21 @@ def _item(writer: Writer, row: Row, tensors: Tensors) -> Any:
     entry = row.entry
     assert entry.image is not None and entry.step is not None, "a sample has both"
     labels = {"sigma": entry.sigma, "timestep": entry.timestep}
-    return writer.make.sample(entry.image, entry.step, tensors, **labels)
+    return writer.builder.sample(entry.image, entry.step, tensors, **labels)
 
 
 def _command(source: Path, folder: Path, kept: Kept, budget: int, options: Sequence[str]) -> str:
     """What goes on with it."""
     tokens = ("--tokens", kept.tokens) if kept.tokens else ()
     modules = ("--modules", kept.modules) if kept.modules != "*" else ()
-    dtype = next(name for name, stored in DTYPES.items() if stored == kept.dtype)
-    asked = (*tokens, *modules, "--budget", budget, "--dtype", dtype, *options)
+    dtype = next(name for name, stored in STORE_DTYPES.items() if stored == kept.dtype)
+    asked = (*tokens, *modules, "--budget", budget, "--store-dtype", dtype, *options)
     return command_line("lydite", "calibrate", "blocks", source, "--out", folder, *asked)
 
 
 def _check_same(folder: Path, plan: Plan) -> None:
     """A budget holds for the whole folder: what is there must be what is asked for."""
-    if (folder / SET).exists() and read_description(folder).plan != plan:
+    if (folder / NAME).exists() and read_description(folder).plan != plan:
         raise CalibrationError(
             f"{at(folder)}: was begun for other images: --budget, or the set, was another. Give "
             "the same to go on with it, or another folder."
@@ -200,8 +197,8 @@ def _volume(size: int, images: int, steps: int, budget: int) -> Volume:
     fit = min(images, (budget - EMPTY) // each)
     if fit < 1:
         raise InputError(
-            f"--budget is {disk.size_text(budget)}, and one image with its {steps} samples takes "
-            f"{disk.size_text(EMPTY + each)}. Give more, or keep fewer --tokens or --modules."
+            f"--budget is {size_text(budget)}, and one image with its {steps} samples takes "
+            f"{size_text(EMPTY + each)}. Give more, or keep fewer --tokens or --modules."
         )
     return Volume(fit, images, fit * steps, EMPTY + fit * each)
 

@@ -1,14 +1,12 @@
 """A request as the conditions of a set and back: what decides the values beside prompt and seed."""
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
-from lydite.calibrate.settings import Dtype
 from lydite.core.errors import CalibrationError, InputError, shown
 from lydite.core.request import FIELDS, Request
 
-DTYPES: dict[str, Dtype] = dict(zip(("fp32", "fp16", "bf16"), get_args(Dtype), strict=True))
 COMPUTE = ("float32", "bfloat16", "float16")
 # The prompt is in the key of each item; a picture to start from is no part of a calibration run.
 _ELSEWHERE = ("prompt", "strength")
@@ -49,9 +47,9 @@ def read_keep(rule: str, steps: int) -> tuple[int, ...]:
         kept = sorted({int(part) for part in rule.split(",")})
     except ValueError:
         raise InputError(
-            f"--keep is {rule!r:.60}; expected all, every:N with N from 1, or steps as 0,5,10."
+            f"--keep-steps is {rule!r:.60}; expected all, every:N, or steps as 0,5,10."
         ) from None
     if kept[0] < 0 or kept[-1] >= steps:
         wrong = kept[0] if kept[0] < 0 else kept[-1]
-        raise InputError(f"--keep has step {wrong}; the run has the steps 0 to {steps - 1}.")
+        raise InputError(f"--keep-steps has step {wrong}; the run has the steps 0 to {steps - 1}.")
     return tuple(kept)

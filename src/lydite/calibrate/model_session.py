@@ -13,10 +13,8 @@ import numpy as np
 
 from lydite.calibrate.conditions import request_of
 from lydite.calibrate.run import Model, Sizes
-from lydite.calibrate.settings import Image, Settings, canonical
-from lydite.calibrate.store.items import Maker
-from lydite.calibrate.store.set_file import Description
-from lydite.calibrate.store.shards import Item
+from lydite.calibrate.settings import Description, Image, Settings, canonical
+from lydite.calibrate.store.shards import Item, ItemBuilder
 from lydite.core.dtypes import widen
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError, shown
 from lydite.pipelines.family import Run
@@ -38,9 +36,9 @@ class ModelSession:
     """Draws for one set with one model, which must be the model the set was begun with."""
 
     def __init__(self, description: Description, pipeline: Pipeline) -> None:
-        self.make, self._pipeline = Maker(description), pipeline
+        self.builder, self._pipeline = ItemBuilder(description), pipeline
         self._request, _ = request_of(description.settings.conditions)
-        self._first = {image.prompt: image.number for image in reversed(self.make.plan.images)}
+        self._first = {image.prompt: image.number for image in reversed(self.builder.plan.images)}
 
     @classmethod
     def open(cls, description: Description, model: Model) -> "ModelSession":
@@ -69,17 +67,17 @@ class ModelSession:
                 f"image {image.number}, seed {image.seed}, {shown(image.prompt)}: {error}"
             ) from error
         items = [self._sample(run, image, step, inputs) for step in sorted(kept)]
-        if None in wanted and self.make.plan.pictures:
-            items.append(self.make.picture(image.number, picture.pixels))
-        keeps = self.make.plan.conditioning and self._first[image.prompt] == image.number
+        if None in wanted and self.builder.plan.pictures:
+            items.append(self.builder.picture(image.number, picture.pixels))
+        keeps = self.builder.plan.conditioning and self._first[image.prompt] == image.number
         if None in wanted and keeps:
             arrays = {name: widen(to_numpy(x)) for name, x in inputs.conditioning.items()}
-            items.append(self.make.conditioning(image.prompt, arrays))
+            items.append(self.builder.conditioning(image.prompt, arrays))
         return items
 
     def require_unchanged(self) -> None:
         """Check that the parameters are still those the run began with."""
-        if model_hash(self._pipeline) != self.make.settings.model_hash:
+        if model_hash(self._pipeline) != self.builder.settings.model_hash:
             raise CalibrationError(
                 "the parameters of the model changed while it drew. What this run stored cannot be "
                 "trusted: make the set anew, and report this as a bug."
@@ -92,7 +90,7 @@ class ModelSession:
             )
         x, sigma = inputs.samples[step]
         tensors, timestep = {"x": to_numpy(x)[0]}, run.schedule.timestep_of(sigma)
-        return self.make.sample(image.number, step, tensors, sigma=sigma, timestep=timestep)
+        return self.builder.sample(image.number, step, tensors, sigma=sigma, timestep=timestep)
 
 
 class _NetworkInputs(Observer):

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate import npz_files as layout
-from lydite.calibrate.outputs import check_outside
-from lydite.calibrate.store.files import make_folder, write_sealed
+from lydite.calibrate import npz_files
+from lydite.calibrate.settings import Plan
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import Plan
+from lydite.calibrate.store.set_file import check_outside
 from lydite.calibrate.store.shards import Entry
+from lydite.core import files
 from lydite.core.dtypes import widen
 from lydite.core.errors import CalibrationError, FileError, at
 
@@ -35,44 +35,44 @@ def export_npz(folder: Path | str, target: Path) -> Exported:
     """Write a set in the other layout into a new folder."""
     check_outside(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileError(f"{at(target)}: is there and not empty. Give a new folder.")
+        raise FileError(f"{at(target)}: exists and is not empty. Give a new folder.")
     with CalibrationSet.open(folder) as opened:
         first = _first_of_prompt(opened.plan)
         _check_places(opened, first)
-        for name in layout.FOLDERS:
-            make_folder(target / name)
+        for name in npz_files.FOLDERS:
+            files.make_folder(target / name)
         for row in opened.rows(None):
             data = _bytes(row.entry, dict(opened.read(row)))
-            write_sealed(target / _place(row.entry, first), [data])
+            files.write_atomic(target / _place(row.entry, first), data)
         text = msgspec.json.format(msgspec.json.encode(_manifest(opened)), indent=2)
-        write_sealed(target / layout.MANIFEST, [text])  # last: it says that all is there
+        files.write_atomic(target / npz_files.MANIFEST, text)  # last: it says that all is there
         missing = sum(len(steps) for steps in opened.missing().values())
         planned = sum(1 for _ in opened.plan.keys(opened.settings))
         return Exported(opened.index.counts().get("sample", 0), missing, planned)
 
 
 def _place(entry: Entry, first: dict[str, int]) -> Path:
-    """Where an item goes in the other layout."""
+    """Where an item goes in the other npz_files."""
     if entry.kind == "conditioning":
-        return layout.conditioning_path(Path(), first[entry.prompt])
+        return npz_files.conditioning_path(Path(), first[entry.prompt])
     assert entry.image is not None, "only conditioning has no image"
     if entry.kind == "picture":
-        return layout.picture_path(Path(), entry.image)
+        return npz_files.picture_path(Path(), entry.image)
     assert entry.step is not None, "a sample has a step"
-    return layout.sample_path(Path(), entry.image, entry.step)
+    return npz_files.sample_path(Path(), entry.image, entry.step)
 
 
 def _bytes(entry: Entry, arrays: dict[str, NDArray[Any]]) -> bytes:
-    """The file of an item in the other layout."""
+    """The file of an item in the other npz_files."""
     if entry.kind == "picture":
-        return layout.png_bytes(arrays["pixels"])
+        return npz_files.png_bytes(arrays["pixels"])
     wide = {name: widen(array) for name, array in arrays.items()}
     if entry.kind == "conditioning":
-        return layout.npz_bytes(wide)
+        return npz_files.npz_bytes(wide)
     numbers = {"timestep": entry.timestep, "sigma": entry.sigma}
     labels = {name: np.asarray(v) for name, v in numbers.items() if v is not None}
     labels["image_id"] = np.asarray(entry.image, np.int32)
-    return layout.npz_bytes(wide | labels)
+    return npz_files.npz_bytes(wide | labels)
 
 
 def _check_places(opened: CalibrationSet, first: dict[str, int]) -> None:
@@ -82,7 +82,7 @@ def _check_places(opened: CalibrationSet, first: dict[str, int]) -> None:
     }
     for row in opened.rows(None):
         entry = row.entry
-        if clash := entry.tensors.keys() & set(layout.LABELS):
+        if clash := entry.tensors.keys() & set(npz_files.LABELS):
             raise CalibrationError(
                 f"{entry.label}: the layout keeps {sorted(clash)[0]} for itself."
             )

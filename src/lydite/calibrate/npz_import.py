@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
-from lydite.calibrate import npz_files as layout
-from lydite.calibrate.outputs import check_outside
-from lydite.calibrate.settings import Image, Settings, differences
-from lydite.calibrate.store.set_file import Plan
+from lydite.calibrate import npz_files
+from lydite.calibrate.settings import Image, Plan, Settings, differences
+from lydite.calibrate.store.set_file import check_outside
 from lydite.calibrate.store.shards import Item
-from lydite.calibrate.store.value_checks import Latents
+from lydite.calibrate.store.value_checks import LatentShapes
 from lydite.calibrate.store.writer import Writer, command_line
 from lydite.core.errors import CalibrationError, at, shown
 from lydite.core.jsonfile import read_json
@@ -61,14 +60,14 @@ def import_npz(
     from, for the command that errors name.
     """
     check_outside(Path(folder))
-    manifest = read_json(source / layout.MANIFEST)
-    files = layout.samples_in(source)
+    manifest = read_json(source / npz_files.MANIFEST)
+    files = npz_files.samples_in(source)
     ours = manifest.get("lydite") is not None
     settings = _settings(source, manifest.get("lydite"), settings)
     told = _told(source, manifest) if ours else _Told()
     plan = _plan(source, _images(source, manifest, files, every=ours), files, told)
     again = command_line("lydite", "calibrate", "import", source, "--out", folder, *options)
-    latents = Latents(settings.conditions)
+    latents = LatentShapes(settings.conditions)
     added = 0
     with _whole_or_not_there(folder, settings, plan, again) as writer:
         for image in plan.images:
@@ -95,29 +94,29 @@ def _whole_or_not_there(
 
 
 def _items(
-    writer: Writer, source: Path, image: Image, files: dict[int, Path], latents: Latents
+    writer: Writer, source: Path, image: Image, files: dict[int, Path], latents: LatentShapes
 ) -> Iterator[Item]:
     for step, path in sorted(files.items()):
         with _named(path):
             yield _sample(writer, image, step, path, latents)
-    if (path := layout.picture_path(source, image.number)).exists():
+    if (path := npz_files.picture_path(source, image.number)).exists():
         with _named(path):
-            yield writer.make.picture(image.number, layout.read_picture(path))
-    if (path := layout.conditioning_path(source, image.number)).exists():
+            yield writer.builder.picture(image.number, npz_files.read_picture(path))
+    if (path := npz_files.conditioning_path(source, image.number)).exists():
         with _named(path):
-            yield writer.make.conditioning(image.prompt, layout.read_npz(path))
+            yield writer.builder.conditioning(image.prompt, npz_files.read_npz(path))
 
 
-def _sample(writer: Writer, image: Image, step: int, path: Path, latents: Latents) -> Item:
-    arrays = layout.read_npz(path)
-    labels = {name: layout.read_label(name, arrays.pop(name, None)) for name in layout.LABELS}
+def _sample(writer: Writer, image: Image, step: int, path: Path, latents: LatentShapes) -> Item:
+    arrays = npz_files.read_npz(path)
+    labels = {name: npz_files.read_label(name, arrays.pop(name, None)) for name in npz_files.LABELS}
     found = labels.pop("image_id")
     if found is not None and found != image.number:
         raise CalibrationError(f"image_id is {found:g}, not {image.number}.")
     if not arrays:
         raise CalibrationError("no array in it but labels. Expected a latent x.")
-    item = writer.make.sample(image.number, step, arrays, **labels)
-    why = latents.complaint(item.entry) or next((why for _, why in latents.unlike()), None)
+    item = writer.builder.sample(image.number, step, arrays, **labels)
+    why = latents.problem(item.entry) or next((why for _, why in latents.odd_shapes()), None)
     if why:
         raise CalibrationError(f"{why}.")
     return item
@@ -138,20 +137,19 @@ def _settings(source: Path, own: object, given: Settings | None) -> Settings:
         if given is not None:
             return given
         raise CalibrationError(
-            f"{at(source)}/{layout.MANIFEST}: does not say what the samples were made with. Give "
+            f"{at(source)}/{npz_files.MANIFEST}: has no settings of the samples. Give "
             "--settings FILE.json with model_hash, conditions and dtype."
         )
     try:
         found = msgspec.convert(own, Settings)
     except msgspec.ValidationError as error:
         raise CalibrationError(
-            f"{at(source)}/{layout.MANIFEST}: lydite: {error}. Expected the settings of a set."
+            f"{at(source)}/{npz_files.MANIFEST}: lydite: {error}. Expected the settings of a set."
         ) from error
     if given is not None and given.hash != found.hash:
-        lines = "; ".join(differences(found, given))
         raise CalibrationError(
-            f"{at(source)}/{layout.MANIFEST}: says other settings than --settings ({lines}; the "
-            "manifest's first). Leave --settings out."
+            f"{at(source)}/{npz_files.MANIFEST}: has other settings than --settings "
+            f"({differences(found, given)}; the manifest's first). Leave --settings out."
         )
     return found
 
@@ -160,7 +158,7 @@ def _told(source: Path, manifest: dict[str, Any]) -> _Told:
     try:
         return msgspec.convert(manifest, _Told)
     except msgspec.ValidationError as error:
-        raise CalibrationError(f"{at(source)}/{layout.MANIFEST}: {error}.") from error
+        raise CalibrationError(f"{at(source)}/{npz_files.MANIFEST}: {error}.") from error
 
 
 def _plan(source: Path, images: tuple[Image, ...], files: _Files, told: _Told) -> Plan:
@@ -170,10 +168,10 @@ def _plan(source: Path, images: tuple[Image, ...], files: _Files, told: _Told) -
         other = seen.setdefault((image.prompt, image.seed), image.number)
         if other != image.number:
             raise CalibrationError(
-                f"{at(source)}/{layout.MANIFEST}: images {other} and {image.number} are one, "
+                f"{at(source)}/{npz_files.MANIFEST}: images {other} and {image.number} are one, "
                 f"{shown(image.prompt)} with seed {image.seed}. Expected different images."
             )
-    paths = (layout.picture_path, layout.conditioning_path)
+    paths = (npz_files.picture_path, npz_files.conditioning_path)
     pictures, conditioning = (
         any(path_of(source, image.number).exists() for image in images) for path_of in paths
     )
@@ -192,7 +190,7 @@ def _images(
     """The images that have samples; `every`: those too that were planned and not drawn."""
     listed = manifest.get("images")
     if not isinstance(listed, list):
-        raise CalibrationError(f"{at(source)}/{layout.MANIFEST}: no list of images.")
+        raise CalibrationError(f"{at(source)}/{npz_files.MANIFEST}: no list of images.")
     planned = {n for n, each in enumerate(listed) if each is not None} if every else set[int]()
     images: list[Image] = []
     for number in sorted(planned | files.keys()):
@@ -202,7 +200,7 @@ def _images(
             images.append(Image(number, said.prompt, said.seed))
         except msgspec.ValidationError as error:
             raise CalibrationError(
-                f"{at(source)}/{layout.MANIFEST}: image {number}: expected a prompt and a seed, "
+                f"{at(source)}/{npz_files.MANIFEST}: image {number}: expected a prompt and a seed, "
                 f"found {'nothing' if found is None else shown(found)}."
             ) from error
     return tuple(images)

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import tempfile
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,32 +18,32 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lydite.calibrate.run import Model, Watcher, portable
-from lydite.calibrate.store.files import write_sealed
-from lydite.calibrate.store.recovery import INCOMING
-from lydite.calibrate.store.set_file import Description
+from lydite.calibrate.run import Model, RunCallbacks, picklable_error
+from lydite.calibrate.settings import Description
+from lydite.calibrate.store.set_file import INCOMING
 from lydite.calibrate.store.shards import write_shard
 from lydite.calibrate.store.writer import Writer, resumable
 from lydite.core.blas import use_one_thread
 from lydite.core.errors import CalibrationError, InputError, LyditeError
+from lydite.core.files import write_atomic
 
 if TYPE_CHECKING:
     from lydite.calibrate.model_session import ModelSession
 
 RETRIES = 3  # of a task whose worker was lost
 AHEAD = 2  # tasks for each core: one runs, one waits
-LISTENING = 10.0  # seconds until a machine must have answered
-PATIENCE = 0.5  # seconds between looks at whether to stop
+CONNECT_TIMEOUT = 10.0  # seconds
+POLL = 0.5  # seconds between checks for a request to stop
 
 
-def run_ray(writer: Writer, model: Model, address: str, watcher: Watcher) -> None:
-    """Draw all that is missing on a cluster; KeyboardInterrupt when told to stop."""
+def run_ray(writer: Writer, model: Model, address: str, callbacks: RunCallbacks) -> None:
+    """Draw all that is missing on a cluster; KeyboardInterrupt on a request to stop."""
     ray = _ray()
     if address != "auto":
         _require_listener(address)
     try:
         _join(ray, address)
-        _draw_all(ray, writer, model, watcher)
+        _draw_all(ray, writer, model, callbacks)
     finally:
         ray.shutdown()
 
@@ -64,61 +63,63 @@ def _own_sigterm() -> Iterator[None]:
     It would end the process with it: leave its agents behind when it only starts, and break off
     what is under way later.
     """
-    take = signal.signal
+    set_handler = signal.signal
 
-    def take_others(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number == signal.SIGTERM else take(number, handler)
+    def set_other_signals(number: int, handler: Any) -> Any:
+        return (
+            signal.getsignal(number) if number == signal.SIGTERM else set_handler(number, handler)
+        )
 
-    signal.signal = take_others
+    signal.signal = set_other_signals
     try:
         yield
     finally:
-        signal.signal = take
+        signal.signal = set_handler
 
 
-def _draw_all(ray: Any, writer: Writer, model: Model, watcher: Watcher) -> None:
+def _draw_all(ray: Any, writer: Writer, model: Model, callbacks: RunCallbacks) -> None:
     description = Description(writer.settings, writer.plan)
-    told = ray.put(msgspec.json.encode(description))
+    encoded = ray.put(msgspec.json.encode(description))
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(draw)
     waiting = deque((image.number, tuple(steps)) for image, steps in writer.missing().items())
     running: dict[Any, int] = {}
     while waiting or running:
-        if watcher.stopping():
+        if callbacks.stopping():
             raise KeyboardInterrupt  # a task cannot be asked to finish its step: it is dropped
         room = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)  # machines may be added
         while waiting and len(running) < room:
             number, wanted = waiting.popleft()
-            running[task.remote(told, model, number, wanted)] = number
-        for reference in ray.wait(list(running), timeout=PATIENCE)[0]:
+            running[task.remote(encoded, model, number, wanted)] = number
+        for reference in ray.wait(list(running), timeout=POLL)[0]:
             number = running.pop(reference)
             name, data = _result(ray, reference, number)
             with resumable(writer.resume):
-                write_sealed(writer.folder / INCOMING / name, [data])
-            writer.collect(drawn=time.time())
-            watcher.finished(number)
+                write_atomic(writer.folder / INCOMING / name, data, make_parents=False)
+            writer.collect()
+            callbacks.finished(number)
 
 
-def draw(told: bytes, model: Model, number: int, wanted: tuple[int | None, ...]) -> Any:
+def draw(description: bytes, model: Model, number: int, wanted: tuple[int | None, ...]) -> Any:
     """One image as a shard, its name and its bytes; or what went wrong, and None."""
     try:
-        session = _session(told, model)
-        image = session.make.image(number)
+        session = _session(description, model)
+        image = session.builder.image(number)
         items = session.items(image, wanted)
         session.require_unchanged()
         with tempfile.TemporaryDirectory() as folder:
-            name, _ = write_shard(Path(folder), session.make.settings, items)
+            name, _ = write_shard(Path(folder), session.builder.settings, items)
             return name, Path(folder, name).read_bytes()
     except LyditeError as error:
-        return portable(error), None
+        return picklable_error(error), None
 
 
 @lru_cache(maxsize=1)
-def _session(told: bytes, model: Model) -> "ModelSession":
+def _session(description: bytes, model: Model) -> "ModelSession":
     """A worker of Ray lives on from task to task, and so does the model it loaded."""
     use_one_thread()  # before MLX
     from lydite.calibrate.model_session import ModelSession
 
-    return ModelSession.open(msgspec.json.decode(told, type=Description), model)
+    return ModelSession.open(msgspec.json.decode(description, type=Description), model)
 
 
 def _result(ray: Any, reference: Any, number: int) -> tuple[str, bytes]:
@@ -155,7 +156,7 @@ def _require_listener(address: str) -> None:
     """Ray itself would wait for minutes where nobody answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=LISTENING).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(
             f"--ray {address}: no cluster there ({_line(error)}). Expected auto or HOST:PORT."

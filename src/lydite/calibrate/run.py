@@ -5,25 +5,23 @@ was under way is drawn again by the next run.
 """
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lydite.calibrate.settings import Settings, picture_key
-from lydite.calibrate.store import files as disk
+from lydite.calibrate.settings import Plan, Settings, picture_key
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import NAME as SET
-from lydite.calibrate.store.set_file import Plan, read_description
+from lydite.calibrate.store.set_file import NAME, read_description
 from lydite.calibrate.store.writer import Writer, command_line
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import CalibrationError, LyditeError, NotFiniteError
+from lydite.core.files import require_space
 
 if TYPE_CHECKING:  # this file is read by processes that have no MLX yet
     from lydite.calibrate.model_session import ModelSession
 
-HEADER = 600  # bytes a shard and the index take beside the arrays of an item, about
+HEADER = 600  # bytes that a shard takes for an item beside its arrays, about
 
 
 @dataclass(frozen=True)
@@ -34,25 +32,25 @@ class Model:
     components: str | None = None
 
 
-def resume_command(folder: Path, model: Model, *hands: object) -> str:
-    """The command that goes on with a set, and what of it the set does not know."""
+def resume_command(folder: Path, model: Model, *options: object) -> str:
+    """The command that resumes a set, with the options that the set does not hold."""
     words: list[object] = ["lydite", "calibrate", "run", "--out", folder]
-    if (folder / SET).exists() and read_description(folder).settings.model != model.name:
+    if (folder / NAME).exists() and read_description(folder).settings.model != model.name:
         words += ["--model", model.name]
     if model.components:
         words += ["--components", model.components]
-    return command_line(*words, *hands)
+    return command_line(*words, *options)
 
 
-def portable(error: LyditeError) -> LyditeError:
-    """The same for people, fit to be sent to another process."""
+def picklable_error(error: LyditeError) -> LyditeError:
+    """The same message in an error that can be sent to another process."""
     kind = NotFiniteError if isinstance(error, NotFiniteError) else CalibrationError
     return kind(str(error))
 
 
 @dataclass(frozen=True)
-class Watcher:
-    """What a run tells, and what it asks: whether it shall stop after the step under way."""
+class RunCallbacks:
+    """Callbacks of a run: progress, notes, and whether to stop after the current step."""
 
     stepped: Callable[[int, int], None] = lambda image, step: None
     finished: Callable[[int], None] = lambda image: None
@@ -60,20 +58,20 @@ class Watcher:
     stopping: Callable[[], bool] = lambda: False
 
 
-def run_here(writer: Writer, session: "ModelSession", watcher: Watcher) -> None:
-    """Draw all that is missing in this process; KeyboardInterrupt when told to stop."""
+def run_here(writer: Writer, session: "ModelSession", callbacks: RunCallbacks) -> None:
+    """Draw all that is missing in this process; KeyboardInterrupt on a request to stop."""
     try:
         for image, wanted in writer.missing().items():
 
             def stepped(step: int, number: int = image.number) -> None:
-                watcher.stepped(number, step)
-                if watcher.stopping():
+                callbacks.stepped(number, step)
+                if callbacks.stopping():
                     raise KeyboardInterrupt
 
             items = session.items(image, wanted, stepped)
-            writer.commit(items, drawn=time.time())
-            watcher.finished(image.number)
-            if watcher.stopping():
+            writer.commit(items)
+            callbacks.finished(image.number)
+            if callbacks.stopping():
                 raise KeyboardInterrupt
     finally:
         session.require_unchanged()
@@ -88,13 +86,13 @@ class Sizes:
     conditioning: int
 
 
-def require_room(folder: Path, settings: Settings, plan: Plan, sizes: Sizes) -> None:
+def require_space_for(folder: Path, settings: Settings, plan: Plan, sizes: Sizes) -> None:
     """Refuse what will not fit, before anything is written.
 
     A plan that was written stays with the set, and asking for fewer images would not shorten it.
     """
     known: set[str] = set()
-    if (folder / SET).exists():
+    if (folder / NAME).exists():
         plan = read_description(folder).plan.joined(plan, folder)
         with contextlib.suppress(CalibrationError), CalibrationSet.open(folder) as opened:
             known = opened.index.keys()
@@ -108,4 +106,4 @@ def require_room(folder: Path, settings: Settings, plan: Plan, sizes: Sizes) -> 
             needed += sizes.picture + HEADER
         else:
             needed += sizes.conditioning * width + HEADER
-    disk.require_room(folder, needed)
+    require_space(folder, needed)

@@ -1,20 +1,27 @@
-"""What decides a value, and the hashes made of it: settings, keys of items, digests of content."""
+"""What a set is made with (settings), what it is to hold (plan), and the keys of its items."""
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
 
-from lydite.core.errors import CalibrationError, shown
+from lydite.core.errors import CalibrationError, at, shown
 
 Dtype = Literal["F32", "F16", "BF16"]
+STORE_DTYPES: dict[str, Dtype] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 Kind = Literal["sample", "picture", "conditioning"]
 BLOCKS = "blocks"  # in the conditions of a set of what modules take and give
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode
 EXACT = 2**53  # whole numbers up to here are the same as int and as float
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Everything but prompt, seed and step that decides the values of a set."""
 
     model_hash: str  # of all parameters
@@ -22,20 +29,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Dtype = "F32"  # of stored floats
     model: str = ""  # a name for people; in no hash, since a path differs between machines
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Equal for sets that can be resumed or merged."""
-        return digest(self.decisive)
+        return digest(self.hashed_fields)
 
     @property
-    def decisive(self) -> dict[str, Any]:
-        """All but the name for people: what a shard says of the run it belongs to."""
+    def hashed_fields(self) -> dict[str, Any]:
+        """All but the model's name; every shard holds this."""
         return {"model_hash": self.model_hash, "conditions": self.conditions, "dtype": self.dtype}
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What enters every key."""
-        return {"model": self.model_hash, "conditions": self.conditions}
+    @cached_property
+    def key_texts(self) -> tuple[str, str]:
+        """Conditions and model hash as canonical JSON: the same part of every key."""
+        return canonical(self.conditions).decode(), canonical(self.model_hash).decode()
 
 
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +51,58 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
     prompt: str
     seed: int
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the set holds when it is complete."""
+
+    images: tuple[Image, ...]
+    steps: tuple[int, ...]  # those that are kept of each image
+    pictures: bool = True  # finished pictures are kept too
+    conditioning: bool = False  # each prompt's conditioning is kept once
+
+    def keys(self, settings: Settings) -> Iterator[tuple[str, Image, int | None]]:
+        """The key of every planned item with its image, and its step; None for what has none."""
+        prompts: set[str] = set()
+        for image in self.images:
+            for step in self.steps:
+                yield sample_key(settings, image, step), image, step
+            if self.pictures:
+                yield picture_key(settings, image), image, None
+            if self.conditioning and image.prompt not in prompts:
+                prompts.add(image.prompt)
+                yield conditioning_key(settings, image.prompt), image, None
+
+    def joined(self, other: "Plan", where: Path) -> "Plan":
+        """Both plans in one; an image number means one prompt and one seed."""
+        images = {image.number: image for image in self.images}
+        for image in other.images:
+            known = images.setdefault(image.number, image)
+            if known != image:
+                raise CalibrationError(
+                    f"{at(where)}: image {image.number} is {shown(known.prompt)} with seed "
+                    f"{known.seed} there, and {shown(image.prompt)} with seed {image.seed} here. "
+                    "Give the same prompts and seeds, or another folder."
+                )
+        return Plan(
+            tuple(images[number] for number in sorted(images)),
+            tuple(sorted({*self.steps, *other.steps})),
+            self.pictures or other.pictures,
+            self.conditioning or other.conditioning,
+        )
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A set's settings and plan."""
+
+    settings: Settings
+    plan: Plan
+
+
+def plan_of(images: Iterable[tuple[str, int]], steps: Iterable[int], **keeps: bool) -> Plan:
+    """A plan from prompts with their seeds, numbered from 0, and the steps that are kept."""
+    numbered = tuple(Image(number, *image) for number, image in enumerate(images))
+    return Plan(numbered, tuple(sorted(set(steps))), **keeps)
 
 
 def sample_key(settings: Settings, image: Image, step: int) -> str:
@@ -64,8 +123,14 @@ def conditioning_key(settings: Settings, prompt: str) -> str:
 def item_key(
     settings: Settings, kind: Kind, prompt: str, seed: int | None, step: int | None
 ) -> str:
-    """SHA-256 over all that decides an item's values."""
-    return digest({**settings.identity, "kind": kind, "prompt": prompt, "seed": seed, "step": step})
+    """SHA-256 of the canonical JSON of all that decides an item's values."""
+    conditions, model = settings.key_texts  # written once: a large set has a million keys
+    text = canonical(prompt).decode()
+    seed_text, step_text = ("null" if value is None else int(value) for value in (seed, step))
+    return hashlib.sha256(
+        f'{{"conditions":{conditions},"kind":"{kind}","model":{model},"prompt":{text},'
+        f'"seed":{seed_text},"step":{step_text}}}'.encode()
+    ).hexdigest()
 
 
 def digest(value: object) -> str:
@@ -76,14 +141,7 @@ def digest(value: object) -> str:
 def canonical(value: object) -> bytes:
     """JSON with one spelling for each value: sorted keys, no spaces, 7.0 as 7, UTF-8."""
     try:
-        text = json.dumps(
-            _plain(value),
-            sort_keys=True,
-            separators=(",", ":"),
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        return text.encode()
+        return _encode(_plain(value)).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
         raise CalibrationError(
             f"settings or labels cannot be written as JSON ({error}); expected text, finite "
@@ -91,15 +149,15 @@ def canonical(value: object) -> bytes:
         ) from error
 
 
-def differences(ours: Settings, theirs: Settings) -> list[str]:
-    """Where two settings differ, as `name: ours, theirs` for an error message."""
-    one, other = _flat(ours), _flat(theirs)
+def differences(first: Settings, second: Settings) -> str:
+    """Where two settings differ, as `name: first, second; …` for an error message."""
+    one, other = _flat(first), _flat(second)
     names = sorted(one.keys() | other.keys())
-    return [
+    return "; ".join(
         f"{name}: {shown(one.get(name))}, {shown(other.get(name))}"
         for name in names
         if canonical(one.get(name)) != canonical(other.get(name))
-    ]
+    )
 
 
 def _flat(settings: Settings) -> dict[str, Any]:

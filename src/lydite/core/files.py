@@ -1,20 +1,80 @@
-"""Files that are either whole or not there: write beside, flush, rename, flush the folder."""
+"""Files that are whole or absent: write beside, flush, rename, flush the folder.
+
+Every system call that may fail goes through `system`, so that a test can let the k-th one fail.
+"""
 
 import contextlib
+import errno
+import fcntl
 import os
 import secrets
-from collections.abc import Generator
+import shutil
+import sys
+from collections.abc import Generator, Iterable
 from pathlib import Path
+from typing import cast
 
 from lydite.core.errors import FileError, at
 
+PART = ".part"  # ends the name of a file that is not complete yet
+RESERVE = 16 * 2**20  # bytes that stay free when space is checked
+Bytes = bytes | memoryview
+# The name is taken, or the file system has no hard links: then the file is renamed.
+_WITHOUT_LINK = (errno.EEXIST, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+
+
+class SystemCalls:
+    """The calls to the operating system that write."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """A file descriptor; new files get the rights that the user's mask leaves."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+    def write(self, handle: int, data: Bytes) -> int:
+        """How many bytes were written, which may be fewer than given."""
+        return os.write(handle, data)
+
+    def sync(self, handle: int) -> None:
+        """Flush to the drive; on macOS fsync alone leaves the data in the drive's cache."""
+        if sys.platform == "darwin":
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(handle)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Replace `new` atomically."""
+        os.replace(old, new)
+
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file a second name."""
+        os.link(old, new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name."""
+        os.unlink(path)
+
+    def mkdir(self, path: Path) -> None:
+        """Make one folder."""
+        os.mkdir(path)
+
+
+system = SystemCalls()
+
 
 class NameTaken(FileError):
-    """A new file was asked for, and one of that name is there."""
+    """A new file was asked for, and one of that name exists."""
+
+
+class DiskError(FileError):
+    """A file could not be written: its path, the reason, the free space."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        super().__init__(f"{at(path)}: could not be written ({reason}; {free_text(path)}).")
 
 
 def read_bounded(path: Path, most: int, what: str = "bytes") -> bytes:
-    """A stranger's file, which must be a file and not have more than `most` bytes."""
+    """The content of a regular file of at most `most` bytes."""
     try:
         if path.exists() and not path.is_file():  # a pipe would wait for a writer
             raise FileError(f"{at(path)}: not a file.")
@@ -27,47 +87,191 @@ def read_bounded(path: Path, most: int, what: str = "bytes") -> bytes:
     return data
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` under its final name only when every byte is on disk."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(data)
+def write_atomic(path: Path, data: Bytes | Iterable[Bytes], *, make_parents: bool = True) -> None:
+    """Write a file under its final name only when every byte is on disk.
+
+    The temporary file is locked while it is written, so `remove_leftovers` does not remove it.
+    """
+    try:
+        _check_replaceable(path)
+        if make_parents:
+            make_folder(path.parent)
+        temporary, handle = _create_locked(path.parent)
+        try:
+            single = isinstance(data, (bytes, memoryview))
+            for piece in cast("Iterable[Bytes]", (data,) if single else data):
+                _write_all(handle, piece)
+            system.sync(handle)
+            system.rename(temporary, path)
+            sync_path(path.parent)
+        finally:
+            os.close(handle)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DiskError(path, error) from error
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path, *, replace: bool = True) -> Generator[Path]:
     """A temporary path in the same folder, renamed to `path` when the block ends well.
 
-    With `replace` false a file that is there by then stays, and NameTaken is raised.
+    With `replace` false a file that exists by then stays, and NameTaken is raised.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
+    temporary = _temporary_name(path.parent)
     try:
-        if path.exists() and not path.is_file():  # a device or a folder is not ours to replace
-            raise FileError(f"{at(path)}: not a file that could be replaced.")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_replaceable(path)
+        make_folder(path.parent)
         yield temporary
-        _flush(temporary)
+        sync_path(temporary)
         if replace:
-            temporary.replace(path)
+            system.rename(temporary, path)
         else:
-            _link(temporary, path)
-        _flush(path.parent)
+            _link_new(temporary, path)
+        sync_path(path.parent)
     except OSError as error:
-        raise FileError(f"{at(path)}: could not be written ({error.strerror or error}).") from error
+        raise DiskError(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def _link(temporary: Path, path: Path) -> None:
+def move(old: Path, new: Path) -> None:
+    """Move a complete file to another folder: its new name is on disk before the old one goes.
+
+    A rename between folders is two changes to a disk, and a power cut may keep only the second.
+    """
     try:
-        os.link(temporary, path)  # the one rename that fails when the name is taken
-    except FileExistsError as error:
-        raise NameTaken(f"{at(path)}: is there already.") from error
+        try:
+            system.link(old, new)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINK:
+                raise
+            system.rename(old, new)
+        sync_path(new.parent)
+    except OSError as error:
+        raise DiskError(new, error) from error
+    remove(old)
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def remove(path: Path) -> None:
+    """Remove a file, durably; one that does not exist is no error."""
     try:
-        os.fsync(handle)
+        if path.exists():
+            system.unlink(path)
+            sync_path(path.parent)
+    except OSError as error:
+        raise DiskError(path, error) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, durably; one that exists stays."""
+    try:
+        if path.is_dir():
+            return
+        if not path.parent.exists():
+            make_folder(path.parent)
+        with contextlib.suppress(FileExistsError):
+            system.mkdir(path)
+        if not path.is_dir():
+            raise FileError(f"{at(path)}: not a folder. Give another one, or remove it first.")
+        sync_path(path.parent)
+    except OSError as error:
+        raise DiskError(path, error) from error
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file's content, or the names in a folder, to the drive."""
+    handle = system.open(path, os.O_RDONLY)
+    try:
+        system.sync(handle)
     finally:
         os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of interrupted writes; those of a live process are locked.
+
+    The lock ends with the process, however that ends, so neither age nor process ids matter.
+    """
+    for path in folder.glob(f".*{PART}"):
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)
+
+
+def free_bytes(path: Path) -> int | None:
+    """Free space where `path` is or would be; None when the disk does not say."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+def free_text(path: Path) -> str:
+    """The free space as text."""
+    free = free_bytes(path)
+    return "free space unknown" if free is None else f"{size_text(free)} free"
+
+
+def size_text(count: float) -> str:
+    """A number of bytes as text."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Refuse work whose result would not fit: `needed` bytes and a reserve must be free."""
+    free = free_bytes(folder)
+    if free is not None and free < needed + RESERVE:
+        raise FileError(
+            f"{at(folder)}: needs about {size_text(needed)} and a reserve of {size_text(RESERVE)}; "
+            f"{size_text(free)} are free. Free some space, or write to another disk."
+        )
+
+
+def _check_replaceable(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise FileError(f"{at(path)}: not a file; only files are replaced.")
+
+
+def _temporary_name(folder: Path) -> Path:
+    return folder / f".{secrets.token_hex(8)}{PART}"
+
+
+def _create_locked(folder: Path) -> tuple[Path, int]:
+    """A new file, locked while it is written."""
+    while True:
+        path = _temporary_name(folder)
+        handle = system.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(path), os.fstat(handle)):
+                return path, handle
+        except (BlockingIOError, FileNotFoundError):
+            pass  # `remove_leftovers` of another process was faster
+        except OSError:
+            return path, handle  # a file system without locks
+        os.close(handle)
+
+
+def _write_all(handle: int, data: Bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[system.write(handle, rest) :]
+
+
+def _link_new(temporary: Path, path: Path) -> None:
+    try:
+        system.link(temporary, path)  # the one rename that fails when the name is taken
+    except FileExistsError as error:
+        raise NameTaken(f"{at(path)}: exists already.") from error

@@ -35,7 +35,7 @@ def contact_sheet(tiles: Sequence[Tile], *, columns: int, side: int, text: int =
     rows = [
         range(first, min(first + columns, len(tiles))) for first in range(0, len(tiles), columns)
     ]
-    pictures = [_scaled(tile.pixels, side) for tile in tiles]
+    pictures = [Image.fromarray(scale_to_width(tile.pixels, side)) for tile in tiles]
     heights = [
         max(pictures[i].height for i in row) + gap // 2 + line * max(len(captions[i]) for i in row)
         for row in rows
@@ -85,10 +85,11 @@ def png_bytes(picture: Image.Image | Pixels) -> bytes:
     return buffer.getvalue()
 
 
-def _scaled(pixels: Pixels, side: int) -> Image.Image:
+def scale_to_width(pixels: Pixels, width: int) -> Pixels:
+    """The picture `width` pixels wide, in its proportions."""
     image = Image.fromarray(pixels)
-    height = max(1, round(image.height * side / image.width))
-    return image.resize((side, height), Image.Resampling.LANCZOS)
+    height = max(1, round(image.height * width / image.width))
+    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
 
 
 def _grown(box: tuple[int, int, int, int], by: int) -> tuple[int, int, int, int]:

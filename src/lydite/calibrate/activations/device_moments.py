@@ -12,8 +12,7 @@ from functools import reduce
 import mlx.core as mx
 import numpy as np
 
-from lydite.calibrate.activations.histogram import BINS, FIRST, OVER, SHIFT, ZERO
-from lydite.calibrate.activations.moments import Moments
+from lydite.calibrate.activations.moments import BINS, FIRST, OVER, SHIFT, ZERO, Moments
 from lydite.trace.arrays import to_numpy
 
 AT_ONCE = 1 << 24  # values
@@ -100,7 +99,7 @@ def _total(values: mx.array) -> mx.array:
 
 
 def _histograms(values: mx.array, group: int) -> mx.array:
-    """As `sketch.count` makes them of (N, C): (groups, BINS)."""
+    """As `moments.count_bins` makes them of (N, C): (groups, BINS)."""
     rows, channels = values.shape
     groups = -(-channels // group) if group else 1
     bits = values.view(mx.int32)

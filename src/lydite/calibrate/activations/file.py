@@ -4,24 +4,27 @@ Equal statistics give an equal file, byte for byte, with one version of SQLite.
 """
 
 import contextlib
-import os
+import shutil
 import sqlite3
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from lydite.calibrate.activations.histogram import BINS
-from lydite.calibrate.activations.moments import Moments
-from lydite.calibrate.activations.state import About, Collected, content_hash
-from lydite.calibrate.outputs import Kind
+from lydite.calibrate.activations.moments import BINS, Moments
+from lydite.calibrate.activations.statistics import Provenance, Statistics, content_hash
 from lydite.calibrate.settings import canonical
-from lydite.calibrate.store import files as disk
+from lydite.calibrate.store.lock import WriterLock
+from lydite.calibrate.store.set_file import check_output_path
+from lydite.calibrate.store.writer import command_line, resumable
+from lydite.core import files
 from lydite.core.errors import CalibrationError, FileError, at
+from lydite.core.outputs import OutputKind
 
+STATE, FINISHED = "state.safetensors", "finished.sqlite"  # in the work folder
 APPLICATION, VERSION = 0x4C594441, 1  # "LYDA"
 SHARES = {"p0_1": 0.001, "p1": 0.01, "p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 _SCHEMA = f"""
@@ -69,36 +72,36 @@ def _made_here(head: bytes) -> bool:
     return head.startswith(b"SQLite format 3\0") and head[68:72] == APPLICATION.to_bytes(4, "big")
 
 
-KIND = Kind("statistics", _made_here)
+KIND = OutputKind("statistics file", _made_here)
 
 
-def write_file(collected: Collected, path: Path, temporary: Path, told: dict[str, Any]) -> None:
+def write_file(
+    statistics: Statistics, path: Path, temporary: Path, summary: dict[str, Any]
+) -> None:
     """Write the statistics to `path`, by way of `temporary` on the same disk."""
-    disk.remove(temporary)
+    files.remove(temporary)
     try:
         with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
-            connection.execute("PRAGMA journal_mode = OFF")  # nobody reads it before it is whole
+            connection.execute("PRAGMA journal_mode = OFF")  # nobody reads it before it is complete
             connection.execute("PRAGMA synchronous = OFF")
-            disk.system.execute(connection, "BEGIN")
-            _fill(connection, collected, told)
-            disk.system.execute(connection, "COMMIT")
-        handle = disk.system.open(temporary, os.O_RDONLY)
-        try:
-            disk.system.sync(handle)
-        finally:
-            os.close(handle)
-        disk.system.rename(temporary, path)
-        disk.sync_folder(path.parent)
+            connection.execute("BEGIN")
+            _fill(connection, statistics, summary)
+            connection.execute("COMMIT")
+        files.sync_path(temporary)
+        files.system.rename(temporary, path)
+        files.sync_path(path.parent)
     except (sqlite3.Error, OSError) as error:
-        raise disk.DiskError(path, error) from error
+        raise files.DiskError(path, error) from error
 
 
-def read_file(path: Path) -> Collected:
+def read_file(path: Path) -> Statistics:
     """All that was written, back; equal to the bit, or an error."""
-    with reading(path) as connection:
+    with open_statistics(path) as connection:
         about = dict(connection.execute("SELECT name, value FROM about"))
-        found = Collected(msgspec.json.decode(about["collected"], type=About, strict=False))
-        found.keys = [
+        statistics = Statistics(
+            msgspec.json.decode(about["collected"], type=Provenance, strict=False)
+        )
+        statistics.keys = [
             key for (key,) in connection.execute("SELECT key FROM sample ORDER BY number")
         ]
         places = connection.execute(
@@ -107,27 +110,27 @@ def read_file(path: Path) -> Collected:
         ).fetchall()
         for number, layer, place, band, count in places:
             moments = _moments(connection, number, band, count)
-            found.table[layer, place, band] = moments
-        if told_in(connection)["content"] != content_hash(found):
-            raise ValueError("its hash is another")
-    return found
+            statistics.table[layer, place, band] = moments
+        if summary_in(connection)["content"] != content_hash(statistics):
+            raise ValueError("wrong hash")
+    return statistics
 
 
-def told_by(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
     """What the file says of itself: samples, model, hashes."""
-    with reading(path) as connection:
-        return told_in(connection)
+    with open_statistics(path) as connection:
+        return summary_in(connection)
 
 
-def told_in(connection: sqlite3.Connection) -> dict[str, Any]:
+def summary_in(connection: sqlite3.Connection) -> dict[str, Any]:
     """The same, of an open file."""
     about = dict(connection.execute("SELECT name, value FROM about"))
     return msgspec.json.decode(about["told"])
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Generator[sqlite3.Connection]:
-    """An open file of statistics; anything else is refused by name."""
+def open_statistics(path: Path) -> Generator[sqlite3.Connection]:
+    """An open statistics file; anything else is refused."""
     if not path.is_file():
         raise FileError(f"{at(path)}: no such file. Expected statistics of activations.")
     try:
@@ -143,27 +146,80 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
             yield connection
     except (sqlite3.Error, KeyError, ValueError, TypeError, zlib.error) as error:
         raise CalibrationError(
-            f"{at(path)}: no statistics of activations, or damaged ({error})."
+            f"{at(path)}: not statistics of activations, or damaged ({error})."
         ) from error
 
 
-def _fill(connection: sqlite3.Connection, collected: Collected, told: dict[str, Any]) -> None:
+def merge_files(paths: Sequence[Path], out: Path) -> int:
+    """Join the statistics of different samples into one file; how many samples it has."""
+    check_output_path(out, KIND)
+    if out.exists():  # unlike a page or a sheet it may have taken hours
+        raise FileError(f"{at(out)}: exists already. Give another name, or remove it first.")
+    first, *rest = paths
+    statistics, summary = read_file(first), read_summary(first)
+    for path in rest:
+        statistics.join(read_file(path), path)
+    sets = {read_summary(path)["set"] for path in paths}
+    whose = summary["set"] if len(sets) == 1 else None
+    summary |= {"samples": len(statistics.keys), "part": None, "set": whose}
+    again = command_line("lydite", "calibrate", "activations", *paths, "--out", out)
+    with resumable(again), open_work_folder(out) as work:
+        write_file(statistics, out, work / FINISHED, summary)
+    return len(statistics.keys)
+
+
+@contextlib.contextmanager
+def open_work_folder(out: Path) -> Generator[Path]:
+    """The folder of the state, locked: one process collects into one file.
+
+    It stays as long as it holds a state.
+    """
+    work = work_folder(out)
+    lock = _lock_work_folder(work)
+    try:
+        files.remove_leftovers(work)
+        yield work
+    finally:
+        if not (work / STATE).exists():
+            shutil.rmtree(work, ignore_errors=True)  # while nobody else can have it
+        lock.release()
+
+
+def work_folder(out: Path) -> Path:
+    """The folder beside a file in which it is made."""
+    return out.with_name(f"{out.name}.work")
+
+
+def _lock_work_folder(work: Path) -> WriterLock:
+    """The folder, locked; made again when its last owner removed it while we waited."""
+    while True:
+        files.make_folder(work)
+        lock = WriterLock(work)
+        if lock.is_current:
+            return lock
+        lock.release()
+
+
+def _fill(connection: sqlite3.Connection, statistics: Statistics, summary: dict[str, Any]) -> None:
     for statement in filter(str.strip, _SCHEMA.split(";")):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
-    told = {**told, "content": content_hash(collected)}
-    about = {"collected": msgspec.to_builtins(collected.about, str_keys=True), "told": told}
+    summary = {**summary, "content": content_hash(statistics)}
+    about = {
+        "collected": msgspec.to_builtins(statistics.provenance, str_keys=True),
+        "told": summary,
+    }
     texts = [(name, canonical(value).decode()) for name, value in about.items()]
     connection.executemany("INSERT INTO about VALUES (?, ?)", texts)
-    connection.executemany("INSERT INTO sample VALUES (?, ?)", enumerate(collected.keys))
-    bands = [(band, step) for step, band in sorted(collected.about.bands.items())]
+    connection.executemany("INSERT INTO sample VALUES (?, ?)", enumerate(statistics.keys))
+    bands = [(band, step) for step, band in sorted(statistics.provenance.bands.items())]
     connection.executemany("INSERT INTO band VALUES (?, ?)", bands)
-    places = sorted({(layer, place) for layer, place, _ in collected.table})
+    places = sorted({(layer, place) for layer, place, _ in statistics.table})
     numbers = {place: number for number, place in enumerate(places)}
-    for key in sorted(collected.table):
+    for key in sorted(statistics.table):
         layer, place, band = key
-        moments, number = collected.table[key], numbers[layer, place]
+        moments, number = statistics.table[key], numbers[layer, place]
         row = (number, layer, place, len(moments.mean))
         connection.execute("INSERT OR IGNORE INTO place VALUES (?, ?, ?, ?)", row)
         _insert(connection, "statistic", [(number, band, *_statistic(moments))])

@@ -1,4 +1,4 @@
-"""What a file of statistics tells: ranges over the steps, outlier channels, what varies most."""
+"""Queries of a statistics file: ranges over the steps, outlier channels, what varies most."""
 
 import re
 import sqlite3
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate.activations.file import reading, told_in
+from lydite.calibrate.activations.file import open_statistics, summary_in
 
 GELU = ".net.2"  # the linear after a GELU
 MODULATION = re.compile(r"time_text_embed\..*|(.*\.)?norm\w*\.linear")
@@ -65,8 +65,8 @@ class Curve:
 
 def read_curves(path: Path) -> tuple[list[Curve], dict[str, Any]]:
     """Every place of a file, and what the file says of itself and of the set's conditions."""
-    with reading(path) as connection:
-        told = {**told_in(connection), "conditions": _conditions(connection)}
+    with open_statistics(path) as connection:
+        summary = {**summary_in(connection), "conditions": _conditions(connection)}
         bands = "SELECT band, min(step) FROM band GROUP BY band"
         firsts: dict[int, int] = dict(connection.execute(bands).fetchall())
         channels = _channels(connection)
@@ -84,7 +84,7 @@ def read_curves(path: Path) -> tuple[list[Curve], dict[str, Any]]:
         table = np.array([line[4:] for line in lines], np.float64).T
         values: dict[str, Any] = dict(zip((*COLUMNS, *QUANTILES), table, strict=True))
         curves.append(Curve(layer, place, steps, values, channels[number]))
-    return curves, told
+    return curves, summary
 
 
 def distinct(curves: list[Curve]) -> list[Curve]:

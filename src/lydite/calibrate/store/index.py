@@ -1,298 +1,164 @@
-"""The index: SQLite rows that say which shard holds which item; it follows from the shards.
+"""The items of a set, by key, read from the headers of its shards whenever a set is opened.
 
-Beside them it keeps a copy of `set.json`, whose plan follows from nothing else.
+A header takes about half a millisecond, so no copy of this is kept on disk.
 """
 
-import contextlib
 import hashlib
-import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
-import msgspec
-
-from lydite.calibrate.store import files as disk
-from lydite.calibrate.store.database import (
-    connect,
-    connect_reader,
-    make_durable,
-    rebuilding,
-    reported,
-    require_rights,
-)
-from lydite.calibrate.store.shards import Entry, parse_entry
+from lydite.calibrate.settings import Description, differences
+from lydite.calibrate.store.set_file import SHARDS
+from lydite.calibrate.store.shards import Entry, ShardHeader, read_shard_header, shard_names
 from lydite.core.errors import CalibrationError, at, shown
 
-NAME = "index.sqlite"
-APPLICATION = 0x4C594443  # "LYDC"
-VERSION = 2
 
-_SCHEMA = """
-CREATE TABLE description (text TEXT NOT NULL);
-CREATE TABLE shard (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL, drawn REAL
-);
-CREATE TABLE item (
-    key TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL, image INTEGER, step INTEGER,
-    digest TEXT NOT NULL, entry TEXT NOT NULL, shard INTEGER NOT NULL REFERENCES shard (id)
-);
-CREATE INDEX item_place ON item (kind, image, step);
-CREATE INDEX item_shard ON item (shard);
-"""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the index, as it is in the file."""
+    """One item and the shard that holds it."""
 
-    key: str
-    kind: str
-    image: int | None
-    step: int | None
-    digest: str
-    text: str
+    entry: Entry
     shard: str
 
-    @classmethod
-    def of(cls, entry: Entry, shard: str) -> Self:
-        """The only row an entry can have."""
-        place = (entry.key, entry.kind, entry.image, entry.step)
-        return cls(*place, entry.digest, entry.text, shard)
+    @property
+    def key(self) -> str:
+        """SHA-256 of all that decides its values."""
+        return self.entry.key
 
     @property
-    def entry(self) -> Entry:
-        """The row as it is in the shard."""
-        try:
-            return parse_entry(self.text)
-        except (msgspec.MsgspecError, TypeError) as error:  # TypeError: no text at all
-            raise CalibrationError(f"{NAME}: a row cannot be read ({error}).") from error
+    def image(self) -> int | None:
+        """The number of its image."""
+        return self.entry.image
+
+    @property
+    def step(self) -> int | None:
+        """Its step."""
+        return self.entry.step
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its content."""
+        return self.entry.digest
 
 
 class Index:
-    """An open index. `add`, `drop` and `describe` change it, each in one transaction."""
+    """The items of one set. `damaged` names the shards that cannot be used, with the reason."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path, self._db = path, connection
-
-    @classmethod
-    def create(cls, path: Path) -> Self:
-        """A new, empty index."""
-        with reported(path):
-            connection = connect(path, "rwc")
-            try:
-                make_durable(connection)
-                disk.system.execute(connection, "BEGIN IMMEDIATE")
-                for statement in filter(str.strip, _SCHEMA.split(";")):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-                disk.system.execute(connection, "COMMIT")
-                disk.sync_folder(path.parent)
-            except BaseException:
-                connection.close()
-                raise
-        return cls(path, connection)
+    def __init__(self, folder: Path, description: Description) -> None:
+        self.folder, self._settings = folder, description.settings
+        self.shards: dict[str, int] = {}  # names and bytes
+        self.damaged: dict[str, str] = {}
+        self._rows: dict[str, Row] = {}
+        self._images = {
+            image.number: (image.prompt, image.seed) for image in description.plan.images
+        }
 
     @classmethod
-    def open(cls, path: Path, *, write: bool = False) -> Self:
-        """An index that is there. A reader leaves no trace and waits for nobody."""
-        if not path.is_file():
-            raise CalibrationError(f"{at(path)}: no such file. {rebuilding(path)}")
-        require_rights(path)
-        with reported(path):
-            connection = connect(path, "rw") if write else connect_reader(path)
+    def read(cls, folder: Path, description: Description) -> "Index":
+        """Read the header of every shard."""
+        index = cls(folder, description)
+        for name in shard_names(folder / SHARDS):
+            path = folder / SHARDS / name
             try:
-                _check_kind(path, connection)
-                if write:
-                    make_durable(connection)
-            except BaseException:
-                connection.close()
-                raise
-        return cls(path, connection)
+                header = read_shard_header(path)
+                index.check_belongs(header)
+                index.check_content(header.entries)
+                index.add(name, header.bytes, header.entries)
+            except CalibrationError as error:
+                index.damaged[name] = str(error).removeprefix(f"{at(path)}: ")
+        return index
 
-    def add(
-        self, shard: str, size: int, entries: Sequence[Entry], drawn: float | None = None
-    ) -> int:
-        """Enter a shard and those of its items that are not known; how many they were.
+    def add(self, shard: str, size: int, entries: Iterable[Entry]) -> int:
+        """Enter a shard and those of its items that are not known; how many they were."""
+        before = len(self._rows)
+        self.shards[shard] = size
+        for entry in entries:
+            self._rows.setdefault(entry.key, Row(entry, shard))
+            if entry.image is not None and entry.seed is not None:
+                self._images.setdefault(entry.image, (entry.prompt, entry.seed))
+        return len(self._rows) - before
 
-        `drawn` is the time at which a run finished it; None for what was brought from elsewhere.
-        """
-        self.check_numbers(entries)
-        with self._transaction():
-            return self._insert(shard, size, entries, drawn)
+    def check_belongs(self, header: ShardHeader) -> None:
+        """Refuse a shard of another run or another set."""
+        if header.settings.hash != self._settings.hash:
+            raise CalibrationError(
+                "made with other settings than the set "
+                f"({differences(header.settings, self._settings)}; the shard's first)"
+            )
+        self.check_numbers(header.entries)
 
-    def drop(self, shard: str) -> None:
-        """Take a shard and its items out."""
-        with self._transaction():
-            number = self._shard_id(shard)
-            self._db.execute("DELETE FROM item WHERE shard = ?", (number,))
-            self._db.execute("DELETE FROM shard WHERE id = ?", (number,))
+    def check_content(self, entries: Iterable[Entry]) -> None:
+        """Refuse items that the set holds with other values."""
+        for entry in entries:
+            if self.digest(entry.key) not in (None, entry.digest):
+                other = self._rows[entry.key].shard
+                raise CalibrationError(f"{entry.label} has other values in shard {other[:12]}…")
 
-    def describe(self, text: str) -> None:
-        """Keep a copy of `set.json`."""
-        if self.description() != text:
-            with self._transaction():
-                self._db.execute("DELETE FROM description")
-                self._db.execute("INSERT INTO description VALUES (?)", (text,))
-
-    def description(self) -> str | None:
-        """The copy of `set.json`."""
-        with reported(self.path):
-            found = self._db.execute("SELECT text FROM description").fetchone()
-        return None if found is None else str(found[0])
+    def check_numbers(self, entries: Iterable[Entry]) -> None:
+        """Refuse items whose image number means another prompt or seed in this set."""
+        for entry in entries:
+            if entry.image is None:
+                continue
+            prompt, seed = self._images.get(entry.image, (entry.prompt, entry.seed))
+            if (prompt, seed) != (entry.prompt, entry.seed):
+                raise CalibrationError(
+                    f"image {entry.image} is {shown(prompt)} with seed {seed} in the set, and "
+                    f"{shown(entry.prompt)} with seed {entry.seed} here; this is from another set"
+                )
 
     def digest(self, key: str) -> str | None:
-        """The content digest of an item, or None when it is not there."""
-        with reported(self.path):
-            row = self._db.execute("SELECT digest FROM item WHERE key = ?", (key,)).fetchone()
-        return None if row is None else row[0]
+        """The content digest of an item, or None when the set does not hold it."""
+        row = self._rows.get(key)
+        return None if row is None else row.digest
 
     def find(self, key: str) -> Row | None:
         """The row of an item, or None."""
-        return next(self._rows("WHERE item.key = ?", (key,)), None)
+        return self._rows.get(key)
 
     def rows(self, kind: str | None = None) -> Iterator[Row]:
-        """Every row, in the order of image and step."""
-        where = "WHERE kind = ? " if kind else ""
-        return self._rows(where + "ORDER BY kind, image, step, key", (kind,) if kind else ())
-
-    def rows_of(self, shard: str) -> list[Row]:
-        """The items of one shard, in the order of their keys, as in its header."""
-        return list(self._rows("WHERE shard.name = ? ORDER BY item.key", (shard,)))
+        """Every row, in the order of kind, image, step and key."""
+        rows = (row for row in self._rows.values() if kind is None or row.entry.kind == kind)
+        return iter(sorted(rows, key=_order))
 
     def keys(self) -> set[str]:
         """The keys of all items."""
-        with reported(self.path):
-            return {key for (key,) in self._db.execute("SELECT key FROM item")}
-
-    def shards(self) -> dict[str, int]:
-        """Names and sizes of the shards."""
-        with reported(self.path):
-            return dict(self._db.execute("SELECT name, bytes FROM shard").fetchall())
-
-    def drawn(self) -> list[float]:
-        """When runs finished their shards, in order."""
-        with reported(self.path):
-            query = "SELECT drawn FROM shard WHERE drawn IS NOT NULL ORDER BY drawn"
-            return [float(time) for (time,) in self._db.execute(query)]
+        return set(self._rows)
 
     def counts(self) -> dict[str, int]:
         """How many items there are of each kind."""
-        with reported(self.path):
-            return dict(
-                self._db.execute("SELECT kind, count(*) FROM item GROUP BY kind").fetchall()
-            )
+        counts: dict[str, int] = {}
+        for row in self._rows.values():
+            counts[row.entry.kind] = counts.get(row.entry.kind, 0) + 1
+        return counts
 
     def content_hash(self) -> str:
         """Over all items, whatever the order and number of commits and runs that made them."""
-        total = hashlib.sha256(b"lydite-calibration 1\n")
-        with reported(self.path):
-            for key, content in self._db.execute("SELECT key, digest FROM item ORDER BY key"):
-                total.update(f"{key} {content}\n".encode())
-        return total.hexdigest()
+        return content_hash({key: row.digest for key, row in self._rows.items()})
 
-    def faults(self) -> list[str]:
-        """What SQLite itself finds wrong with the file."""
-        try:
-            found = self._db.execute("PRAGMA integrity_check").fetchall()
-        except sqlite3.Error as error:
-            return [str(error)]
-        return [str(line) for (line,) in found if line != "ok"]
-
-    def settle(self) -> bool:
-        """Move the journal into the file; False when a reader or a broken-off query is open."""
-        with reported(self.path):
-            self._db.execute("PRAGMA busy_timeout = 500")
-            try:
-                busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_LOCKED:
-                    raise
-                return False
-        return not busy
-
-    def close(self) -> None:
-        """Close the file."""
-        with reported(self.path):
-            self._db.close()
-
-    def check_numbers(self, entries: Iterable[Entry]) -> None:
-        """Refuse items whose image is another than the one their number means: prompt and seed."""
-        for entry in {entry.image: entry for entry in entries if entry.image is not None}.values():
-            with reported(self.path):
-                found = self._db.execute(
-                    "SELECT entry FROM item "
-                    "WHERE kind IN ('sample', 'picture') AND image = ? LIMIT 1",
-                    (entry.image,),
-                ).fetchone()
-            known = entry if found is None else parse_entry(found[0])
-            if (known.prompt, known.seed) != (entry.prompt, entry.seed):
-                raise CalibrationError(
-                    f"{at(self.path.parent)}: image {entry.image} is {shown(known.prompt)} with "
-                    f"seed {known.seed} there, and here {shown(entry.prompt)} with seed "
-                    f"{entry.seed}. This is of another set. lydite calibrate repair sets such "
-                    "shards aside, and merge joins sets."
-                )
-
-    def _insert(self, shard: str, size: int, entries: Iterable[Entry], drawn: float | None) -> int:
-        self._db.execute(
-            "INSERT INTO shard (name, bytes, drawn) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            (shard, size, drawn),
-        )
-        number = self._shard_id(shard)
-        rows = [Row.of(entry, shard) for entry in entries]
-        before = self._db.total_changes
-        self._db.executemany(
-            "INSERT INTO item VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            [(r.key, r.kind, r.image, r.step, r.digest, r.text, number) for r in rows],
-        )
-        return self._db.total_changes - before
-
-    def _rows(self, rest: str, values: tuple[Any, ...]) -> Iterator[Row]:
-        columns = "key, kind, image, step, digest, entry, name"
-        query = f"SELECT {columns} FROM item JOIN shard ON shard.id = shard {rest}"
-        with reported(self.path):
-            for values_of_row in self._db.execute(query, values):
-                yield Row(*values_of_row)
-
-    def _shard_id(self, name: str) -> int:
-        found = self._db.execute("SELECT id FROM shard WHERE name = ?", (name,)).fetchone()
-        return -1 if found is None else found[0]
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with reported(self.path):
-            disk.system.execute(self._db, "BEGIN IMMEDIATE")
-            try:
-                yield
-                disk.system.execute(self._db, "COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    with contextlib.suppress(sqlite3.Error):
-                        self._db.execute("ROLLBACK")
-                raise
+    def require_undamaged(self) -> None:
+        """Refuse a set with shards that cannot be used."""
+        if self.damaged:
+            name, reason = next(iter(self.damaged.items()))
+            more = f" So are {len(self.damaged) - 1} others." if len(self.damaged) > 1 else ""
+            raise CalibrationError(
+                f"{at(self.folder / SHARDS / name)}: {reason.rstrip('.')}.{more} "
+                f"Run: lydite calibrate repair {at(self.folder)}"
+            )
 
 
-def is_blank(path: Path) -> bool:
-    """Whether there is no index, or one that a crash left before its first commit."""
-    if not path.exists():
-        return True
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path, "rw")) as database:
-        return not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    return False
+def content_hash(digests: Mapping[str, str]) -> str:
+    """The hash of a set's content, from the digest of each key."""
+    total = hashlib.sha256(b"lydite-calibration 1\n")
+    for key in sorted(digests):
+        total.update(f"{key} {digests[key]}\n".encode())
+    return total.hexdigest()
 
 
-def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
-    (kind,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if kind == APPLICATION and version < VERSION:
-        raise CalibrationError(
-            f"{at(path)}: written by an older lydite; nothing is lost. {rebuilding(path)}"
-        )
-    if (kind, version) != (APPLICATION, VERSION):
-        raise CalibrationError(
-            f"{at(path)}: no index of version {VERSION} (found {kind:#x}, {version}). "
-            f"{rebuilding(path)}"
-        )
+def _order(row: Row) -> tuple[str, int, int, str]:
+    entry = row.entry
+    return entry.kind, _first(entry.image), _first(entry.step), entry.key
+
+
+def _first(number: int | None) -> int:
+    return -1 if number is None else number

@@ -1,25 +1,27 @@
-"""One writer per set: a lock that dies with its process, and a note that says who holds it."""
+"""One writer per set: a file lock that ends with its process, and a note that names the owner."""
 
 import contextlib
 import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-from lydite.calibrate.store import files as disk
-from lydite.core.errors import CalibrationError, at, shown
+from lydite.core import files
+from lydite.core.errors import CalibrationError, FileError, at, shown
 
-NAME = "claim"
+NAME = "claim"  # the name that earlier versions gave the file
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # a link may lead anywhere, a pipe would wait
 PATIENCE = 0.2  # seconds, twice at most: for the lock, then for the note of a new holder
 
 
 @dataclass(frozen=True)
-class Holder:
-    """Who writes: for people. Whether somebody does is the lock's matter alone."""
+class LockOwner:
+    """The process that writes, for messages. Whether one does, the lock alone decides."""
 
     pid: int
     host: str
@@ -29,33 +31,36 @@ class Holder:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-class Claim:
-    """The right to write a set, until released or until the process ends in any way."""
+class WriterLock:
+    """The exclusive right to write a set, until it is released or the process ends in any way."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         try:
-            self._handle: int | None = disk.system.open(self.path, os.O_RDWR | os.O_CREAT)
+            flags = os.O_RDWR | os.O_CREAT | _FLAGS
+            self._handle: int | None = files.system.open(self.path, flags)
         except OSError as error:
-            raise disk.DiskError(self.path, error) from error
+            raise files.DiskError(self.path, error) from error
         try:
+            if not stat.S_ISREG(os.fstat(self._handle).st_mode):
+                raise FileError(f"{at(self.path)}: not a file. Remove it.")
             self._lock()
-            self._note()
+            self._write_owner()
         except BaseException:
             self._close()
             raise
-        _CLAIMS.add(self)
+        _LOCKS.add(self)
 
     @property
-    def stands(self) -> bool:
-        """Whether the file that is locked is the one others see: its folder may be gone by now."""
+    def is_current(self) -> bool:
+        """Whether the locked file still has its name; its folder may have been removed."""
         assert self._handle is not None
         with contextlib.suppress(OSError):
             return os.path.samestat(os.fstat(self._handle), os.stat(self.path))
         return False
 
     def release(self) -> None:
-        """Give the right back; the empty file stays, since removing a lock is a race."""
+        """Release the lock; the empty file stays, since removing a lock file is a race."""
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, 0)
@@ -63,11 +68,11 @@ class Claim:
 
     def _lock(self) -> None:
         assert self._handle is not None
-        until = time.monotonic() + PATIENCE  # a reader that asks who writes holds it for an instant
+        until = time.monotonic() + PATIENCE  # `lock_owner` of a reader holds it for an instant
         try:
-            while not _taken(self._handle):
+            while not _try_lock(self._handle):
                 if time.monotonic() > until:
-                    who = _read_note(self.path, patience=PATIENCE) or "another process"
+                    who = _read_owner(self.path, patience=PATIENCE) or "another process"
                     raise CalibrationError(
                         f"{at(self.path.parent)}: being written by {who}. Wait for it or stop it; "
                         "a set has one writer, and any number of readers."
@@ -79,15 +84,15 @@ class Claim:
                 "disk, and merge sets made elsewhere."
             ) from error
 
-    def _note(self) -> None:
+    def _write_owner(self) -> None:
         assert self._handle is not None
         since = time.strftime("%Y-%m-%d %H:%M:%S%z")
         note = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
         try:
             os.ftruncate(self._handle, 0)
-            disk.system.write(self._handle, json.dumps(note).encode())
+            files.system.write(self._handle, json.dumps(note).encode())
         except OSError as error:
-            raise disk.DiskError(self.path, error) from error
+            raise files.DiskError(self.path, error) from error
 
     def _close(self) -> None:
         handle, self._handle = self._handle, None
@@ -95,17 +100,17 @@ class Claim:
             os.close(handle)
 
 
-def holder(folder: Path) -> Holder | None:
-    """Who is writing the set now, or None; the lock itself is asked, not the note."""
+def lock_owner(folder: Path) -> LockOwner | None:
+    """The process that writes the set now, or None."""
     path = folder / NAME
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _FLAGS)
     except OSError:
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read_note(path, patience=PATIENCE) or Holder(0, "unknown", "unknown")
+        return _read_owner(path, patience=PATIENCE) or LockOwner(0, "unknown", "unknown")
     except OSError:
         return None
     finally:
@@ -113,7 +118,7 @@ def holder(folder: Path) -> Holder | None:
     return None
 
 
-def _taken(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,25 +126,27 @@ def _taken(handle: int) -> bool:
     return True
 
 
-def _read_note(path: Path, *, patience: float) -> Holder | None:
+def _read_owner(path: Path, *, patience: float) -> LockOwner | None:
     until = time.monotonic() + patience
     while True:
         try:
             note = json.loads(path.read_bytes())
-            return Holder(int(note["pid"]), shown(note["host"])[1:-1], shown(note["since"])[1:-1])
+            return LockOwner(
+                int(note["pid"]), shown(note["host"])[1:-1], shown(note["since"])[1:-1]
+            )
         except (OSError, ValueError, KeyError, TypeError):
             if time.monotonic() > until:
                 return None
             time.sleep(0.02)
 
 
-# A forked child shares the lock; it lets go at once, or it would outlive the writer.
-_CLAIMS: "weakref.WeakSet[Claim]" = weakref.WeakSet()
+# A forked child shares the lock; it releases it at once, or it would outlive the writer.
+_LOCKS: "weakref.WeakSet[WriterLock]" = weakref.WeakSet()
 
 
-def _forget_claims() -> None:
-    for claim in list(_CLAIMS):
-        claim._close()
+def _release_in_child() -> None:
+    for lock in list(_LOCKS):
+        lock._close()
 
 
-os.register_at_fork(after_in_child=_forget_claims)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,4 +1,4 @@
-"""Several sets of equal settings, made anywhere, as one."""
+"""Merge several sets of equal settings into one."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -7,13 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from lydite.calibrate.settings import Image, Settings, differences
+from lydite.calibrate.settings import Image, Plan, Settings, differences
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.recovery import conflict
-from lydite.calibrate.store.set_file import NAME as SET
-from lydite.calibrate.store.set_file import SHARDS, Plan
+from lydite.calibrate.store.set_file import NAME, SHARDS
 from lydite.calibrate.store.shards import Item, Shard
-from lydite.calibrate.store.writer import Writer, command_line
+from lydite.calibrate.store.writer import Writer, command_line, conflict
 from lydite.core.errors import CalibrationError, at
 
 _Identity = tuple[str, int]  # prompt and seed: what an image is, whatever its number
@@ -21,7 +19,7 @@ _Identity = tuple[str, int]  # prompt and seed: what an image is, whatever its n
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge brought."""
+    """What a merge added."""
 
     items: int
     bytes: int
@@ -40,7 +38,7 @@ def merge(sources: Sequence[Path | str], target: Path | str) -> Merged:
         if not sets:
             raise CalibrationError("merge: no set was given.")
         settings = _settings(sets)
-        if (target / SET).exists():
+        if (target / NAME).exists():
             sets.insert(0, stack.enter_context(CalibrationSet.open(target)))
         _check_conflicts(sets)
         plan = _joined([opened.plan for opened in sets])
@@ -62,10 +60,10 @@ def _settings(sets: Sequence[CalibrationSet]) -> Settings:
     first = sets[0]
     for other in sets[1:]:
         if other.settings.hash != first.settings.hash:
-            lines = "; ".join(differences(first.settings, other.settings))
             raise CalibrationError(
                 f"{at(other.folder)}: made with other settings than {at(first.folder)} "
-                f"({lines}; the latter's first). Only sets of equal settings can be merged."
+                f"({differences(first.settings, other.settings)}; the latter's first). Only sets "
+                "of equal settings can be merged."
             )
     return first.settings
 
@@ -98,7 +96,7 @@ def _joined(plans: Sequence[Plan]) -> Plan:
 
 def _commits(opened: CalibrationSet, numbers: dict[_Identity, int]) -> Iterator[list[Item]]:
     """The items of each shard, whole, under the numbers they have in the merged set."""
-    for name in opened.index.shards():
+    for name in opened.index.shards:
         with Shard.open(opened.folder / SHARDS / name) as shard:
             if shard.damaged():
                 raise CalibrationError(

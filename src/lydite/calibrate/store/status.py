@@ -1,4 +1,4 @@
-"""What a set holds and what is missing; and the same as one JSON for people and other tools."""
+"""What a set holds and what is missing; and all but the arrays as one JSON file."""
 
 import statistics
 from dataclasses import asdict, dataclass
@@ -8,24 +8,24 @@ from typing import Any
 
 import msgspec
 
-from lydite.calibrate.outputs import Kind, check_output
 from lydite.calibrate.settings import BLOCKS, Settings
-from lydite.calibrate.store import seal
-from lydite.calibrate.store.files import make_folder, write_sealed
-from lydite.calibrate.store.index import Index
-from lydite.calibrate.store.lock import Holder, holder
+from lydite.calibrate.store.lock import LockOwner, lock_owner
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.recovery import lost_shards
-from lydite.calibrate.store.set_file import SHARDS
+from lydite.calibrate.store.set_file import SHARDS, check_output_path
 from lydite.calibrate.store.shards import FORMAT, VERSION
 from lydite.calibrate.store.writer import command_line
+from lydite.core.files import write_atomic
+from lydite.core.outputs import OutputKind
 
-MANIFEST = Kind("manifest", lambda head: head.startswith(f'{{\n "format": "{FORMAT}"'.encode()))
+MANIFEST = OutputKind(
+    "manifest", lambda head: head.startswith(f'{{\n "format": "{FORMAT}"'.encode())
+)
+RECENT = 20  # shards whose times decide the time left
 
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a set, from its index alone; `verify` reads the data too."""
+    """The state of a set, by the headers of its shards; `verify` reads the data too."""
 
     folder: str
     model: str
@@ -36,13 +36,12 @@ class Status:
     images: int
     images_complete: int
     shards: int
-    lost: tuple[str, ...]  # shards that are gone, or have another size than they had
+    lost: tuple[str, ...]  # shards that are damaged or cut short, as far as headers tell
     bytes: int
     content_hash: str | None  # None when shards are lost
-    seconds_left: float | None  # by the usual time between commits; None when that is not known
-    sealed: bool
-    writer: Holder | None
-    again: str  # the command that goes on with it
+    seconds_left: float | None  # by the usual time between shards; None when that is not known
+    writer: LockOwner | None
+    again: str  # the command that resumes it
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -50,38 +49,36 @@ class Status:
 
 
 def status(folder: Path | str) -> Status:
-    """Look at a set; a run may go on meanwhile."""
+    """Look at a set; a run may write meanwhile."""
     folder = Path(folder)
-    with CalibrationSet.open(folder) as opened:
-        shards, lost = opened.index.shards(), lost_shards(folder / SHARDS, opened.index)
-        missing = opened.missing({row.key for name in lost for row in opened.index.rows_of(name)})
+    with CalibrationSet.open_damaged(folder) as opened:
+        index, missing = opened.index, opened.missing()
         left = sum(len(steps) for steps in missing.values())
         return Status(
             str(folder),
             opened.settings.model,
             opened.settings.hash,
-            opened.index.counts(),
+            index.counts(),
             sum(1 for _ in opened.plan.keys(opened.settings)),
             left,
             len(opened.plan.images),
             len(opened.plan.images) - len(missing),
-            len(shards),
-            tuple(lost),
-            sum(shards.values()),
-            None if lost else opened.content_hash,
-            _seconds_left(opened.index, left),
-            seal.is_sealed(opened.index.path),
-            holder(folder),
+            len(index.shards),
+            tuple(sorted(index.damaged)),
+            sum(index.shards.values()),
+            None if index.damaged else opened.content_hash,
+            _seconds_left(opened, left) if is_drawable(opened.settings) else None,
+            lock_owner(folder),
             command_line("lydite", "calibrate", "repair", folder)
-            if lost
-            else again(folder, opened.settings),
+            if index.damaged
+            else resume_advice(folder, opened.settings),
         )
 
 
-def again(folder: Path, settings: Settings) -> str:
-    """What goes on with an incomplete set, for people."""
+def resume_advice(folder: Path, settings: Settings) -> str:
+    """What completes a set, for people."""
     if BLOCKS in settings.conditions:
-        return "the lydite calibrate blocks command that began it"
+        return "the lydite calibrate blocks command that made it"
     if not is_drawable(settings):
         return "the tool that made it"
     model = () if settings.model else ("--model", "MODEL")
@@ -113,17 +110,17 @@ def manifest(folder: Path | str) -> dict[str, Any]:
 
 def write_manifest(folder: Path | str, path: Path) -> None:
     """Export `manifest.json`."""
-    check_output(path, MANIFEST)
+    check_output_path(path, MANIFEST)
     text = msgspec.json.format(msgspec.json.encode(manifest(folder)), indent=1)
-    make_folder(path.parent)
-    write_sealed(path, [text, b"\n"])
+    write_atomic(path, [text, b"\n"])
 
 
-def _seconds_left(index: Index, items: int) -> float | None:
-    """By the median of the gaps between commits: a pause between two runs does not count."""
-    times = index.drawn()
+def _seconds_left(opened: CalibrationSet, items: int) -> float | None:
+    """By the median time between the newest shards: a pause between two runs does not count."""
+    names = opened.index.shards
+    times = sorted((opened.folder / SHARDS / name).stat().st_mtime for name in names)[-RECENT:]
     if len(times) < 3:
         return None
     gap = statistics.median(after - before for before, after in pairwise(times))
-    each = sum(index.counts().values()) / len(index.shards())
-    return gap * items / each
+    per_shard = sum(opened.index.counts().values()) / len(names)
+    return gap * items / per_shard

@@ -1,4 +1,4 @@
-"""Whether stored values look like what a network is given: finite, varying, not huge, alike."""
+"""Checks of stored values and shapes: finite, not constant, not huge, one latent shape."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,22 +14,25 @@ from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
 
 
 @dataclass(frozen=True)
-class Healthy:
-    """The ranges. A latent starts as sigma × noise: up to 60 for sigma 14.6, 4 in flow models."""
+class ValueLimits:
+    """Limits of plausible values.
+
+    A latent starts as sigma × noise: up to 60 for sigma 14.6, 4 in flow models.
+    """
 
     absmax: float = 1e4
     spread: float = 1e-6  # between the least and the largest value
 
 
-class Latents:
-    """Whether the latents of a set are alike, and have the proportions of its pictures."""
+class LatentShapes:
+    """Checks that the latents of a set have one shape, with the proportions of its pictures."""
 
     def __init__(self, conditions: Mapping[str, Any]) -> None:
         self._size = _size(conditions)
         self._labels: dict[tuple[int, ...], list[str]] = {}  # the samples of each shape
 
-    def complaint(self, entry: Entry) -> str | None:
-        """What is wrong with the latent of a sample, by what its shard says of it."""
+    def problem(self, entry: Entry) -> str | None:
+        """What is wrong with the latent of a sample, by its shard's header."""
         x = entry.tensors.get("x")
         if x is None:
             needed = self._size is not None or self._labels
@@ -45,8 +48,8 @@ class Latents:
         self._labels.setdefault(x.shape, []).append(entry.label)
         return None
 
-    def unlike(self) -> Iterator[tuple[str, str]]:
-        """The samples so far whose shape is not that of most, each with the reason."""
+    def odd_shapes(self) -> Iterator[tuple[str, str]]:
+        """The samples so far whose shape differs from most, each with the reason."""
         usual = max(self._labels, key=lambda shape: len(self._labels[shape]), default=())
         for shape, labels in self._labels.items():
             if shape != usual:
@@ -55,7 +58,7 @@ class Latents:
 
 
 def _size(conditions: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Height and width in pixels; None where they are not told, or decide nothing."""
+    """Height and width in pixels; None where they are not known, or do not apply."""
     if BLOCKS in conditions:  # what modules take has shapes of its own
         return None
     height, width = conditions.get("height"), conditions.get("width")
@@ -65,30 +68,30 @@ def _size(conditions: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _fits(shape: tuple[int, ...], size: tuple[int, int]) -> bool:
-    """Whether each position stands for a square of pixels; how large is the model's affair."""
+    """Whether each position stands for a square of pixels; how large is decided by the model."""
     if len(shape) != 3 or 0 in shape:
         return False
     high, wide = (pixels / count for pixels, count in zip(size, shape[:2], strict=True))
     return high == wide and high.is_integer()
 
 
-def complaints(arrays: Mapping[str, NDArray[Any]], healthy: Healthy) -> Iterator[str]:
-    """What is wrong with the values of an item, one sentence a tensor."""
+def value_problems(arrays: Mapping[str, NDArray[Any]], limits: ValueLimits) -> Iterator[str]:
+    """What is wrong with the values of an item, one text per tensor."""
     for name, array in arrays.items():
-        judged = array.size and (NAMES[array.dtype] in FLOAT_NAMES or array.dtype == np.uint8)
-        if judged and (why := _complaint(array, healthy)):
+        checked = array.size and (NAMES[array.dtype] in FLOAT_NAMES or array.dtype == np.uint8)
+        if checked and (why := _value_problem(array, limits)):
             yield f"{name}: {why}"
 
 
-def _complaint(array: NDArray[Any], healthy: Healthy) -> str | None:
+def _value_problem(array: NDArray[Any], limits: ValueLimits) -> str | None:
     values = widen(array)
     least, most = float(values.min()), float(values.max())  # both NaN if any value is
     if not math.isfinite(least - most):
         nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
         return f"{nan} NaN and {inf} Inf among {values.size} values"
     largest = max(-least, most)
-    if largest > healthy.absmax:
-        return f"values up to {largest:.4g}, expected at most {healthy.absmax:.4g}"
-    if array.size > 1 and most - least < healthy.spread:
+    if largest > limits.absmax:
+        return f"values up to {largest:.4g}, expected at most {limits.absmax:.4g}"
+    if array.size > 1 and most - least < limits.spread:
         return f"all values are {most:.4g}"
     return None

@@ -20,22 +20,22 @@ VERBS = {
 
 @click.group("calibrate", cls=Verbs, verbs=VERBS)
 def command() -> None:
-    """Make and keep calibration sets: what the network is given, step by step, over many images.
+    """Make and check calibration sets: the inputs of a network at each step, over many images.
 
     \b
     lydite calibrate run --prompts prompts.txt --images 100 --out set/
-    lydite calibrate run --out set/                  go on where it stopped
+    lydite calibrate run --out set/                  resume it
     lydite calibrate status set/                     what is there, what is missing, time left
-    lydite calibrate verify set/ --sheet sheet.png   is every byte what was written?
-    lydite calibrate repair set/                     draw again what is damaged, and only that
-    lydite calibrate activations set/ --out a.sqlite what every layer sees, channel by channel
+    lydite calibrate verify set/ --sheet sheet.png   compare every byte with its hash
+    lydite calibrate repair set/                     drop and draw again what is damaged
+    lydite calibrate activations set/ --out a.sqlite statistics of every layer and channel
     lydite calibrate blocks set/ --out blocks/       inputs and outputs of attention and MLP
     lydite calibrate merge set-a/ set-b/ --out all/  sets made on several machines
     lydite calibrate export set/ --out npz/          one npz file a step, for other tools
 
-    A set is one folder. It can be killed at any moment and says afterwards whether it is whole.
-    Exit status: 0 fine, 1 a set that verify finds damaged, incomplete or unhealthy, or values that
-    are not finite, 2 the input or the disk could not be used, 130 interrupted.
+    A set is one folder. A run may be killed at any moment; nothing that was committed is lost.
+    Exit status: 0 fine, 1 verify finds the set damaged, incomplete or unhealthy, or values are not
+    finite, 2 the input or the disk could not be used, 130 interrupted.
     """
     from lydite.core.blas import use_one_thread
 

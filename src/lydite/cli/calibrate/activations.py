@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lydite.cli.aliases import AliasedOption
 from lydite.cli.calibrate.draw_missing import Stop
 from lydite.cli.calibrate.set_model import (
     SampleBar,
@@ -17,7 +18,7 @@ from lydite.cli.calibrate.set_model import (
 from lydite.core.errors import InputError, at
 
 if TYPE_CHECKING:
-    from lydite.calibrate.outputs import Kind
+    from lydite.core.outputs import OutputKind
 
 MOST_BANDS = 10_000
 
@@ -27,8 +28,9 @@ MOST_BANDS = 10_000
                 type=click.Path(path_type=Path))  # fmt: skip
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
               help="The SQLite file that is made.")  # fmt: skip
-@click.option("--per", default="step", show_default=True, metavar="step|N|all",
-              help="Statistics of each kept step, of N even parts of them, or of all.")  # fmt: skip
+@click.option("--group-steps", cls=AliasedOption, old=("--per",), default="step",
+              show_default=True, metavar="step|N|all",
+              help="Statistics of each kept step, of N even groups, or of all.")  # fmt: skip
 @click.option("--group", type=click.IntRange(0), default=0, show_default=True, metavar="N",
               help="Neighbouring channels in one histogram; 0: all of a layer.")  # fmt: skip
 @click.option("--part", default="1/1", show_default=True, metavar="I/N",
@@ -39,7 +41,7 @@ MOST_BANDS = 10_000
 def activations(
     sources: tuple[Path, ...],
     out: Path | None,
-    per: str,
+    group_steps: str,
     group: int,
     part: str,
     plot: Path | None,
@@ -54,7 +56,7 @@ def activations(
     transformer, their inputs and outputs, and q, k, v and softmax of each attention. The network
     is only looked at: nothing it computes changes.
 
-    Interrupt it and run the same command again to go on. Files of different samples are merged;
+    Interrupt it and run the same command again to resume. Files of different samples are merged;
     a finished file is drawn without the model.
 
     \b
@@ -77,10 +79,10 @@ def activations(
     if folders and len(sources) > 1:
         raise InputError("one set at a time; several files of statistics can be merged.")
     if folders:
-        _check_per(per)
+        _check_group_steps(group_steps)
         if out is None:
             raise InputError("--out is missing: the file that the statistics go to.")
-        _collect(first, out, (per, group, _read_part(part)), model, components, quiet)
+        _collect(first, out, (group_steps, group, _read_part(part)), model, components, quiet)
     elif len(sources) > 1 or out is not None:
         if out is None:
             raise InputError("--out is missing: the file that is merged into.")
@@ -94,7 +96,7 @@ def activations(
 def _collect(
     folder: Path,
     out: Path,
-    wanted: tuple[str, int, tuple[int, int]],
+    selection: tuple[str, int, tuple[int, int]],
     model: str | None,
     components: str | None,
     quiet: bool,
@@ -104,8 +106,8 @@ def _collect(
     with CalibrationSet.open(folder) as opened:
         pipeline = open_model(opened, model, components)
         if not quiet and (left := len(opened.missing())):
-            click.echo(f"note: the set is not complete, {left} images are not whole.", err=True)
-        from lydite.calibrate.activations.collect import Wanted, collect
+            click.echo(f"note: the set is incomplete: {left} images miss items.", err=True)
+        from lydite.calibrate.activations.collect import Selection, collect
 
         stop = Stop()
         with SampleBar(quiet=quiet) as bar, stop.listening(), kept_on_stop():
@@ -113,7 +115,7 @@ def _collect(
                 opened,
                 pipeline,
                 out,
-                Wanted(*wanted),
+                Selection(*selection),
                 on_sample=lambda progress: bar.done(progress.done, progress.total),
                 stopping=lambda: stop.asked,
                 options=model_words(model, components),
@@ -123,16 +125,16 @@ def _collect(
 
 
 def _merge(sources: tuple[Path, ...], out: Path, quiet: bool) -> None:
-    from lydite.calibrate.activations.merge import merge
+    from lydite.calibrate.activations.file import merge_files
 
-    samples = merge(sources, out)
+    samples = merge_files(sources, out)
     if not quiet:
         click.echo(f"{out}: statistics of {samples} samples.")
 
 
 def _draw(path: Path, plot: Path, quiet: bool) -> None:
-    from lydite.calibrate.outputs import mark_png
     from lydite.core.files import write_atomic
+    from lydite.core.outputs import mark_png
     from lydite.report.activations import page, picture
 
     is_page = plot.suffix.lower() == ".html"
@@ -146,25 +148,27 @@ def _check_plot(plot: Path | None) -> None:
         return
     if plot.suffix.lower() not in (".html", ".png"):
         raise InputError(f"--plot is {plot}; expected a name that ends in .html or .png.")
-    from lydite.calibrate.outputs import check_output
+    from lydite.calibrate.store.set_file import check_output_path
 
-    check_output(plot, _plot_kind(plot))
+    check_output_path(plot, _plot_kind(plot))
 
 
-def _plot_kind(plot: Path) -> "Kind":
-    from lydite.calibrate.outputs import Kind, png_kind
+def _plot_kind(plot: Path) -> "OutputKind":
+    from lydite.core.outputs import OutputKind, png_kind
     from lydite.report.page import made_here
 
     if plot.suffix.lower() == ".html":
-        return Kind("page", made_here)
+        return OutputKind("page", made_here)
     return png_kind("picture of statistics")
 
 
-def _check_per(per: str) -> None:
-    if per in ("step", "all"):
+def _check_group_steps(rule: str) -> None:
+    if rule in ("step", "all"):
         return
-    if not per.isdecimal() or not 1 <= int(per) <= MOST_BANDS:
-        raise InputError(f"--per is {per!r:.40}; expected step, all, or a number of parts.")
+    if not rule.isdecimal() or not 1 <= int(rule) <= MOST_BANDS:
+        raise InputError(
+            f"--group-steps is {rule!r:.40}; expected step, all, or a number of groups."
+        )
 
 
 def _read_part(text: str) -> tuple[int, int]:

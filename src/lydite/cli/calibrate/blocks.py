@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lydite.cli.aliases import AliasedOption, StoreDtype
 from lydite.cli.calibrate.draw_missing import Stop
 from lydite.cli.calibrate.set_model import (
     SampleBar,
@@ -18,21 +19,20 @@ from lydite.core.errors import InputError
 if TYPE_CHECKING:
     from lydite.calibrate.blocks import Volume
 
-DTYPES = ("fp16", "bf16", "fp32")
-
 
 @click.command("blocks")
 @click.argument("folder", metavar="SET", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER", required=True,
-              help="A new folder, or one to go on with.")  # fmt: skip
+              help="A new folder, or one to resume.")  # fmt: skip
 @click.option("--tokens", type=click.IntRange(1), metavar="N",
               help="Keep N tokens of each stream; all by default.")  # fmt: skip
 @click.option("--modules", default="*", metavar="PATTERN",
               help="Only modules of such names, as transformer_blocks.0.* or *.ff.")  # fmt: skip
 @click.option("--budget", default="2GB", show_default=True, metavar="BYTES",
               help="Of all that is written; as many images as fit are taken.")  # fmt: skip
-@click.option("--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True,
-              help="Of what is stored.")  # fmt: skip
+@click.option("--store-dtype", cls=AliasedOption, old=("--dtype",), type=StoreDtype(),
+              default="float16", show_default=True,
+              help="Precision of what is stored.")  # fmt: skip
 @model_options
 def blocks(
     folder: Path,
@@ -40,7 +40,7 @@ def blocks(
     tokens: int | None,
     modules: str,
     budget: str,
-    dtype: str,
+    store_dtype: str,
     model: str | None,
     components: str | None,
     quiet: bool,
@@ -50,10 +50,10 @@ def blocks(
     The network runs again on the latents of SET, once for each sample. Of a feed-forward, --tokens
     are kept of input and output; of an attention all of the input, since each output depends on
     it, and --tokens of the output. Who learns one block at a time names it with --modules. How much
-    will be written is known and told before it begins.
+    will be written is printed before it begins.
 
-    The result is a calibration set: interrupt it and run the same command again to go on, and
-    verify, merge or rebuild it like any other.
+    The result is a calibration set: interrupt it and run the same command again to resume, and
+    verify, merge or repair it like any other.
 
     \b
     lydite calibrate blocks set/ --out blocks/
@@ -61,8 +61,8 @@ def blocks(
     lydite calibrate blocks set/ --out block0/ --modules 'transformer_blocks.0.*'
     lydite calibrate verify blocks/
     """
-    from lydite.calibrate.outputs import check_outside
     from lydite.calibrate.store.reader import CalibrationSet
+    from lydite.calibrate.store.set_file import check_outside
     from lydite.cli.recording import read_bytes
 
     allowed = read_bytes(budget)
@@ -72,7 +72,7 @@ def blocks(
     with CalibrationSet.open(folder) as opened:
         pipeline = open_model(opened, model, components)
         from lydite.calibrate.blocks import Kept, store_blocks
-        from lydite.calibrate.conditions import DTYPES as STORED
+        from lydite.calibrate.settings import STORE_DTYPES
 
         stop = Stop()
         with SampleBar(quiet=quiet) as bar, stop.listening(), kept_on_stop():
@@ -80,9 +80,11 @@ def blocks(
                 opened,
                 pipeline,
                 out,
-                Kept(tokens or 0, STORED[dtype], modules),
+                Kept(tokens or 0, STORE_DTYPES[store_dtype], modules),
                 allowed,
-                on_volume=lambda volume: None if quiet else click.echo(_told(volume), err=True),
+                on_volume=lambda volume: (
+                    None if quiet else click.echo(_size_text(volume), err=True)
+                ),
                 on_sample=bar.done,
                 stopping=lambda: stop.asked,
                 options=model_words(model, components),
@@ -91,8 +93,8 @@ def blocks(
         click.echo(f"{out}: {volume.samples} samples of {volume.images} images.")
 
 
-def _told(volume: "Volume") -> str:
-    from lydite.calibrate.store.files import size_text
+def _size_text(volume: "Volume") -> str:
+    from lydite.core.files import size_text
 
     return (
         f"{size_text(volume.bytes)} for {volume.samples} samples of {volume.images} of "

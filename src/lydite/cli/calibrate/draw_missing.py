@@ -15,9 +15,8 @@ from lydite import embedded
 from lydite.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
-    from lydite.calibrate.run import Model, Watcher
-    from lydite.calibrate.settings import Settings
-    from lydite.calibrate.store.set_file import Plan
+    from lydite.calibrate.run import Model, RunCallbacks
+    from lydite.calibrate.settings import Plan, Settings
     from lydite.calibrate.store.writer import Writer
     from lydite.pipelines.pipeline import Pipeline
 
@@ -76,20 +75,23 @@ def finish(
     """
     from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import item_sizes
-    from lydite.calibrate.run import require_room, resume_command
+    from lydite.calibrate.run import require_space_for, resume_command
     from lydite.calibrate.store.writer import Writer, resumable
 
     again = resume_command(folder, model, *hands.words)
     run = pipeline.plan(request_of(settings.conditions)[0])
     sizes = item_sizes(pipeline, run, conditioning=plan.conditioning)
     with resumable(again):
-        require_room(folder, settings, plan, sizes)
+        require_space_for(folder, settings, plan, sizes)
     with Writer.start(folder, settings, plan, resume=again, begin=begin) as writer:
         if writer.recovered.added:
-            _tell(hands, f"{writer.recovered.added} items of an interrupted run were taken in.")
+            _tell(hands, f"recovered {writer.recovered.added} items from an interrupted run.")
         if writer.plan != plan:
             known = f"{len(writer.plan.images)} images and {len(writer.plan.steps)} steps of each"
-            _tell(hands, f"note: the set plans {known}, more than was asked for; it never shrinks.")
+            _tell(
+                hands,
+                f"note: the set plans {known}; images and steps are never removed from a set.",
+            )
         missing = len(writer.missing())
         if missing:
             _draw(writer, pipeline, model, hands, images=missing, steps=run.steps, again=again)
@@ -164,7 +166,7 @@ def _draw(
     steps: int,
     again: str,
 ) -> None:
-    from lydite.calibrate.run import Watcher
+    from lydite.calibrate.run import RunCallbacks
     from lydite.cli.progress import StepBar
 
     stop, seen, finished = Stop(), set[tuple[int, int]](), 0
@@ -181,11 +183,11 @@ def _draw(
             for step in range(steps):  # a cluster tells of whole images only
                 stepped(image, step)
 
-        watcher = Watcher(stepped, counted, bar.print, lambda: stop.asked)
+        watcher = RunCallbacks(stepped, counted, bar.print, lambda: stop.asked)
         try:
             _by_hands(writer, pipeline, model, hands, watcher)
         except KeyboardInterrupt:
-            bar.print(f"stopped: {finished} of the {images} missing images are drawn. Go on with:")
+            bar.print(f"stopped: {finished} of the {images} missing images are drawn. Resume with:")
             bar.print(again)
             raise
 
@@ -195,12 +197,12 @@ def _by_hands(
     pipeline: "Pipeline",
     model: "Model",
     hands: Hands,
-    watcher: "Watcher",
+    watcher: "RunCallbacks",
 ) -> None:
     from lydite.calibrate.model_session import ModelSession
     from lydite.calibrate.ray_cluster import run_ray
     from lydite.calibrate.run import run_here
-    from lydite.calibrate.store.set_file import Description
+    from lydite.calibrate.settings import Description
     from lydite.calibrate.workers import run_workers
 
     if hands.ray is None and hands.workers == 1:

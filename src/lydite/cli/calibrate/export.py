@@ -23,18 +23,18 @@ def export(folder: Path, out: Path | None, manifest: Path | None) -> None:
     lydite calibrate export set/ --out npz/
     """
     from lydite.calibrate.npz_export import export_npz
-    from lydite.calibrate.outputs import check_output
+    from lydite.calibrate.store.set_file import check_output_path
     from lydite.calibrate.store.status import MANIFEST, write_manifest
 
     if out is None and manifest is None:
         raise InputError("nothing to write. Give --out FOLDER, --manifest FILE, or both.")
     if manifest is not None:
-        check_output(manifest, MANIFEST)
+        check_output_path(manifest, MANIFEST)
     if out is not None:
         done = export_npz(folder, out)
         click.echo(f"{out}: {done.samples} samples")
         if done.missing:
-            click.echo(f"missing   {done.missing} of {done.planned} items; the set is not complete")
+            click.echo(f"missing   {done.missing} of {done.planned} items; the set is incomplete")
     if manifest is not None:
         write_manifest(folder, manifest)
         click.echo(f"{manifest}")

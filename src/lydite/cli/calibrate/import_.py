@@ -20,10 +20,10 @@ FOLDER = click.Path(path_type=Path)
               help="What the samples were made with, for a manifest that does not say: an object "
                    'with "model_hash", "conditions" and "dtype" (F32, F16, BF16).')  # fmt: skip
 def import_(source: Path, out: Path, settings: Path | None) -> None:
-    """Make a set of FOLDER, which has manifest.json and samples/IIII_SSS.npz.
+    """Make a set from FOLDER, which has manifest.json and samples/IIII_SSS.npz.
 
-    Latents must be alike, and fit the size in the settings. What cannot be used leaves no
-    new folder behind. The same command goes on with an import that was interrupted.
+    All latents must have one shape, which fits the size in the settings. A failed import leaves no
+    new folder behind. The same command resumes an import that was interrupted.
 
     \b
     lydite calibrate import npz/ --out set/
@@ -38,7 +38,7 @@ def import_(source: Path, out: Path, settings: Path | None) -> None:
     done = import_npz(source, out, given, options=words)
     click.echo(f"{out}: {done.items} items")
     if done.missing:
-        click.echo(f"missing   {done.missing} items; the set is not complete")
+        click.echo(f"missing   {done.missing} items; the set is incomplete")
     click.echo(f"content   {done.content_hash}")
     if done.told_hash not in (None, done.content_hash):
         click.echo(f"differs   from what was exported, {done.told_hash:.64}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lydite import embedded
+from lydite.cli.aliases import AliasedOption, ComputeDtype, StoreDtype
 from lydite.cli.calibrate.draw_missing import (
     Hands,
     check_hands,
@@ -44,32 +45,36 @@ ANY_TIME = {"out", "model", "components", "workers", "ray", "quiet"}  # options 
     type=click.IntRange(0, LARGEST_SEED),
     default=0,
     show_default=True,
-    help="Of the first image; each further one has the next.",
+    help="Seed of the first image; image n uses seed + n.",
 )
 @click.option(
-    "--keep",
+    "--keep-steps",
+    cls=AliasedOption,
+    old=("--keep",),
     default="all",
     show_default=True,
     metavar="all|every:N|0,5,10",
     help="The steps whose input is stored.",
 )
 @click.option(
-    "--dtype",
-    type=click.Choice(("fp32", "bf16", "fp16")),
-    default="fp32",
+    "--store-dtype",
+    type=StoreDtype(),
+    default="float32",
     show_default=True,
-    help="Of the stored latents.",
+    help="Precision of the stored latents.",
 )
 @click.option(
     "--conditioning", is_flag=True, help="Also store the prompts' embeddings, once a prompt."
 )
 @request_options
 @click.option(
-    "--compute",
-    type=click.Choice(("auto", "float32", "bfloat16", "float16")),
+    "--dtype",
+    cls=AliasedOption,
+    old=("--compute",),
+    type=ComputeDtype(("auto", "float32", "bfloat16", "float16")),
     default="auto",
     show_default=True,
-    help="What the networks run in; auto: float32 on CPU, bfloat16 elsewhere.",
+    help="Precision the networks run in; auto: float32 on CPU, bfloat16 elsewhere.",
 )
 @click.option(
     "-o",
@@ -89,7 +94,7 @@ def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
 
     \b
     lydite calibrate run --prompts prompts.txt --out set/
-    lydite calibrate run --prompts coco.csv --images 256 --keep every:4 --dtype bf16 --out set/
+    lydite calibrate run --prompts coco.csv --images 256 --keep-steps every:4 --out set/
     lydite calibrate run -m sd3-folder/ --prompts p.jsonl --sampler dpmpp_2m --steps 20 --out set/
     lydite calibrate run --prompts prompts.txt --workers 4 --out set/
     lydite calibrate run --out set/                go on where it stopped
@@ -111,15 +116,15 @@ def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
 
 def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
     """Everything that can be refused is, before the model is loaded."""
-    from lydite.calibrate.conditions import DTYPES, conditions_of, read_keep
+    from lydite.calibrate.conditions import conditions_of, read_keep
     from lydite.calibrate.model_session import count_steps, model_hash, open_pipeline
     from lydite.calibrate.prompts import read_prompts
-    from lydite.calibrate.settings import Settings
-    from lydite.calibrate.store.set_file import Description, encoded, plan_of
+    from lydite.calibrate.settings import STORE_DTYPES, Description, Settings, plan_of
+    from lydite.calibrate.store.set_file import encode_description
 
     prompts = read_prompts(options["prompts"])
     model = lasting_model(options["model"] or embedded.NAME, options["components"])
-    pipeline = open_pipeline(model, options["compute"])
+    pipeline = open_pipeline(model, options["dtype"])
     run = pipeline.plan(read_request(options))
     count = options["images"] or len(prompts.texts)
     if count > MOST_IMAGES:
@@ -129,16 +134,17 @@ def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
         )
     plan = plan_of(
         prompts.images(count, options["seed"]),
-        read_keep(options["keep"], count_steps(run)),
+        read_keep(options["keep_steps"], count_steps(run)),
         conditioning=options["conditioning"],
     )
     conditions = conditions_of(run.request, pipeline.model.dtype)
-    encoded(Description(Settings("0" * 64, conditions), plan))  # refused if it is too large
-    _check_agreed(options["out"], conditions, DTYPES[options["dtype"]], plan)
+    encode_description(Description(Settings("0" * 64, conditions), plan))  # checks its size
+    stored = STORE_DTYPES[options["store_dtype"]]
+    _check_agreed(options["out"], conditions, stored, plan)
     if not hands.quiet:
         _tell_prompts(options["prompts"], prompts)
     pipeline.model.prepare()
-    settings = Settings(model_hash(pipeline), conditions, DTYPES[options["dtype"]], model.name)
+    settings = Settings(model_hash(pipeline), conditions, stored, model.name)
     finish(options["out"], settings, plan, pipeline, model, hands, begin=command)
 
 
@@ -186,8 +192,8 @@ def _check_resumable(folder: Path, typed: set[str]) -> None:
 def _check_agreed(folder: Path, conditions: dict[str, Any], dtype: Any, plan: Any) -> None:
     """A set that is there is held against the options before the model is loaded."""
     from lydite.calibrate.settings import Settings
-    from lydite.calibrate.store.set_file import NAME, agreed, read_description
+    from lydite.calibrate.store.set_file import NAME, extend_plan, read_description
 
     if (folder / NAME).exists():
         known = read_description(folder).settings.model_hash
-        agreed(folder, Settings(known, conditions, dtype), plan)
+        extend_plan(folder, Settings(known, conditions, dtype), plan)

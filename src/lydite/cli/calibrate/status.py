@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @click.argument("folder", metavar="SET", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(folder: Path, as_json: bool) -> None:
-    """Say what SET holds, what is missing, and how long that may take. A run may go on meanwhile.
+    """Show what SET holds, what is missing, and how long that may take, also while a run writes.
 
     The content hash is over all items. It is equal for sets of equal content, however many runs,
     workers and machines made them.
@@ -23,34 +23,36 @@ def status(folder: Path, as_json: bool) -> None:
     lydite calibrate status set/
     lydite calibrate status set/ --json | jq -r .content_hash
     """
-    from lydite.calibrate.store.status import status as look
+    from lydite.calibrate.store.status import status as read_status
 
-    found = look(folder)
+    state = read_status(folder)
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=1))
+        click.echo(json.dumps(state.as_json(), indent=1))
     else:
-        _print_status(found)
+        _print_status(state)
 
 
-def _print_status(found: "Status") -> None:
-    from lydite.calibrate.store.files import size_text
+def _print_status(state: "Status") -> None:
+    from lydite.core.files import size_text
 
-    held = ", ".join(f"{count} {kind}s" for kind, count in sorted(found.items.items())) or "nothing"
-    click.echo(f"{found.folder}: {held} in {found.shards} shards, {size_text(found.bytes)}")
-    click.echo(f"model     {found.model}")
-    click.echo(f"images    {found.images_complete} of {found.images} complete")
-    if found.missing:
-        left = "" if found.seconds_left is None else f", about {duration(found.seconds_left)} left"
-        click.echo(f"missing   {found.missing} of {found.planned} items{left}")
-    if found.writer:
-        click.echo(f"writer    {found.writer}")
-    elif found.lost:
-        lost = f"{len(found.lost)} shards are gone or cut short"
-        click.echo(f"damaged   {lost}. Run: lydite calibrate repair {found.folder}")
-    elif found.missing:
-        click.echo(f"go on     {found.again}")
-    if found.content_hash:
-        click.echo(f"content   {found.content_hash}")
+    items = (
+        ", ".join(f"{count} {kind}s" for kind, count in sorted(state.items.items())) or "nothing"
+    )
+    click.echo(f"{state.folder}: {items} in {state.shards} shards, {size_text(state.bytes)}")
+    click.echo(f"model     {state.model}")
+    click.echo(f"images    {state.images_complete} of {state.images} complete")
+    if state.missing:
+        left = "" if state.seconds_left is None else f", about {duration(state.seconds_left)} left"
+        click.echo(f"missing   {state.missing} of {state.planned} items{left}")
+    if state.writer:
+        click.echo(f"writer    {state.writer}")
+    elif state.lost:
+        lost = f"{len(state.lost)} shards"
+        click.echo(f"damaged   {lost}. Run: lydite calibrate repair {state.folder}")
+    elif state.missing:
+        click.echo(f"resume    {state.again}")
+    if state.content_hash:
+        click.echo(f"content   {state.content_hash}")
 
 
 def duration(seconds: float) -> str:

@@ -10,127 +10,149 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lydite.core.errors import InputError, at
+from lydite.core.errors import CalibrationError, InputError, at
 
 if TYPE_CHECKING:
-    from lydite.calibrate.store.verify import Verdict
+    from lydite.calibrate.store.verify import VerifyResult
 
-SHOWN, NAMES = 10, 4  # lines of damage and of suspects, items in a line
+SHOWN, NAMES = 10, 4  # lines of damage and of suspicious items, items in a line
+SHEET = "contact sheet"  # the mark in the PNG
+MOST_PICTURES = 400  # on a sheet; of more, as many evenly spread over the set
+SIDE, TEXT, CAPTION = 128, 11, 80  # pixels of a picture and of letters, characters of a caption
 
 
 @click.command("verify")
 @click.argument("folder", metavar="SET", type=click.Path(path_type=Path))
 @click.option("--sheet", type=click.Path(path_type=Path), metavar="PNG",
               help="Also write the pictures side by side, to look at.")  # fmt: skip
-@click.option("--absmax", type=float, help="Largest healthy value of a latent; 10000 by default.")
+@click.option("--absmax", type=float, help="Largest plausible value; 10000 by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def verify(folder: Path, sheet: Path | None, absmax: float | None, as_json: bool) -> None:
-    """Read every byte of SET and hold it against its hashes, its index and its plan.
+    """Read every byte of SET and compare it with its hashes and its plan.
 
-    Values are looked at too: NaN, infinities, constants, very large ones and latents of another
-    shape are named. Exit status: 0 when the set is whole and complete, 1 when it is not.
+    Values are checked too: NaN, infinities, constants, very large values and latents of another
+    shape are listed. The verdict is one word: whole, damaged, incomplete, or unhealthy (suspicious
+    values). Exit status: 0 when the set is whole, 1 when it is not.
 
     \b
     lydite calibrate verify set/
     lydite calibrate verify set/ --sheet sheet.png
     """
-    from lydite.calibrate.sheet import check_sheet, write_sheet
-    from lydite.calibrate.store.set_file import NAME as SET
-    from lydite.calibrate.store.set_file import SHARDS
-    from lydite.calibrate.store.value_checks import Healthy
-    from lydite.calibrate.store.verify import verify as hold
+    from lydite.calibrate.store.set_file import NAME, SHARDS, check_output_path
+    from lydite.calibrate.store.value_checks import ValueLimits
+    from lydite.calibrate.store.verify import verify as verify_set
+    from lydite.core.outputs import png_kind
 
     if absmax is not None and not 0 < absmax < math.inf:
         raise InputError(f"--absmax is {absmax}; expected a number above 0.")
     if sheet is not None:
-        check_sheet(sheet)
-    if not any((folder / name).exists() for name in (SET, SHARDS)):
-        raise InputError(f"{at(folder)}: no calibration set ({SET} and {SHARDS}/ are missing).")
-    found = hold(folder, Healthy() if absmax is None else Healthy(absmax=absmax))
+        check_output_path(sheet, png_kind(SHEET))
+    if not any((folder / name).exists() for name in (NAME, SHARDS)):
+        raise InputError(f"{at(folder)}: no calibration set ({NAME} and {SHARDS}/ are missing).")
+    result = verify_set(folder, ValueLimits() if absmax is None else ValueLimits(absmax=absmax))
     if as_json:
-        click.echo(json.dumps(_as_json(folder, found), indent=1))
+        click.echo(json.dumps(_as_json(folder, result), indent=1))
     else:
-        _print_verdict(folder, found)
-    if sheet is not None and found.sound:
-        shown = write_sheet(folder, sheet)
-        click.echo(f"sheet     {sheet}, {shown} pictures", err=as_json)
+        _print_result(folder, result)
+    if sheet is not None and result.sound:
+        count = _write_sheet(folder, sheet)
+        click.echo(f"sheet     {sheet}, {count} pictures", err=as_json)
     elif sheet is not None:
         click.echo("sheet     not written, since the set is damaged", err=as_json)
-    if not found.complete:
+    if not result.complete:
         sys.exit(1)
 
 
-def _as_json(folder: Path, found: "Verdict") -> dict[str, Any]:
-    """All that was found, in an order that does not change; `verdict` is one of four words."""
-    told = {
-        "folder": str(folder),
-        "verdict": _word(found),
-        "sound": found.sound,
-        "complete": found.sound and found.missing == 0,
-        "healthy": not found.suspects,
-        **asdict(found),
-    }
-    suspects = sorted(found.suspects, key=lambda each: (each.item, each.why))
-    return told | {
-        "items": dict(sorted(found.items.items())),
-        "suspects": [asdict(each) for each in suspects],
-    }
-
-
-def _word(found: "Verdict") -> str:
-    if found.damage:
-        return "damaged"
-    if found.missing:
-        return "incomplete"
-    return "unhealthy" if found.suspects else "whole"
-
-
-def _print_verdict(folder: Path, found: "Verdict") -> None:
-    from lydite.calibrate.store.files import size_text
-
-    whole = ", ".join(f"{n} {kind}s" for kind, n in sorted(found.items.items())) or "nothing"
-    click.echo(f"{folder}: {whole} whole in {found.shards} shards, {size_text(found.bytes)}")
-    lines = [
-        f"{each.file}: {each.why}" + (f" ({listed(each.items)})" if each.items else "")
-        for each in found.damage
-    ]
-    _print_some("damaged", lines)
-    _print_some("suspect", [f"{each.item}: {each.why}" for each in found.suspects])
-    if found.missing:
-        click.echo(f"missing   {found.missing} items")
-    if found.pending:
-        click.echo(f"pending   {found.pending} shards that the next run takes in")
-    _print_some("handed ", [f"{each}; the next run sets it aside" for each in found.broken])
-    if found.quarantined:
-        click.echo(f"aside     damaged shards in quarantine/: {found.quarantined}")
-    if found.content_hash:
-        click.echo(f"content   {found.content_hash}")
-    click.echo(_verdict(folder, found))
-
-
-def _verdict(folder: Path, found: "Verdict") -> str:
-    from lydite.calibrate.store.set_file import read_description
-    from lydite.calibrate.store.status import again
-
-    if found.damage:
-        return f"verdict   damaged. Run: lydite calibrate repair {folder}"
-    if found.missing and found.writer:
-        return f"verdict   sound, not complete; {found.writer} is at work on it"
-    if found.missing:
-        go_on = again(folder, read_description(folder).settings)
-        return f"verdict   sound, not complete. Go on with: {go_on}"
-    if found.suspects:
-        return "verdict   sound and complete, but with samples no network should be given"
-    return "verdict   sound and complete"
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few, and a sign when there are more."""
+def first_names(names: Sequence[str]) -> str:
+    """The first few, and a mark when there are more."""
     return ", ".join(names[:NAMES]) + (", …" if len(names) > NAMES else "")
+
+
+def _as_json(folder: Path, result: "VerifyResult") -> dict[str, Any]:
+    """All that was found, in an order that does not change."""
+    suspects = sorted(result.suspects, key=lambda suspect: (suspect.item, suspect.why))
+    return {
+        "folder": str(folder),
+        "verdict": _verdict(result),
+        "sound": result.sound,
+        "complete": result.sound and result.missing == 0,
+        "healthy": not result.suspects,
+        **asdict(result),
+        "items": dict(sorted(result.items.items())),
+        "suspects": [asdict(suspect) for suspect in suspects],
+    }
+
+
+def _verdict(result: "VerifyResult") -> str:
+    if result.damage:
+        return "damaged"
+    if result.missing:
+        return "incomplete"
+    return "unhealthy" if result.suspects else "whole"
+
+
+def _print_result(folder: Path, result: "VerifyResult") -> None:
+    from lydite.core.files import size_text
+
+    items = ", ".join(f"{n} {kind}s" for kind, n in sorted(result.items.items())) or "nothing"
+    size = size_text(result.bytes)
+    click.echo(f"{folder}: {items} undamaged in {result.shards} shards, {size}")
+    lines = [
+        f"{damage.file}: {damage.why}" + (f" ({first_names(damage.items)})" if damage.items else "")
+        for damage in result.damage
+    ]
+    _print_some("damaged ", lines)
+    _print_some("suspect ", [f"{suspect.item}: {suspect.why}" for suspect in result.suspects])
+    if result.missing:
+        click.echo(f"missing   {result.missing} items")
+    if result.pending:
+        click.echo(f"incoming  {result.pending} shards of workers; the next run collects them")
+    _print_some("incoming", [f"{line}; the next run will quarantine it" for line in result.broken])
+    if result.quarantined:
+        click.echo(f"quarantine {result.quarantined} damaged shards")
+    if result.content_hash:
+        click.echo(f"content   {result.content_hash}")
+    click.echo(f"verdict   {_verdict(result)}{_advice(folder, result)}")
+
+
+def _advice(folder: Path, result: "VerifyResult") -> str:
+    from lydite.calibrate.store.set_file import read_description
+    from lydite.calibrate.store.status import resume_advice
+
+    if result.damage:
+        return f". Run: lydite calibrate repair {folder}"
+    if result.missing and result.writer:
+        return f"; {result.writer} is writing it"
+    if result.missing:
+        return f". Resume with: {resume_advice(folder, read_description(folder).settings)}"
+    return ": complete, with values that no network should be given" if result.suspects else ""
 
 
 def _print_some(word: str, lines: list[str]) -> None:
     for line in lines[:SHOWN]:
-        click.echo(f"{word}   {line}")
+        click.echo(f"{word}  {line}")
     if len(lines) > SHOWN:
-        click.echo(f"{word}   … and {len(lines) - SHOWN} more")
+        click.echo(f"{word}  … and {len(lines) - SHOWN} more")
+
+
+def _write_sheet(folder: Path, path: Path) -> int:
+    """Write the pictures of a set into one PNG, with numbers and prompts; how many it shows."""
+    from lydite.calibrate.store.reader import CalibrationSet
+    from lydite.core.files import write_atomic
+    from lydite.core.outputs import mark_png, png_kind
+    from lydite.report.sheets import Tile, contact_sheet, png_bytes, scale_to_width
+
+    with CalibrationSet.open(folder) as opened:
+        rows = list(opened.rows("picture"))
+        if not rows:
+            raise CalibrationError(f"{at(folder)}: no picture in it yet.")
+        count = min(len(rows), MOST_PICTURES)
+        tiles: list[Tile] = []
+        for row in (rows[n * len(rows) // count] for n in range(count)):
+            text = f"{row.image}: {row.entry.prompt}"
+            caption = text if len(text) <= CAPTION else f"{text[:CAPTION]} …"
+            tiles.append(Tile(scale_to_width(opened.read(row)["pixels"], SIDE), caption))
+    columns = math.ceil(math.sqrt(count))
+    picture = contact_sheet(tiles, columns=columns, side=SIDE, text=TEXT)
+    write_atomic(path, mark_png(png_bytes(picture), png_kind(SHEET)))
+    return count

@@ -12,6 +12,7 @@ from lydite.calibrate.settings import (
     canonical,
     conditioning_key,
     differences,
+    digest,
     picture_key,
     sample_key,
 )
@@ -69,9 +70,23 @@ def test_what_has_no_one_spelling_is_refused(value: Any) -> None:
 
 def test_differences_name_what_differs() -> None:
     other = Settings("f00d", {"sampler": "heun", "guidance": 7, "eta": 1}, "BF16")
-    assert differences(SETTINGS, other) == [
-        "dtype: 'F32', 'BF16'",
-        "eta: None, 1",
-        "sampler: 'euler', 'heun'",
-        "sigmas: [1.0, 0.5], None",
-    ]
+    assert differences(SETTINGS, other) == (
+        "dtype: 'F32', 'BF16'; eta: None, 1; sampler: 'euler', 'heun'; sigmas: [1.0, 0.5], None"
+    )
+
+
+def test_a_key_is_the_digest_of_all_that_decides_a_value() -> None:
+    decides = {
+        "model": "f00d",
+        "conditions": SETTINGS.conditions,
+        "kind": "sample",
+        "prompt": 'é "quoted"',
+        "seed": 2**70,
+        "step": 3,
+    }
+    image = Image(0, 'é "quoted"', 2**70)
+    assert sample_key(SETTINGS, image, 3) == digest(decides)
+    decides |= {"kind": "conditioning", "seed": None, "step": None}
+    assert conditioning_key(SETTINGS, image.prompt) == digest(decides)
+    with pytest.raises(CalibrationError, match="cannot be written as JSON"):
+        sample_key(SETTINGS, Image(0, "\ud800", 0), 0)

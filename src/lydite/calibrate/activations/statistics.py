@@ -1,25 +1,25 @@
-"""What was collected so far, and the file a killed collection goes on from: whole, or not there."""
+"""Statistics of some samples, and the state file from which an interrupted collection resumes."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from lydite.calibrate.activations.histogram import BINS
-from lydite.calibrate.activations.moments import FIELDS, Moments
+from lydite.calibrate.activations.moments import BINS, FIELDS, Moments
 from lydite.calibrate.settings import Settings, canonical, digest
-from lydite.calibrate.store.files import write_sealed
 from lydite.core.errors import CalibrationError, LyditeError, at
+from lydite.core.files import write_atomic
 from lydite.core.tensorfile import TensorFile, encoded_header
 
 Key = tuple[str, str, int]  # layer, place, band
 _DTYPES = dict(zip(FIELDS, ("<f4", "<f4", "<f8", "<f8", "<i8", "<i8", "<i8"), strict=True))
 
 
-class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides the statistics beside the samples: equal where two can be joined."""
 
     settings: Settings  # of the set
@@ -29,30 +29,30 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def identity(self) -> str:
         """Equal for statistics that can be joined."""
-        return digest([self.settings.decisive, sorted(self.bands.items()), self.group])
+        return digest([self.settings.hashed_fields, sorted(self.bands.items()), self.group])
 
 
 @dataclass
-class Collected:
+class Statistics:
     """Statistics of some samples of a set."""
 
-    about: About
+    provenance: Provenance
     keys: list[str] = field(default_factory=list)  # of the samples, in the order they came
     table: dict[Key, Moments] = field(default_factory=dict)
 
-    def add(self, key: str, band: int, seen: Mapping[tuple[str, str], Moments]) -> None:
-        """Take in what one sample showed."""
-        for (layer, place), moments in seen.items():
+    def add(self, key: str, band: int, moments_by_place: Mapping[tuple[str, str], Moments]) -> None:
+        """Add the statistics of one sample."""
+        for (layer, place), moments in moments_by_place.items():
             known = self.table.get((layer, place, band))
             self.table[layer, place, band] = known.joined(moments) if known else moments
         self.keys.append(key)
 
-    def join(self, other: "Collected", where: Path) -> None:
-        """Take in statistics of other samples of the same run."""
-        if other.about.identity != self.about.identity:
+    def join(self, other: "Statistics", where: Path) -> None:
+        """Add the statistics of other samples of the same run."""
+        if other.provenance.identity != self.provenance.identity:
             raise CalibrationError(
-                f"{at(where)}: statistics of another model, run, --per or --group than the first. "
-                "Only what was collected alike can be merged."
+                f"{at(where)}: statistics of another model, run, --group-steps or --group than the "
+                "first. Only statistics collected in the same way can be merged."
             )
         if shared := set(self.keys) & set(other.keys):
             raise CalibrationError(
@@ -65,81 +65,81 @@ class Collected:
         self.keys.extend(other.keys)
 
 
-def content_hash(collected: Collected) -> str:
+def content_hash(statistics: Statistics) -> str:
     """Over all samples and statistics, whatever order they came in; 0 and -0 are the same."""
-    total = hashlib.sha256("\n".join(sorted(collected.keys)).encode())
-    for key in sorted(collected.table):
-        moments = collected.table[key]
+    total = hashlib.sha256("\n".join(sorted(statistics.keys)).encode())
+    for key in sorted(statistics.table):
+        moments = statistics.table[key]
         total.update(f"\n{key} {moments.count}\n".encode())
         for name, dtype in _DTYPES.items():
             total.update((getattr(moments, name) + np.zeros((), dtype)).astype(dtype).tobytes())
     return total.hexdigest()
 
 
-def bands_of(steps: tuple[int, ...], per: str) -> dict[int, int]:
+def group_steps(steps: tuple[int, ...], rule: str) -> dict[int, int]:
     """The band of each kept step: its own number, one of N even parts, or 0 for all."""
-    if per == "step":
+    if rule == "step":
         return {step: step for step in steps}
-    parts = 1 if per == "all" else int(per)
+    parts = 1 if rule == "all" else int(rule)
     return {step: index * parts // len(steps) for index, step in enumerate(steps)}
 
 
-def save_state(path: Path, collected: Collected) -> None:
+def save_state(path: Path, statistics: Statistics) -> None:
     """Write everything, with a hash over it, under its name only when it is on disk."""
-    places = [[*key, moments.count, len(moments.mean)] for key, moments in collected.table.items()]
+    places = [[*key, moments.count, len(moments.mean)] for key, moments in statistics.table.items()]
     total = hashlib.sha256()
-    for piece in _pieces(collected):
+    for piece in _pieces(statistics):
         total.update(piece)
-    told = {
-        "about": msgspec.to_builtins(collected.about, str_keys=True),
-        "keys": collected.keys,
+    summary = {
+        "about": msgspec.to_builtins(statistics.provenance, str_keys=True),
+        "keys": statistics.keys,
         "places": places,
         "sha256": total.hexdigest(),
     }
     specs = {
-        name: (np.dtype(dtype), (sum(getattr(m, name).size for m in collected.table.values()),))
+        name: (np.dtype(dtype), (sum(getattr(m, name).size for m in statistics.table.values()),))
         for name, dtype in _DTYPES.items()
     }
-    head = encoded_header(path, specs, {"collected": canonical(told).decode()})
-    write_sealed(path, [head, *_pieces(collected)])
+    head = encoded_header(path, specs, {"collected": canonical(summary).decode()})
+    write_atomic(path, chain([head], _pieces(statistics)))
 
 
-def load_state(path: Path) -> Collected:
+def load_state(path: Path) -> Statistics:
     """What `save_state` wrote; any changed bit of it is an error."""
     try:
         with TensorFile.open(path) as file:
-            told = msgspec.json.decode(file.header.metadata["collected"])
+            summary = msgspec.json.decode(file.header.metadata["collected"])
             flat = {name: np.array(file.read(name)) for name in _DTYPES}
-        about = msgspec.convert(told["about"], About, strict=False)
-        found = Collected(about, list(told["keys"]))
+        about = msgspec.convert(summary["about"], Provenance, strict=False)
+        statistics = Statistics(about, list(summary["keys"]))
         starts = dict.fromkeys(_DTYPES, 0)
-        for layer, place, band, count, channels in told["places"]:
+        for layer, place, band, count, channels in summary["places"]:
             arrays = {}
             for name in FIELDS:
                 size = _groups(channels, about.group) * BINS if name == "counts" else channels
                 part = flat[name][starts[name] : starts[name] + size]
                 arrays[name] = part.reshape(-1, BINS) if name == "counts" else part
                 starts[name] += size
-            found.table[layer, place, band] = Moments.from_arrays(count, arrays)
+            statistics.table[layer, place, band] = Moments.from_arrays(count, arrays)
         total = hashlib.sha256()
-        for piece in _pieces(found):
+        for piece in _pieces(statistics):
             total.update(piece)
-        if total.hexdigest() != told["sha256"]:
-            raise CalibrationError("its hash is another")
+        if total.hexdigest() != summary["sha256"]:
+            raise CalibrationError("wrong hash")
     except (LyditeError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise CalibrationError(
-            f"{at(path)}: damaged ({error}). Remove its folder to start anew."
+            f"{at(path)}: damaged ({error}). Remove its folder to start again."
         ) from error
-    return found
+    return statistics
 
 
 def _groups(channels: int, group: int) -> int:
     return -(-channels // (group or channels))
 
 
-def _pieces(collected: Collected) -> Iterator[bytes]:
+def _pieces(statistics: Statistics) -> Iterator[bytes]:
     """All arrays in the order of a safetensors file: by width, then by name; places in theirs."""
     order = sorted(_DTYPES, key=lambda name: (-np.dtype(_DTYPES[name]).itemsize, name))
     for name in order:
-        arrays = (getattr(moments, name) for moments in collected.table.values())
+        arrays = (getattr(moments, name) for moments in statistics.table.values())
         yield b"".join(np.ascontiguousarray(each, _DTYPES[name]).tobytes() for each in arrays)

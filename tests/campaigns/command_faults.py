@@ -1,9 +1,9 @@
 """What `calibrate run`, `activations` and `blocks` survive: kills and failing disks.
 
-    .venv/bin/python benchmarks/calibrate_commands.py --job blocks             all; some ten minutes
-    .venv/bin/python benchmarks/calibrate_commands.py --job run --workers 2 --only kills --kills 50
-    .venv/bin/python benchmarks/calibrate_commands.py --job run --only faults --part 2/4
-    .venv/bin/python benchmarks/calibrate_commands.py --job run --folder /dev/shm    faster
+    python -m campaigns.command_faults --job blocks             all; some ten minutes
+    python -m campaigns.command_faults --job run --workers 2 --only kills --kills 50
+    python -m campaigns.command_faults --job run --only faults --part 2/4
+    python -m campaigns.command_faults --job run --folder /dev/shm    faster
 
 The commands are the real ones, with a tiny untrained model. `kills` are SIGKILLs at random times,
 of the command alone or of its workers too, each going on with the result of the last. `boundaries`
@@ -29,7 +29,6 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.calibration_jobs import (  # first of all: it says how many threads BLAS may have
     KINDS,
     Ended,
@@ -39,7 +38,7 @@ from support.calibration_jobs import (  # first of all: it says how many threads
     Job,
 )
 
-GO_ON = "go on with: lydite calibrate "
+RESUME = "resume with: lydite calibrate "
 CLEAR = "clear errors"
 MOUNT = """
 mount -t tmpfs -o size=48m none "$1"
@@ -51,23 +50,23 @@ exec "$@"
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--job", choices=("run", "activations", "blocks"), required=True)
-    parser.add_argument("--only", choices=("kills", "boundaries", "faults", "rows", "full"))
+    choices = ("kills", "boundaries", "faults", "rows", "full")
+    parser.add_argument("--only", nargs="+", choices=choices, default=choices)
     parser.add_argument("--kills", type=int, default=100, help="at random times")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="the I-th, then each N-th")
+    parts = "the I-th, then each N-th; one for each of --only, or one for all"
+    parser.add_argument("--part", nargs="+", default=["1/1"], metavar="I/N", help=parts)
     parser.add_argument("--images", type=int, default=3, help="of a set")
     parser.add_argument("--workers", type=int, default=1, help="of run")
     parser.add_argument("--seed", type=int, default=0, help="of the times")
     parser.add_argument("--folder", type=Path, help="where all is made")
     parser.add_argument("--mounted", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    first, step = map(int, options.part.split("/"))
-    part = slice(first - 1, None, step)
-    campaigns: dict[str, Callable[[Job], str]] = {
-        "kills": lambda job: kills(job, options.kills, random.Random(options.seed)),
-        "boundaries": lambda job: boundaries(job, part),
-        "faults": lambda job: faults(job, part),
-        "rows": lambda job: rows(job, part),
-        "full": lambda job: full(job, part) if options.mounted else on_a_small_disk(),
+    campaigns: dict[str, Callable[[Job, slice], str]] = {
+        "kills": lambda job, _: kills(job, options.kills, random.Random(options.seed)),
+        "boundaries": boundaries,
+        "faults": faults,
+        "rows": rows,
+        "full": lambda job, part: full(job, part) if options.mounted else on_a_small_disk(),
     }
     with (
         tempfile.TemporaryDirectory(dir=options.mounted or options.folder) as folder,
@@ -75,9 +74,11 @@ def main() -> None:
     ):
         sizes = {"images": options.images, "workers": options.workers}
         job = Job(options.job, Path(folder), Path(notes), **sizes)
-        for name in [options.only] if options.only else campaigns:
+        parts = options.part if len(options.part) > 1 else options.part * len(options.only)
+        for name, text in zip(options.only, parts, strict=True):
             begin = time.perf_counter()
-            said = campaigns[name](job)
+            first, step = map(int, text.split("/"))
+            said = campaigns[name](job, slice(first - 1, None, step))
             print(f"{options.job}, {options.workers} workers, {name}: {said}")
             print(f"  {time.perf_counter() - begin:.1f} s", flush=True)
 
@@ -156,7 +157,7 @@ def full(job: Job, part: slice) -> str:
         job.start_anew()
         filler = job.root / "filler"
         ended = job.run(FillingDisk(k, filler))
-        filler.unlink()  # SQLite needs a little room to read a journal
+        filler.unlink()
         job.check_kept()
         outcomes[CLEAR if ended.status else "what was left found its place"] += 1
         finish_after(job, ended)
@@ -168,7 +169,16 @@ def on_a_small_disk() -> str:
     if not shutil.which("unshare"):
         return "no unshare, nothing done"
     with tempfile.TemporaryDirectory() as folder:
-        again = [sys.executable, *sys.argv, "--only", "full", "--mounted", folder]
+        again = [
+            sys.executable,
+            "-m",
+            "campaigns.command_faults",
+            *sys.argv[1:],
+            "--only",
+            "full",
+            "--mounted",
+            folder,
+        ]
         subprocess.run(["unshare", "-rm", "sh", "-ec", MOUNT, "sh", folder, *again], check=True)
     return "as told above"
 
@@ -199,9 +209,9 @@ def told(job: Job, ended: Ended) -> list[str]:
     lines = ended.said.splitlines()
     assert ended.status == 2 and lines and lines[-1].startswith("error: "), ended
     assert "Traceback" not in ended.said, ended
-    for part in (str(job.out), " free", GO_ON):
+    for part in (str(job.out), " free", RESUME):
         assert part in lines[-1], f"{part!r} is not in: {lines[-1]}"
-    return [*shlex.split(lines[-1].split(GO_ON)[1]), "--quiet"]
+    return [*shlex.split(lines[-1].split(RESUME)[1]), "--quiet"]
 
 
 if __name__ == "__main__":

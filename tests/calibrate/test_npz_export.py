@@ -10,10 +10,10 @@ from PIL import Image
 
 from lydite.calibrate.npz_export import export_npz
 from lydite.calibrate.npz_import import import_npz
-from lydite.calibrate.settings import Settings
+from lydite.calibrate.settings import Plan, Settings, plan_of
 from lydite.calibrate.store.merge import merge
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import SHARDS, Plan, plan_of, read_description
+from lydite.calibrate.store.set_file import SHARDS, read_description
 from lydite.calibrate.store.status import manifest, status, write_manifest
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
@@ -26,7 +26,7 @@ def part(folder: Path, numbers: list[int]) -> None:
     images = tuple(image for image in plan(4).images if image.number in numbers)
     with Writer.start(folder, SETTINGS, Plan(images, plan(4).steps)) as writer:
         for number in numbers:
-            writer.commit(items(writer.make, number))
+            writer.commit(items(writer.builder, number))
 
 
 def test_sets_made_apart_become_the_set_made_at_once(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_sets_made_apart_become_the_set_made_at_once(tmp_path: Path) -> None:
 def test_equal_numbers_of_different_images_are_renumbered(tmp_path: Path) -> None:
     for name, prompt in (("a", "a cat"), ("b", "a dog")):
         with Writer.start(tmp_path / name, SETTINGS, plan_of([(prompt, 0)], [0])) as writer:
-            writer.commit([writer.make.sample(0, 0, {"x": latent(0, len(prompt))})])
+            writer.commit([writer.builder.sample(0, 0, {"x": latent(0, len(prompt))})])
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     with CalibrationSet.open(tmp_path / "both") as both:
         assert [(r.image, r.entry.prompt) for r in both.rows()] == [(0, "a cat"), (1, "a dog")]
@@ -55,7 +55,7 @@ def test_equal_numbers_of_different_images_are_renumbered(tmp_path: Path) -> Non
 def test_two_contents_of_one_sample_are_named_before_anything_is_written(tmp_path: Path) -> None:
     part(tmp_path / "a", [0])
     with Writer.start(tmp_path / "b", SETTINGS, plan(1)) as writer:
-        writer.commit([writer.make.sample(0, 4, {"x": latent(9, 9)})])
+        writer.commit([writer.builder.sample(0, 4, {"x": latent(9, 9)})])
     with pytest.raises(CalibrationError, match=r"b: image 0 step 4 \(key [0-9a-f]{12}\) differs"):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     assert not (tmp_path / "both").exists()
@@ -96,8 +96,10 @@ def test_there_and_back_is_the_same_set(tmp_path: Path, dtype: str) -> None:
     settings = msgspec.convert({**msgspec.to_builtins(SETTINGS), "dtype": dtype}, Settings)
     with Writer.start(tmp_path / "set", settings, plan(2, conditioning=True)) as writer:
         for number in range(2):
-            text = writer.make.conditioning(plan(2).images[number].prompt, {"t": latent(7, number)})
-            writer.commit([*items(writer.make, number), text])
+            text = writer.builder.conditioning(
+                plan(2).images[number].prompt, {"t": latent(7, number)}
+            )
+            writer.commit([*items(writer.builder, number), text])
         whole = writer.content_hash
     export_npz(tmp_path / "set", tmp_path / "npz")
     assert import_npz(tmp_path / "npz", tmp_path / "back").items == 10
@@ -122,7 +124,7 @@ def foreign(folder: Path) -> None:
 
 def test_a_folder_of_another_tool_is_taken_in_with_settings_given(tmp_path: Path) -> None:
     foreign(tmp_path / "npz")
-    with pytest.raises(CalibrationError, match="does not say what the samples were made with"):
+    with pytest.raises(CalibrationError, match="has no settings of the samples"):
         import_npz(tmp_path / "npz", tmp_path / "set")
     assert import_npz(tmp_path / "npz", tmp_path / "set", Settings("beef", {"steps": 2})).items == 2
     with CalibrationSet.open(tmp_path / "set") as opened:
@@ -162,7 +164,7 @@ def test_status_and_manifest_say_what_is_there(tmp_path: Path) -> None:
     Writer.start(tmp_path / "set", SETTINGS, plan(4)).close()
     found = status(tmp_path / "set")
     assert (found.planned, found.missing, found.images, found.images_complete) == (16, 4, 4, 3)
-    assert (found.items, found.shards, found.sealed) == ({"picture": 3, "sample": 9}, 3, True)
+    assert (found.items, found.shards) == ({"picture": 3, "sample": 9}, 3)
     assert found.seconds_left is None, "nobody said when anything was drawn"
     json.dumps(found.as_json())
     listed = manifest(tmp_path / "set")

@@ -1,13 +1,18 @@
 """What `verify --json` promises to scripts, and lists that say when they are cut."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from lydite.cli.calibrate.verify import listed
-from support.calibration import FaultyDisk, draw, faulty
+from lydite.calibrate.store.writer import Writer
+from lydite.cli.calibrate.verify import first_names
+from lydite.report.sheets import scale_to_width
+from support.calibration import SETTINGS, FaultyDisk, draw, faulty, pixels, plan
 from support.calibration_cli import calibrate
 
 
@@ -26,20 +31,33 @@ def test_a_verdict_for_scripts_tells_damage_from_bad_values(tmp_path: Path) -> N
     names = [each["item"] for each in told["suspects"]]
     assert len(set(names)) > 1 and names == sorted(names)
 
-    next((tmp_path / "set/shards").iterdir()).unlink()
+    first, second, _ = (tmp_path / "set/shards").iterdir()
+    first.unlink()
+    told = json.loads(calibrate("verify", tmp_path / "set", "--json").stdout)
+    assert told["verdict"] == "incomplete" and told["sound"] and not told["complete"]
+    os.truncate(second, 100)
     told = json.loads(calibrate("verify", tmp_path / "set", "--json").stdout)
     assert told["verdict"] == "damaged" and not told["sound"] and not told["complete"]
 
 
 def test_a_list_that_is_cut_says_so() -> None:
-    assert listed(["a", "b", "c", "d"]) == "a, b, c, d"
-    assert listed(["a", "b", "c", "d", "e"]) == "a, b, c, d, …"
+    assert first_names(["a", "b", "c", "d"]) == "a, b, c, d"
+    assert first_names(["a", "b", "c", "d", "e"]) == "a, b, c, d, …"
 
 
-def test_help_says_what_each_exit_status_means() -> None:
-    told = " ".join(calibrate("--help").stdout.split())
-    assert "0 fine, 1 a set that verify finds damaged, incomplete or unhealthy" in told
-    assert "130 interrupted" in told
+def test_the_sheet_shows_the_pictures_in_the_order_of_images(tmp_path: Path) -> None:
+    draw(tmp_path / "set", 5)
+    result = calibrate("verify", tmp_path / "set", "--sheet", tmp_path / "sheet.png")
+    assert "5 pictures" in result.stdout
+    with Image.open(tmp_path / "sheet.png") as picture:
+        sheet = np.asarray(picture.convert("RGB"))
+    tile = scale_to_width(pixels(4), 128)  # the second of the second row
+    column = sheet[:, 12 + 140 : 12 + 140 + 128]
+    places = [top for top in range(len(column) - 128) if (column[top : top + 128] == tile).all()]
+    assert len(places) == 1 and places[0] > 128
+    Writer.start(tmp_path / "empty", SETTINGS, plan(1)).close()
+    result = calibrate("verify", tmp_path / "empty", "--sheet", tmp_path / "none.png")
+    assert "no picture" in str(result.exception) and not (tmp_path / "none.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -51,5 +69,5 @@ def test_the_advice_of_repair_has_the_options_it_was_given(
     draw(tmp_path / "set", 1)
     with faulty(FaultyDisk(1, "EIO")):
         message = str(calibrate("repair", tmp_path / "set", *options).exception)
-    told = shlex.split(message.split("go on with: ")[1])
+    told = shlex.split(message.split("resume with: ")[1])
     assert told == ["lydite", "calibrate", "repair", str(tmp_path / "set"), *options]

@@ -1,10 +1,10 @@
 """What a calibration set keeps when the power goes: states a disk may be left in, by simulation.
 
-    .venv/bin/python benchmarks/calibrate_power.py --states 2000
+    python -m campaigns.store_power --states 2000
 
 A run is recorded call by call. For each state a moment is drawn, and all that was not flushed by
 then is kept, cut short or forgotten at random: the bytes of a file, and each name that was made,
-moved or removed in a folder. SQLite's file is as it was at some commit since it was last sealed.
+moved or removed in a folder.
 Then the set is opened, what was acknowledged must be in it, and the finished set is like any other.
 """
 
@@ -12,33 +12,27 @@ import argparse
 import os
 import random
 import shutil
-import sqlite3
-import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from lydite.calibrate.store import files as disk
-from lydite.calibrate.store.writer import Writer
-from lydite.calibrate.worker_shards import Worker
+from lydite.calibrate.store.writer import ShardWriter, Writer
+from lydite.core import files
 from support.calibration import SETTINGS, check_finished, check_kept, draw, faulty, items, plan
 
 IMAGES = 5
-JOURNALS = ("index.sqlite", "index.sqlite-wal")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One call to the disk, a state of the index, or an acknowledged image."""
+    """One call to the disk, or an acknowledged image."""
 
     what: str
     path: Path = Path()
     other: Path = Path()
     data: bytes = b""
-    index: dict[str, bytes] = field(default_factory=dict)
     image: int = -1
 
 
@@ -50,11 +44,11 @@ class File:
     flushed: int = 0
 
 
-class Recorder(disk.System):
+class Recorder(files.SystemCalls):
     """The real disk, and a list of what was asked of it."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.events = root, list[Event]()
+    def __init__(self) -> None:
+        self.events = list[Event]()
         self._paths: dict[int, Path] = {}
 
     def open(self, path: Path, flags: int) -> int:
@@ -65,7 +59,7 @@ class Recorder(disk.System):
             self.events.append(Event("create", path))
         return handle
 
-    def write(self, handle: int, data: disk.Bytes) -> int:
+    def write(self, handle: int, data: files.Bytes) -> int:
         count = super().write(handle, data)
         self.events.append(Event("write", self._paths[handle], data=bytes(data[:count])))
         return count
@@ -76,10 +70,6 @@ class Recorder(disk.System):
 
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
-        if new.name == "index.seal":
-            self.events.append(
-                Event("index", index=self._journals())
-            )  # SQLite has closed and flushed it
         self.events.append(Event("rename", old, new))
 
     def link(self, old: Path, new: Path) -> None:
@@ -94,15 +84,6 @@ class Recorder(disk.System):
         super().mkdir(path)
         self.events.append(Event("mkdir", path))
 
-    def execute(self, connection: sqlite3.Connection, statement: str) -> None:
-        super().execute(connection, statement)
-        if statement == "COMMIT":
-            self.events.append(Event("index", index=self._journals()))
-
-    def _journals(self) -> dict[str, bytes]:
-        paths = [self.root / name for name in JOURNALS]
-        return {path.name: path.read_bytes() for path in paths if path.exists()}
-
 
 class Disk:
     """A disk in a power cut: names and bytes that were flushed, and those that were not."""
@@ -112,14 +93,11 @@ class Disk:
         self.live: dict[Path, File | None] = {}  # None: a folder
         self.kept: dict[Path, File | None] = {}
         self.waiting: dict[Path, list[tuple[Path, File | None, bool]]] = {}  # by folder
-        self.index: list[dict[str, bytes]] = [{}]
 
     def replay(self, event: Event) -> None:
         """One call that came back."""
         path, other = event.path, event.other
-        if event.what == "index":
-            self.index.append(event.index)
-        elif event.what == "sync":
+        if event.what == "sync":
             self._sync(path)
         elif event.what == "write":
             file = self.live[path]
@@ -129,8 +107,6 @@ class Disk:
             self._name(other, self.live[path])
             if event.what == "rename":
                 self._unname(path)
-            if other.name == "index.seal":
-                self.index = self.index[-1:]
         elif event.what == "unlink":
             self._unname(path)
         else:
@@ -149,19 +125,14 @@ class Disk:
             place = target / path.relative_to(self.root)
             if file is None:
                 place.mkdir(parents=True, exist_ok=True)
-            elif place.parent.is_dir() and path.name not in JOURNALS:
+            elif place.parent.is_dir():
                 place.write_bytes(_left(file, rng))
-        if target.is_dir():
-            for name, data in rng.choice(self.index).items():
-                (target / name).write_bytes(data)
 
     def _sync(self, path: Path) -> None:
         file = self.live.get(path)
         if file is not None:
             file.flushed = len(file.data)
             return
-        if path == self.root:  # with the other names in it, that of the index
-            self.index = [state for state in self.index if state] or self.index
         for name, content, there in self.waiting.pop(path, []):
             self.kept.pop(name, None)
             if there:
@@ -183,16 +154,16 @@ def _left(file: File, rng: random.Random) -> bytes:
 
 def record(folder: Path) -> list[Event]:
     """Two runs and a worker, call by call, with what they acknowledged."""
-    recorder = Recorder(folder)
+    recorder = Recorder()
     with faulty(recorder):
         with Writer.start(folder, SETTINGS, plan(3)) as writer:
-            writer.commit(items(writer.make, 0))
+            writer.commit(items(writer.builder, 0))
             recorder.events.append(Event("ack", image=0))
-            worker = Worker(folder)
-            worker.hand_over(items(worker.make, 1))
+            worker = ShardWriter(folder)
+            worker.write(items(worker.builder, 1))
             recorder.events.append(Event("ack", image=1))
             writer.collect()
-            writer.commit(items(writer.make, 2))
+            writer.commit(items(writer.builder, 2))
             recorder.events.append(Event("ack", image=2))
         draw(folder, IMAGES, lambda image: recorder.events.append(Event("ack", image=image)))
     return recorder.events

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from lydite.calibrate.npz_export import Exported, export_npz
 from lydite.calibrate.npz_import import import_npz
-from lydite.calibrate.settings import BLOCKS, Settings
-from lydite.calibrate.store.set_file import Description, Plan, read_description, write_description
-from lydite.calibrate.store.verify import Suspect, verify
+from lydite.calibrate.settings import BLOCKS, Description, Plan, Settings
+from lydite.calibrate.store.set_file import read_description, write_description
+from lydite.calibrate.store.verify import SuspiciousItem, verify
 from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import CalibrationError
 from support.calibration import SETTINGS, draw, items, plan
@@ -110,13 +110,13 @@ def test_shapes_that_differ_within_a_set_are_suspect(tmp_path: Path) -> None:
                 plan(1).steps, ((8, 6, 16), (16, 8, 6), (8, 6, 16)), strict=True
             ):
                 x = np.random.default_rng(step).standard_normal(shape)
-                writer.commit([writer.make.sample(0, step, {"x": x})])
+                writer.commit([writer.builder.sample(0, step, {"x": x})])
     (suspect,) = verify(tmp_path / "sized").suspects
     assert suspect.item == "image 0 step 4" and "found shape [16, 8, 6]" in suspect.why
     found = verify(tmp_path / "unsized")
     assert found.sound and not found.complete
     told = "x: shape [16, 8, 6], most of the set have [8, 6, 16]"
-    assert found.suspects == (Suspect("image 0 step 4", told),)
+    assert found.suspects == (SuspiciousItem("image 0 step 4", told),)
 
 
 @pytest.mark.parametrize(
@@ -202,20 +202,20 @@ def test_a_folder_that_was_there_stays_and_says_that_it_is_not_complete(tmp_path
 def test_a_set_that_is_not_complete_stays_so_on_its_way(tmp_path: Path) -> None:
     cut = plan(3, conditioning=True)
     with Writer.start(tmp_path / "set", SETTINGS, cut) as writer:
-        writer.commit(items(writer.make, 1))
+        writer.commit(items(writer.builder, 1))
     assert export_npz(tmp_path / "set", tmp_path / "npz") == Exported(3, 11, 15)
     done = import_npz(tmp_path / "npz", tmp_path / "back")
     assert (done.items, done.missing) == (4, 11) and done.told_hash == done.content_hash
     assert read_description(tmp_path / "back").plan == cut
     result = calibrate("export", tmp_path / "set", "--out", tmp_path / "again")
-    assert "missing   11 of 15 items; the set is not complete" in result.stdout
+    assert "missing   11 of 15 items; the set is incomplete" in result.stdout
     result = calibrate("import", tmp_path / "again", "--out", tmp_path / "third")
     assert (
         "missing   11 items" in result.stdout and f"content   {done.content_hash}" in result.stdout
     )
 
 
-def test_a_changed_export_is_told_by_its_hash(tmp_path: Path) -> None:
+def test_a_changed_export_is_read_summary_its_hash(tmp_path: Path) -> None:
     whole = draw(tmp_path / "set", 1)
     export_npz(tmp_path / "set", tmp_path / "npz")
     result = calibrate("import", tmp_path / "npz", "--out", tmp_path / "same")
@@ -238,6 +238,6 @@ def test_an_item_that_the_plan_does_not_know_is_not_exported_under_another_name(
     first, second = plan(2).images
     other = Plan((first, msgspec.structs.replace(second, seed=9)), plan(2).steps)
     write_description(tmp_path / "set", Description(SETTINGS, other))
-    with pytest.raises(CalibrationError, match="it plans other images than the index"):
+    with pytest.raises(CalibrationError, match="from another set"):
         export_npz(tmp_path / "set", tmp_path / "npz")
     assert not (tmp_path / "npz").exists()

@@ -1,9 +1,9 @@
-"""A calibration set on disks that fail below SQLite: failing system calls, and a disk that is full.
+"""A calibration set on disks that fail: failing system calls, and a disk that is full.
 
-    .venv/bin/python benchmarks/calibrate_disks.py               Linux; some ten minutes
-    .venv/bin/python benchmarks/calibrate_disks.py --only full
+    python -m campaigns.store_disks               Linux; some ten minutes
+    python -m campaigns.store_disks --only full
 
-`calls` (needs strace) lets each system call by which Python and SQLite write fail in turn, or kills
+`calls` (needs strace) lets each system call by which Python writes fail in turn, or kills
 the process there. `full` (needs unshare) fills a real file system of 4 MiB, then makes it larger.
 Any loss ends the script.
 """
@@ -18,21 +18,20 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from lydite.calibrate.store.verify import verify
 from lydite.core.errors import LyditeError
 from support.calibration import check_finished, check_kept, draw
 
-CALLS = ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir")
+CALLS = ("write", "fsync", "ftruncate", "rename", "link", "unlink", "mkdir")
 IMAGES, MANY = 2, 1000
 FILL = """
 set -e
 mount -t tmpfs -o size=4m none "$1"
-"$2" "$3" --draw "$1/set" --images "$4" || true
-"$2" "$3" --look "$1/set"
+"$2" -m campaigns.store_disks --draw "$1/set" --images "$3" || true
+"$2" -m campaigns.store_disks --look "$1/set"
 mount -o remount,size=64m "$1"
-"$2" "$3" --draw "$1/set" --images "$4" > /dev/null
-"$2" "$3" --look "$1/set"
+"$2" -m campaigns.store_disks --draw "$1/set" --images "$3" > /dev/null
+"$2" -m campaigns.store_disks --look "$1/set"
 """
 
 
@@ -121,7 +120,7 @@ def full(root: Path) -> None:
         print("full: no unshare, nothing done")
         return
     (root / "mount").mkdir()
-    arguments = ["sh", str(root / "mount"), sys.executable, __file__, str(MANY)]
+    arguments = ["sh", str(root / "mount"), sys.executable, str(MANY)]
     done = run(["unshare", "-rm", "sh", "-c", FILL, *arguments])
     lines = done.stdout.splitlines()
     committed = sum(line.isdigit() for line in lines)
@@ -132,7 +131,7 @@ def full(root: Path) -> None:
 
 
 def myself(folder: Path) -> list[str]:
-    return [sys.executable, __file__, "--draw", str(folder)]
+    return [sys.executable, "-m", "campaigns.store_disks", "--draw", str(folder)]
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
