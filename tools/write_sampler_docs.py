@@ -20,12 +20,12 @@ SHOWN = (
 
 HEAD = f"""# Samplers and schedules
 
-Written by `tools/write_sampler_docs.py` from what the code says of itself; `lydite sampler list`
-prints the same. *Proofs* names what a sampler is held to in the tests: a program that is run
+Written by `tools/write_sampler_docs.py` from the registries in the code; `lydite sampler list`
+prints the same. *Proofs* names what the tests compare a sampler with: a program that is run
 (diffusers 0.42.1), the recorded numbers of one (k-diffusion 0.1.1, ComfyUI, A1111), an identity,
-the measured order of convergence, or the stationary spread. *Noise* says what a sampler adds: the
-next normals of the seed's stream, those of a Brownian path, which do not depend on the number of
-steps, or a stream's only where `--eta` is above 0.
+the measured order of convergence, or the stationary spread. *Noise* is what a sampler adds: the
+next normals of the seed's stream; normals of a Brownian path, which do not depend on the number of
+steps; or a stream's, only where `--eta` is above 0.
 
 ![One prompt, one seed, ten samplers in {STEPS} steps](samplers.png)
 
@@ -37,7 +37,7 @@ steps, or a stream's only where `--eta` is above 0.
   samplers, whose weight lies between 0 and 1.
 - `--guidance 5,5,3,1` is one weight for each step that runs.
 - `--guidance-interval 0.2:0.8` guides a part of the steps: of n, counted from 0, those from 0.2·n
-  up to 0.8·n. In the others the network is asked with the prompt alone, once instead of twice.
+  up to 0.8·n. The other steps evaluate the network with the prompt alone, once instead of twice.
 - `--guidance-rescale 0.7` goes 0.7 of the way back to the spread of the prediction with the prompt
   alone, on the network's output: Lin et al. (2023), arXiv 2305.08891.
 - `--eta 0.5` is the share of fresh noise in each step. Samplers without an eta refuse it.
@@ -88,21 +88,14 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(path: Path) -> None:
-    from lydite import embedded
-    from lydite.pipelines.sd3 import Request, StableDiffusion3
+    import lydite
     from lydite.report.sheets import Tile, contact_sheet
 
-    model = StableDiffusion3.load(embedded.MODEL)
+    pipeline = lydite.open("embedded")
     tiles: list[Tile] = []
     for name in SHOWN:
-        request = Request(
-            PROMPT,
-            steps=STEPS,
-            guidance=embedded.GUIDANCE,
-            text_length=embedded.TEXT_LENGTH,
-            sampler=name,
-        )
-        tiles.append(Tile(next(model.generate(request, [SEED])).pixels, name))
+        request = lydite.Request(PROMPT, steps=STEPS, sampler=name)
+        tiles.append(Tile(next(pipeline.generate(request, [SEED])).pixels, name))
     contact_sheet(tiles, columns=5, side=192).save(path, optimize=True)
 
 

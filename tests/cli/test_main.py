@@ -23,6 +23,12 @@ def test_every_verb_teaches_by_example(verb: str) -> None:
     assert result.exit_code == 0 and len(result.output.splitlines()) > 8
 
 
+@pytest.mark.parametrize("group", ["sampler", "calibrate"])
+def test_a_group_alone_prints_its_help(group: str) -> None:
+    result = CliRunner().invoke(lydite, [group])
+    assert result.exit_code == 0 and f"lydite {group} " in result.output
+
+
 def test_version_says_what_it_runs_on() -> None:
     assert CliRunner().invoke(lydite, ["--version"]).output == f"lydite {__version__}\n"
     verbose = CliRunner().invoke(lydite, ["--version", "-v"]).output

@@ -40,6 +40,6 @@ def test_an_absent_repository_is_one_line(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["nowhere", "a/b/c", "a/b.safetensors", "../x/y"])
-def test_what_is_no_hub_id_is_not_asked_for(model: str) -> None:
+def test_what_is_no_hub_id_is_not_downloaded(model: str) -> None:
     with pytest.raises(FileError, match="no such file or folder"):
         locate(model)

@@ -1,18 +1,21 @@
-"""`lydite audit`: is every tensor of a checkpoint accounted for?"""
+"""`lydite audit`: does a checkpoint have exactly the tensors that the model needs?"""
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lydite.weights.audit import Finding, Ledger
 
 HEADINGS = {
     "missing": "missing: the model needs it, the file lacks it",
-    "unexpected": "unexpected: in the file, no place in the model",
+    "unexpected": "unexpected: in the file, not in the model",
     "wrong_shape": "wrong shape",
     "wrong_dtype": "wrong dtype",
     "not_finite": "NaN or Inf",
@@ -23,14 +26,14 @@ HEADINGS = {
 @click.command("audit")
 @click.argument("model")
 @click.option(
-    "--against", metavar="MODEL|DIGESTS", help="Hold every value against a second checkpoint."
+    "--against", metavar="MODEL|DIGESTS", help="Compare every value with a second checkpoint."
 )
 @click.option(
     "--digests", type=click.Path(path_type=Path), help="Write this checkpoint's digests here."
 )
 @click.option("--headers-only", is_flag=True, help="Do not read values; misses NaN and Inf.")
 @click.option(
-    "--all", "everything", is_flag=True, help="List every entry, not the first ten of a bin."
+    "--all", "everything", is_flag=True, help="List every entry, not the first ten of a kind."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
@@ -41,16 +44,16 @@ def command(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Put every tensor in exactly one bin, before a step is run.
+    """Check that a checkpoint has exactly the tensors the model needs.
 
     MODEL is a pipeline folder, one component's folder, a single file in diffusers' or the original
-    SD3 layout, or a hub id. Bins: loaded, dropped on purpose, missing, unexpected, wrong shape,
-    wrong dtype; values are read for NaN and Inf, and odd statistics (all zero, constant, like a
-    fresh initialisation) are noted.
+    SD3 layout, or a hub id. Each tensor is loaded, dropped on purpose, missing, unexpected, of a
+    wrong shape or of a wrong dtype. Values are read for NaN and Inf; odd statistics (all zero,
+    constant, like a fresh initialisation) are noted.
 
-    A square matrix stored transposed shows in no shape. Such tensors are listed as not decidable;
-    --against decides them, with another copy of the model in any float precision and layout, or
-    with the digests file that --digests wrote from one.
+    The shape of a square matrix does not show whether it is stored transposed. Such tensors are
+    counted, and listed with --all. --against decides: it compares with another copy of the model
+    in any float precision and layout, or with a digests file that --digests wrote from one.
 
     \b
     lydite audit sd3.5_medium.safetensors
@@ -74,26 +77,58 @@ def command(
         report = {name: ledger.to_json() for name, ledger in ledgers.items()}
         click.echo(json.dumps({"model": model, "clean": clean, "components": report}, indent=1))
     else:
+        _print_verdict(ledgers, clean)
         for name, ledger in ledgers.items():
             _print(name, ledger, None if everything else 10)
-        click.secho("clean" if clean else "not clean", fg="green" if clean else "red", bold=True)
     sys.exit(0 if clean else 1)
+
+
+def _print_verdict(ledgers: "Mapping[str, Ledger]", clean: bool) -> None:
+    label = click.style(
+        "clean" if clean else "not clean", fg="green" if clean else "red", bold=True
+    )
+    loaded = sum(len(ledger.loaded) for ledger in ledgers.values())
+    wrong = sum(_count_wrong(ledger) for ledger in ledgers.values())
+    click.echo(f"{label}: {_tensors(loaded)} loaded, {wrong} wrong")
+
+
+def _count_wrong(ledger: "Ledger") -> int:
+    return sum(len(getattr(ledger, name)) for name in ledger.WRONG)
+
+
+def _tensors(count: int, kind: str = "") -> str:
+    return f"{count} {kind}tensor{'' if count == 1 else 's'}"
 
 
 def _print(name: str, ledger: "Ledger", limit: int | None) -> None:
     color = "green" if ledger.clean else "red"
-    wrong = sum(len(getattr(ledger, name)) for name in ledger.WRONG)
     click.echo(
         f"{click.style(name, bold=True, fg=color)}: {len(ledger.loaded)} loaded, "
-        f"{len(ledger.dropped)} dropped on purpose, {wrong} wrong"
+        f"{len(ledger.dropped)} dropped on purpose, {_count_wrong(ledger)} wrong"
     )
     for bin_name, heading in HEADINGS.items():
         _print_bin(heading, getattr(ledger, bin_name), limit)
     _print_bin("dropped on purpose", ledger.dropped, limit)
     _print_bin("not in the file, filled in", ledger.filled, limit)
     _print_bin("note: odd values", ledger.suspicious, limit)
-    heading = "not decidable here; --against a copy of the model may tell"
-    _print_bin(heading, ledger.undecidable, limit and 3)
+    _print_undecidable(ledger, limit)
+
+
+def _print_undecidable(ledger: "Ledger", limit: int | None) -> None:
+    """A line for each reason; the tensors with --all."""
+    from lydite.weights.audit import TRANSPOSABLE
+
+    if limit is None:
+        _print_bin("not decidable", ledger.undecidable, None)
+        return
+    for reason, count in Counter(finding.detail for finding in ledger.undecidable).items():
+        if reason == TRANSPOSABLE:
+            click.echo(
+                f"  {_tensors(count, 'square ')} cannot be checked for transposition; "
+                "--against a copy decides"
+            )
+        else:
+            click.echo(f"  not compared: {reason} ({_tensors(count)})")
 
 
 def _print_bin(heading: str, findings: "tuple[Finding, ...]", limit: int | None) -> None:

@@ -31,19 +31,22 @@ PROOFS = (
 MORE = "Proofs and sources: lydite sampler show NAME, or this list in a window of 160 columns."
 
 
-@click.group("sampler")
-def command() -> None:
-    """Look at samplers and schedules, and hold anybody's against ours. No network is needed.
+@click.group("sampler", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List, show and compare samplers and schedules, and test your own. Needs no model.
 
     \b
     lydite sampler list                                 every name, its proof and its source
     lydite sampler show karras --steps 10               sigmas, timesteps and c_in
-    lydite sampler show dpmpp_2m                        options, and a run to check by hand
+    lydite sampler show dpmpp_2m                        options, and a small run with its numbers
     lydite sampler plot karras exponential beta_sigmas -o sigmas.png
     lydite sampler compare normal sgm_uniform           where two differ, and by how much
     lydite sampler conform --write problem.json         a problem for a sampler in any language …
-    lydite sampler conform problem.json answer.json     … and the verdict on what it wrote
+    lydite sampler conform problem.json answer.json     … and the verdict on its answer
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @command.command("list")

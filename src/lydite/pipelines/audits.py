@@ -35,7 +35,7 @@ def audit_model(
             if name in reference:
                 ledger = compare(ledger, scope, expected, rules, reference[name])
             elif against:
-                note = Finding(component.where, f"{against} has nothing to hold it against")
+                note = Finding(component.where, f"{against} has no such network to compare with")
                 ledger = replace(ledger, undecidable=(note, *ledger.undecidable))
         ledgers[name] = ledger
     if leftovers := audit_leftovers(path):
@@ -60,7 +60,7 @@ def _digests(component: Component) -> dict[str, Digest]:
 
 
 def _reference(against: str, components: Mapping[str, Component]) -> Digests:
-    """The digests to hold each of `components` against, by the names of these."""
+    """The digests to compare each of `components` with, by the names of these."""
     path = locate(against)
     found = _read_digests(path) if path.suffix == ".json" and ".index." not in path.name else None
     if found is None:
@@ -76,8 +76,7 @@ def _reference(against: str, components: Mapping[str, Component]) -> Digests:
             matched[name] = found[name] if name in found else twins[0]
     if not matched:
         raise FileError(
-            f"{at(path)}: has {', '.join(found) or 'nothing'}, so it says nothing of "
-            f"{', '.join(components)}."
+            f"{at(path)}: has {', '.join(found) or 'nothing'}, and none of {', '.join(components)}."
         )
     return matched
 

@@ -32,7 +32,12 @@ def locate(model: str) -> Path:
 
 def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(
@@ -41,8 +46,11 @@ def _download(repository: str) -> Path:
             )
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise FileError(
-            f"{repository}: neither a local path nor to be had from the hub ({reason}). "
-            "A gated model needs `hf auth login` and its licence accepted."
-        ) from error
+        if isinstance(error, GatedRepoError):
+            what = "a gated model. Accept its licence on the hub and run `hf auth login`"
+        elif isinstance(error, RepositoryNotFoundError):
+            what = "neither a folder here nor a public model on the hub"
+        else:
+            what = "not found here, and the download from the hub failed"
+        reason = " ".join(str(error).split())[:160]
+        raise FileError(f"{repository}: {what}. The hub's error: {reason}") from error

@@ -11,10 +11,12 @@ from lydite.weights.layout import Shape
 from lydite.weights.rules import Recipe, Resolution, Rule, filling, resolve, stored_names
 from lydite.weights.tensor_view import TensorView
 
+TRANSPOSABLE = "square: a transposed copy has the same shape"
+
 
 @dataclass(frozen=True)
 class Finding:
-    """One tensor, by its name in the file, and what there is to say of it."""
+    """One tensor, by its name in the file, and a remark on it."""
 
     tensor: str
     detail: str
@@ -92,7 +94,7 @@ def audit(
         else:
             _judge(recipe, shape, source, verdicts)
             if next(rearrangements(shape), None):
-                undecidable[names[0]] = "would look the same with its axes in another order"
+                undecidable[names[0]] = TRANSPOSABLE
     _judge_the_rest(source, expected, resolution, verdicts)
     bins: dict[str, dict[str, str]] = {name: {} for name in _BINS}
     for name in source.tensors:

@@ -18,8 +18,9 @@ VERBS = {
 }
 
 
-@click.group("calibrate", cls=Verbs, verbs=VERBS)
-def command() -> None:
+@click.group("calibrate", cls=Verbs, verbs=VERBS, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Make and check calibration sets: the inputs of a network at each step, over many images.
 
     \b
@@ -30,13 +31,16 @@ def command() -> None:
     lydite calibrate repair set/                     drop and draw again what is damaged
     lydite calibrate activations set/ --out a.sqlite statistics of every layer and channel
     lydite calibrate blocks set/ --out blocks/       inputs and outputs of attention and MLP
-    lydite calibrate merge set-a/ set-b/ --out all/  sets made on several machines
+    lydite calibrate merge set-a/ set-b/ --out all/  join sets made on several machines
     lydite calibrate export set/ --out npz/          one npz file a step, for other tools
 
     A set is one folder. A run may be killed at any moment; nothing that was committed is lost.
     Exit status: 0 fine, 1 verify finds the set damaged, incomplete or unhealthy, or values are not
     finite, 2 the input or the disk could not be used, 130 interrupted.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        return
     from lydite.core.blas import use_one_thread
 
     use_one_thread()  # before MLX
