@@ -66,7 +66,7 @@ def network(p, kind, u, t):  # stands for a real one; in words: p["words"]["netw
 # What follows is the writer of docs/trace-format.md, word for word.
 
 
-def put(folder, name, data):  # a file is there whole, or not at all
+def put(folder, name, data):  # a file is complete, or absent
     with open(f"{folder}/part", "wb") as file:
         file.write(data)
     os.replace(f"{folder}/part", f"{folder}/{name}")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from lydite import __version__
@@ -27,6 +28,12 @@ def test_every_verb_teaches_by_example(verb: str) -> None:
 def test_a_group_alone_prints_its_help(group: str) -> None:
     result = CliRunner().invoke(lydite, [group])
     assert result.exit_code == 0 and f"lydite {group} " in result.output
+
+
+def test_the_shell_completes_sampler_names() -> None:
+    complete = ShellComplete(lydite, {}, "lydite", "_LYDITE_COMPLETE")
+    items = complete.get_completions(["generate", "--sampler"], "dpmpp_2m")
+    assert {item.value for item in items} >= {"dpmpp_2m", "dpmpp_2m_sde"}
 
 
 def test_version_says_what_it_runs_on() -> None:
