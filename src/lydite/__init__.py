@@ -1,4 +1,4 @@
-"""Lydite runs, verifies and quantizes diffusion models on MLX."""
+"""Lydite runs and verifies diffusion models on MLX, and collects calibration data."""
 
 import sys
 from typing import TYPE_CHECKING, Any

@@ -45,7 +45,7 @@ def exponential(schedule: Schedule) -> Schedule:
     return table(np.append(mu / (mu + (1 / even - 1)), 0.0))
 
 
-def told(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Apply:
+def changed_timesteps(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Apply:
     """The right sigmas, but other timesteps for the network."""
     return scheduled(lambda schedule: replace(schedule, timesteps=change(schedule.timesteps)))
 
@@ -127,8 +127,8 @@ BUGS = (
         "timestep_unit",
         "E49",
         outputs("pipeline/timesteps"),
-        told(lambda t: t / 1000),
-        "The network is told 1000·σ, not σ.",
+        changed_timesteps(lambda t: t / 1000),
+        "The network takes 1000·σ, not σ.",
         severity="fatal",
     ),
     bug(
@@ -136,7 +136,7 @@ BUGS = (
         "timestep_integer",
         "E49",
         outputs("pipeline/timesteps"),
-        told(np.floor),
+        changed_timesteps(np.floor),
         "Timesteps are not whole numbers here.",
         severity="subtle",
         held_out=True,

@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. All printing of the package happens in this room."""
+"""The command line: parse, call, print. Nothing else in Lydite prints."""

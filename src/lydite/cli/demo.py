@@ -1,4 +1,4 @@
-"""`lydite demo`: the main job from end to end, on the model inside the package."""
+"""`lydite demo`: every main feature on the model inside the package."""
 
 import contextlib
 import shlex
@@ -19,21 +19,22 @@ from lydite.core.errors import InputError
     metavar="FOLDER",
     default="demo",
     show_default=True,
-    help="Folder for the page and the pictures; what an earlier demo left there is replaced.",
+    help="Folder for the page and the pictures; those of an earlier demo are replaced.",
 )
 def command(out: str) -> None:
     """Draw, judge, compare and replay with the model inside the package: a minute or two.
 
-    The model is a tiny Stable Diffusion 3 that learnt drawn scenes: shapes, colours, sizes, places
+    The model is a tiny Stable Diffusion 3, trained on drawn scenes: shapes, colours, sizes, places
     and backgrounds. Nothing is downloaded. The demo audits it, draws a contact sheet, shows one
-    picture step by step, has three dozen unseen prompts judged with every miss shown, compares a
-    picture with diffusers' where that is installed, and replays one from its PNG.
+    picture step by step, judges three dozen unseen prompts and shows every miss, compares a picture
+    with diffusers' where that is installed, finds a planted bug, and replays a picture from its
+    PNG.
 
     \b
     lydite demo                       everything in demo/; open demo/index.html
     lydite demo --out /tmp/lydite     somewhere else
 
-    The page holds its pictures itself, so it can be mailed; the PNGs lie beside it. Exit status: 0
+    The page contains its pictures, so it can be mailed; the PNGs are beside it. Exit status: 0
     fine, 1 a tensor or a replayed pixel is wrong, 2 the folder could not be used, 130 interrupted.
     """
     if not out:
@@ -56,7 +57,7 @@ def command(out: str) -> None:
 
     seconds = time.perf_counter() - start
     lydite = shlex.quote(sys.argv[0])
-    click.secho(f"All of it on one page, in {seconds:.0f} s: {page}", bold=True)
+    click.secho(f"Everything on one page, in {seconds:.0f} s: {page}", bold=True)
     click.echo("Next:")
     click.echo(f'   {lydite} generate "a small pink heart above a large blue square"')
     click.echo(f"   {lydite} inspect {shlex.quote(str(embedded.MODEL))}")

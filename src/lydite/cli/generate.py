@@ -231,8 +231,8 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
             options[name] = getattr(record, name)
     if "model" not in typed and record.model != embedded.NAME and not Path(record.model).exists():
         raise InputError(
-            f"{options['source']}: was made with the model {shown(record.model)}, which is not "
-            "here under that name. Name it with --model."
+            f"{options['source']}: was made with the model {shown(record.model)}, which is "
+            "not found under that name. Name it with --model."
         )
     return record
 
@@ -240,8 +240,8 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
 def _read_prompts(words: tuple[str, ...], file: Path | None, remembered: str) -> list[str]:
     if len(words) > 1:
         raise InputError(
-            f"the prompt is {len(words)} words; put it in quotes: lydite generate "
-            f'"{shown(" ".join(words))}".'
+            f"the prompt is {len(words)} words; put it in quotes: "
+            f"lydite generate {shown(' '.join(words))}."
         )
     if file is not None:
         if words:
@@ -255,7 +255,7 @@ def _read_prompts(words: tuple[str, ...], file: Path | None, remembered: str) ->
             return lines
         raise InputError("no prompt on standard input.")
     if not words and not remembered:
-        raise InputError('no prompt. Say what to draw: lydite generate "a red star".')
+        raise InputError('no prompt. Example: lydite generate "a red star".')
     return [words[0] if words else remembered]
 
 

@@ -28,8 +28,8 @@ def command(model: str, depth: int, everything: bool, as_json: bool) -> None:
     """Show names, shapes, dtypes and sizes of a checkpoint. Only headers are read.
 
     MODEL is a .safetensors file, a shard index, a folder with weights, a whole pipeline folder, or
-    a hub id. Any architecture will do. Exit status 2 means the file breaks a rule of the format;
-    the message names the file, the tensor and the rule.
+    a hub id, of any architecture. Exit status 2: the file breaks a rule of the format; the message
+    names the file, the tensor and the rule.
 
     \b
     lydite inspect model.safetensors --all

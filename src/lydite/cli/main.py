@@ -38,18 +38,18 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     """Run and verify diffusion models on MLX.
 
     \b
-    lydite demo                                     see it work, nothing to download
-    lydite inspect model.safetensors                what is in a checkpoint
-    lydite audit   sd3-folder/                      is every tensor accounted for?
-    lydite generate "a red fox" --model sd3-folder/ the picture
+    lydite demo                                     a page of results; nothing is downloaded
+    lydite inspect model.safetensors                tensors of a checkpoint
+    lydite audit   sd3-folder/                      exactly the tensors that the model needs?
+    lydite generate "a red fox" --model sd3-folder/ draw a picture
     lydite parity  sd3-folder/                      the same numbers as diffusers?
-    lydite trace -- python port.py                  a port's run, written down
-    lydite diff    reference/ port/                 its first wrong number
-    lydite sampler list                             every sampler, and is yours right?
-    lydite calibrate run --prompts p.txt --out set/ what the network sees, for a quantizer
+    lydite trace -- python port.py                  record the values of a port's run
+    lydite diff    reference/ port/                 the first wrong value of the port
+    lydite sampler list                             samplers and schedules; test your own
+    lydite calibrate run --prompts p.txt --out set/ inputs of the network, for a quantizer
 
-    Every verb explains itself: lydite generate --help. Exit status: 0 fine, 1 something is wrong
-    with the model or the numbers, 2 the input could not be used, 130 interrupted.
+    lydite VERB --help has the options and examples. Exit status: 0 fine, 1 something is wrong with
+    the model or the numbers, 2 the input could not be used, 130 interrupted.
     """
     if version:
         click.echo(_version(verbose))
@@ -58,7 +58,7 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: every mendable error is one line on stderr, never a traceback."""
+    """Entry point: every error a user can correct is one line on stderr, without a traceback."""
     color = False if os.environ.get("NO_COLOR") else None
     try:
         lydite.main(standalone_mode=False, color=color)

@@ -1,4 +1,4 @@
-"""`lydite parity`: one checkpoint in both worlds, from token ids to the picture."""
+"""`lydite parity`: one checkpoint in Lydite and in diffusers, from token ids to the picture."""
 
 import shlex
 import sys
@@ -91,9 +91,9 @@ def command(
 
     MODEL is a diffusers folder, a hub id, or a single file with --components; by default the model
     inside the package. Three runs are recorded and compared: ours, diffusers in float32, and
-    diffusers once more in float64 (or in our precision, where --dtype is a narrow one), which is
-    how much rounding alone may do at every value. Gates come first (token ids, schedule, weights,
-    noise), then every module of every network at every step, then the picture.
+    diffusers once more in float64 (with --dtype bfloat16 or float16: in that precision). The two
+    runs of diffusers show the rounding error of every value. Token ids, schedule, weights and noise
+    are compared first, then every module of every network at every step, then the picture.
 
     \b
     lydite parity                                   the embedded model, four steps
@@ -156,8 +156,8 @@ def check_reference(verdict: "Verdict") -> None:
         if row.floor is not None and row.floor > UNSTEADY:
             raise ReferenceFailed(
                 f"diffusers differs from itself by {row.floor:.2g} at {row.name}, step {row.step}, "
-                "between float32 and float64, so nothing can be held against it. Is something in "
-                "it random, or not loaded?"
+                "between float32 and float64, so it is no reference. Is something in it random, "
+                "or not loaded?"
             )
 
 

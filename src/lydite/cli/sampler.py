@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from lydite.sampling.samplers.sampler import Sampler
     from lydite.sampling.schedules import ScheduleKind
 
-ROOM = 160  # columns for everything; with fewer, proofs and sources are left out
+WIDE = 160  # columns for everything; with fewer, proofs and sources are left out
 LEGEND = (
     "",
     "order: twice the steps make the error 2^order times smaller. calls: of the network, a step.",
     "noise: stream is drawn anew at each step, path is that of a Brownian path; empty is none.",
     "for: ve are eps, v, x0, edm and cosmos models, flow are flow models such as SD3 and FLUX.",
-    "steps: n is the number asked for; T is the number of timesteps in training.",
+    "steps: n is the number given; T is the number of timesteps in training.",
 )
 PROOFS = (
     "proofs: a program whose numbers ours are; identity, a case that equals another sampler; "
@@ -90,7 +90,7 @@ def listing(
         click.echo(json.dumps(found, indent=1))
         return
     console = wide_console()
-    whole = console.width >= ROOM
+    whole = console.width >= WIDE
     if samplers:
         console.print(_samplers(samplers, whole))
     if schedules:
@@ -170,7 +170,7 @@ def _add(table: Table, each: "Sampler | ScheduleKind", cells: tuple[str, ...], w
 
 
 def _plain(value: Any) -> Any:
-    """A default as JSON has it: what is no plain value is told by its words."""
+    """A default as JSON has it; other objects as their text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)

@@ -1,4 +1,4 @@
-"""`lydite trace`: one run written down, ours, the reference's, or that of any script with taps."""
+"""`lydite trace`: record a run of Lydite, of the reference, or of any script with taps."""
 
 import os
 import shlex
@@ -60,7 +60,7 @@ class _WithCommand(click.Command):
               help="full: values; sketch: 1,024 sums of each; stats: moments.")  # fmt: skip
 @capture_options
 @click.option("--inject", metavar="TRACE", type=click.Path(path_type=Path), envvar="LYDITE_INJECT",
-              help="Hand the run the values of this trace …")  # fmt: skip
+              help="Replace values of the run by those of this trace …")  # fmt: skip
 @click.option("--at", metavar="PATTERN,…", envvar="LYDITE_INJECT_AT",
               help="… at these names: NAME (its outputs) or NAME:SLOT.")  # fmt: skip
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER",
@@ -81,10 +81,10 @@ def command(
 ) -> None:
     """Record every intermediate tensor of a run, for `lydite diff`.
 
-    Records what every module takes and gives, and what passes between the networks: token ids,
+    Records the inputs and outputs of every module and the values between the networks: token ids,
     text features, sigmas, noise, and latents and velocity at each step. Both sides use the same
-    names, and the picture is the same as without recording, bit for bit on a CPU. Four steps are
-    run unless --steps says otherwise.
+    names. Recording does not change the picture: on a CPU it is the same, bit for bit. By default
+    four steps are run.
 
     \b
     lydite trace "a red star"                       our side, the embedded model
@@ -115,7 +115,7 @@ def command(
         folder = _free_folder(out or Path("trace-port"), overwrite)
         sys.exit(_run_program(program, folder, inject, at, quiet))
     if not prompt:
-        raise InputError('no prompt. Say what to draw: lydite trace "a red star".')
+        raise InputError('no prompt. Example: lydite trace "a red star".')
     side, dtype = options.pop("side"), options.pop("dtype")
     if side == "ours" and dtype == "float64":
         raise InputError("--dtype float64 is for --side reference; ours runs in float32 at most.")
@@ -175,7 +175,7 @@ def _record(
 
 
 def _free_folder(folder: Path, overwrite: bool) -> Path:
-    """The folder, with nothing in the way of a new trace."""
+    """The folder, checked to be free for a new trace."""
     from lydite.trace.writer import remove_trace
 
     if overwrite:
@@ -193,8 +193,8 @@ def _check_program(ctx: click.Context, prompt: str | None, program: tuple[str, .
     if prompt is not None or typed - FOR_COMMANDS:
         first = shown(prompt) if prompt is not None else f"--{min(typed - FOR_COMMANDS)}"
         raise InputError(
-            f"{first.replace('_', '-')} is for our own pipelines; before -- only --out, "
-            "--overwrite, --inject and --at say something to another program."
+            f"{first.replace('_', '-')} does not apply to another program; before -- only "
+            "--out, --overwrite, --inject and --at are allowed."
         )
     if not program:
         raise InputError("nothing after --. Name the program: lydite trace -- python port.py.")
@@ -205,7 +205,7 @@ def _check_program(ctx: click.Context, prompt: str | None, program: tuple[str, .
 def _run_program(
     program: tuple[str, ...], folder: Path, inject: Path | None, at: str | None, quiet: bool
 ) -> int:
-    """Run it on our terminal, and end as it ends."""
+    """Run it on this terminal and return its exit status."""
     from lydite.trace.store import is_trace
 
     names = ("LYDITE_TRACE", "LYDITE_INJECT", "LYDITE_INJECT_AT")
@@ -219,7 +219,7 @@ def _run_program(
         raise FileError(f"{shown(program[0])}: {error.strerror or error}.") from error
     try:
         status = process.wait()
-    except KeyboardInterrupt:  # it was told as well; what it still says comes before our end
+    except KeyboardInterrupt:  # the program got the signal too; wait for its last output
         status = process.wait()
     if is_trace(folder):
         if not quiet:

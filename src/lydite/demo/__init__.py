@@ -1,1 +1,1 @@
-"""The story `lydite demo` tells on the model inside the package: one chapter per file."""
+"""`lydite demo` on the model inside the package: one chapter of its page per file."""

@@ -31,7 +31,7 @@ TITLE = "Prompts it has not seen, judged"
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A picture of a held-out prompt, what the judge read, and what of the prompt it kept."""
+    """A picture of a held-out prompt, what the judge read, and which words it matches."""
 
     prompt: Prompt
     drawn: Drawn
@@ -106,7 +106,7 @@ def _table(results: tuple[Judged, ...]) -> Table:
         ("everything at once", str(right), str(len(results)), f"{right / len(results):.0%}")
     )
     return Table(
-        ("what prompts say", "right", "times said", "share"),
+        ("what prompts say", "right", "times stated", "share"),
         tuple(rows),
         numeric=frozenset({1, 2, 3}),
     )

@@ -79,5 +79,5 @@ def _footer() -> str:
     return (
         f"lydite {__version__}, MLX {version('mlx')} on {device}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
-        "This page holds its pictures itself and asks the network for nothing."
+        "This page contains its pictures and loads nothing from the internet."
     )

@@ -1,4 +1,4 @@
-"""What was asked of a picture and what the judge read off it, in words that can be compared."""
+"""What a prompt states and what the judge read off the picture, in comparable words."""
 
 from lydite.embedded.accuracy import THIRDS, Found, Reading
 from lydite.embedded.captions import CELL_KEYWORDS
@@ -25,7 +25,7 @@ def asked(says: Scene) -> str:
 
 
 def seen(reading: Reading, says: Scene) -> str:
-    """What the judge read, of the kinds of things the prompt speaks of."""
+    """What the judge read, limited to what the prompt states."""
     axis = says.relation or 0
     found = sorted(reading.objects, key=lambda one: (one.x, one.y)[axis])
     things = ", ".join(

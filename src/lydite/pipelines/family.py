@@ -180,7 +180,7 @@ def _reference_site(renames: tuple[tuple[Pattern, Pattern], ...], name: str, slo
 
 @lru_cache(maxsize=100_000)
 def matches(patterns: tuple[Pattern, ...], name: str, slot: str) -> bool:
-    """What the first pattern for the name says of the slot."""
+    """Whether the first pattern for the name matches the slot."""
     for names, slots in patterns:
         if fnmatchcase(name, names):
             return fnmatchcase(slot, slots)

@@ -123,7 +123,7 @@ def _expected(build: Callable[[Any], nn.Module], config: Any, where: str) -> Map
 
 
 def default_dtype() -> str:
-    """The dtype networks run in unless told: bfloat16 is slower than float32 on a CPU."""
+    """The default dtype of the networks: bfloat16 is slower than float32 on a CPU."""
     return "float32" if on_cpu() else "bfloat16"
 
 

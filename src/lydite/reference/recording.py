@@ -66,7 +66,7 @@ def record(job: Job, output: TraceOutput, on_step: Callable[[], None] = lambda: 
 
 
 class FamilyRecorder(Recorder):
-    """Says of pictures and latents that channels come first: a shape may not show it."""
+    """Marks pictures and latents as channels first, which a shape may not show."""
 
     def __init__(
         self,
