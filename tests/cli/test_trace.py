@@ -117,8 +117,8 @@ def test_another_traces_values_can_be_handed_to_ours(untrained, tmp_path) -> Non
         (["a", "--at", "vae/*"], "go together"),
         (["--"], "nothing after --"),
         (["--", "no-such-program"], "no such program"),
-        (["a red star", "--", "true"], "'a red star' is for our own pipelines"),
-        (["--text-length", "3", "--", "true"], "--text-length is for our own pipelines"),
+        (["a red star", "--", "true"], "'a red star' does not apply to another program"),
+        (["--text-length", "3", "--", "true"], "--text-length does not apply to another program"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(tmp_path, monkeypatch, arguments, said) -> None:
