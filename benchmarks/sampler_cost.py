@@ -30,13 +30,13 @@ import lydite  # noqa: F401  isort: skip - before MLX, for its BLAS
 
 import mlx.core as mx
 import numpy as np
+from lydite.pipelines.sd3 import Request, StableDiffusion3
+from lydite.pipelines.sd3_denoiser import Denoiser
+from lydite.pipelines.sd3_text import Conditioning
 
 from lydite import embedded
 from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.pipelines.noise import sampler_noise, torch_noise
-from lydite.pipelines.sd3 import Request, StableDiffusion3
-from lydite.pipelines.sd3_denoiser import Denoiser
-from lydite.pipelines.sd3_text import Conditioning
 from lydite.sampling.conventions import CONVENTIONS
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import SAMPLERS, find_sampler

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lydite.cli.aliases import AliasedOption
 from lydite.cli.diff import COLORS
 from lydite.cli.recording import (
     capture_options,
@@ -67,7 +68,8 @@ class ImageDifference:
 @seed_option
 @request_options
 @capture_options
-@click.option("--keep-traces", "--keep", "keep", type=click.Path(path_type=Path), metavar="FOLDER",
+@click.option("--keep-traces", "keep", cls=AliasedOption, old=("--keep",),
+              type=click.Path(path_type=Path), metavar="FOLDER",
               help="Keep the three traces here, for lydite diff.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a page: error curve, module tree, pictures.")  # fmt: skip

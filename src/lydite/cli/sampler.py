@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
+from lydite.cli.aliases import AliasedOption
 from lydite.cli.sampler_compare import compare
 from lydite.cli.sampler_conform import conform
 from lydite.cli.sampler_options import wide_console
@@ -51,13 +52,11 @@ def command(ctx: click.Context) -> None:
 
 @command.command("list")
 @click.argument("words", nargs=-1)
-@click.option("--noise-model", type=click.Choice(["ve", "flow"]),
+@click.option("--noise-model", cls=AliasedOption, old=("--law",),
+              type=click.Choice(["ve", "flow"]),
               help="Only those for eps and v models (ve), or for flow models.")  # fmt: skip
-@click.option("--law", type=click.Choice(["ve", "flow"]), hidden=True)  # its name before
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def listing(
-    words: tuple[str, ...], noise_model: str | None, law: str | None, as_json: bool
-) -> None:
+def listing(words: tuple[str, ...], noise_model: str | None, as_json: bool) -> None:
     """List samplers and schedules with what proves each of them and where it is from.
 
     WORDS choose names that contain one of them.
@@ -74,9 +73,7 @@ def listing(
 
     def wanted(each: "Sampler | ScheduleKind") -> bool:
         named = not words or any(word.lower() in each.name for word in words)
-        return named and (chosen is None or chosen in each.noise_models)
-
-    chosen = noise_model or law
+        return named and (noise_model is None or noise_model in each.noise_models)
 
     samplers = [each for each in SAMPLERS.values() if wanted(each)]
     schedules = [each for each in SCHEDULES.values() if wanted(each)]
