@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lydite.pipelines.sd3 import Request, StableDiffusion3
-from lydite.pipelines.sd3_trace import record
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 from rich.progress import track
 
 from lydite import embedded
+from lydite.core.request import Request
 from lydite.embedded.captions import held_out_prompts
+from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.recording import record
 from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 
@@ -58,26 +59,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--model", type=Path, default=embedded.MODEL, help="a model of its kind")
-    parser.add_argument("--steps", type=int, default=embedded.STEPS)
-    parser.add_argument("--guidance", type=float, default=embedded.GUIDANCE)
+    parser.add_argument("--steps", type=int, help="by default the model's own number")
+    parser.add_argument("--guidance", type=float, help="by default the model's own")
     parser.add_argument("--out", type=Path, default=Path("docs/embedded-gelu.png"))
     options = parser.parse_args()
-    plot(
-        options.out,
-        prompts=options.prompts,
-        steps=options.steps,
-        guidance=options.guidance,
-        model=options.model,
-    )
+    request = Request(steps=options.steps, guidance=options.guidance)
+    plot(options.out, options.model, request, options.prompts)
 
 
-def plot(path: Path, *, steps: int, guidance: float, model: Path, prompts: int = PROMPTS) -> None:
+def plot(path: Path, model: Path, request: Request, prompts: int = PROMPTS) -> None:
     """Record, print a line for each block, and draw."""
-    streams = measure(prompts, steps, guidance, model)
+    pipeline = Pipeline.open(model, dtype="float32")
+    request = pipeline.plan(request).request
+    streams = measure(pipeline, request, prompts)
     print(markdown(streams))
     title = (
-        f"Post-GELU activations over the steps: {prompts} prompts, {steps} steps, "
-        f"guidance {guidance:g}"
+        f"Post-GELU activations over the steps: {prompts} prompts, {request.steps} steps, "
+        f"guidance {request.guidance:g}"
     )
     picture(streams, title).save(path, optimize=True)
 
@@ -118,15 +116,15 @@ def negative(counts: Counts) -> float:
     return counts[: round(-LOW / WIDTH)].sum() / counts.sum()
 
 
-def measure(prompts: int, steps: int, guidance: float, model: Path) -> Streams:
-    pipeline = StableDiffusion3.load(model)
+def measure(pipeline: Pipeline, request: Request, prompts: int) -> Streams:
     capture = Capture(points=tuple(f"transformer/*.{name}.net.0:out" for name in STREAMS))
     found: dict[tuple[str, int], Seen] = {}
     texts = [prompt.text for prompt in held_out_prompts(prompts, SEED)]
     for seed, text in enumerate(track(texts, "post-GELU", console=Console(stderr=True))):
-        request = Request(text, steps=steps, guidance=guidance, text_length=embedded.TEXT_LENGTH)
+        run = pipeline.plan(request.replace(prompt=text))
+        assert run.request.text_length is not None
         with tempfile.TemporaryDirectory() as folder:
-            record(pipeline, request, seed, folder, capture=capture)
+            record(pipeline, run, seed, folder, capture=capture)
             with Trace.open(folder) as trace:
                 for event in trace.events:
                     if event.kind != "activation":
@@ -134,8 +132,8 @@ def measure(prompts: int, steps: int, guidance: float, model: Path) -> Streams:
                     _, block, name, *_ = event.name.split(".")
                     values = trace.read(event)  # (2, tokens, channels)
                     if name == "ff_context":
-                        values = values[:, : -embedded.TEXT_LENGTH]
-                    nothing = Seen.nothing(steps, values.shape[-1])
+                        values = values[:, : -run.request.text_length]
+                    nothing = Seen.nothing(run.steps, values.shape[-1])
                     found.setdefault((name, int(block)), nothing).add(event.step, values)
     return {
         name: [seen for (stream, _), seen in sorted(found.items()) if stream == name]

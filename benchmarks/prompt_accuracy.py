@@ -14,15 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
 from lydite import embedded
+from lydite.core.request import Request
 from lydite.embedded.accuracy import PromptAccuracy, Reading, check, score
 from lydite.embedded.captions import Prompt, bare_nouns, held_out_prompts
+
+if TYPE_CHECKING:  # imports MLX, which reads the variable below
+    from lydite.pipelines.pipeline import Pipeline
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 SEEDS = {"held out": 99991, "bare nouns": 99992}  # of the prompts; training drew from others
@@ -36,8 +40,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1024, help="held-out prompts")
     parser.add_argument("--bare", type=int, default=256, help="prompts of one to three words")
     parser.add_argument("--model", type=Path, default=embedded.MODEL, help="a model of its kind")
-    parser.add_argument("--steps", type=int, default=embedded.STEPS)
-    parser.add_argument("--guidance", type=float, default=embedded.GUIDANCE)
+    parser.add_argument("--steps", type=int, help="by default the model's own number")
+    parser.add_argument("--guidance", type=float, help="by default the model's own")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--out", type=Path, help="write figures, failures and pictures here")
     options = parser.parse_args()
@@ -62,22 +66,24 @@ def main() -> None:
 
 
 def draw_ours(texts: Sequence[str], options: argparse.Namespace) -> Pictures:
-    from lydite.pipelines.sd3 import Request, StableDiffusion3
-
-    model = StableDiffusion3.load(options.model)
+    pipeline, request = open_pipeline(options)
     pictures: list[Any] = []
     for seed, text in enumerate(track(texts, "ours")):
-        request = Request(
-            text,
-            steps=options.steps,
-            guidance=options.guidance,
-            text_length=embedded.TEXT_LENGTH,
-        )
-        pictures.append(next(model.generate(request, [seed])).pixels)
+        picture = next(pipeline.generate(request.replace(prompt=text), [seed]))
+        pictures.append(picture.pixels)
     return np.stack(pictures)
 
 
-def draw_theirs(texts: Sequence[str], options: argparse.Namespace) -> Pictures:
+def open_pipeline(options: argparse.Namespace) -> "tuple[Pipeline, Request]":
+    """The pipeline, and the request with the model's own values where none are given."""
+    from lydite.pipelines.pipeline import Pipeline
+
+    pipeline = Pipeline.open(options.model, dtype="float32")
+    request = Request(steps=options.steps, guidance=options.guidance)
+    return pipeline, pipeline.plan(request).request
+
+
+def draw_with_diffusers(texts: Sequence[str], options: argparse.Namespace) -> Pictures:
     import torch
     from diffusers import StableDiffusion3Pipeline
     from diffusers.utils import logging
@@ -85,14 +91,15 @@ def draw_theirs(texts: Sequence[str], options: argparse.Namespace) -> Pictures:
     logging.set_verbosity_error()  # it would say for each prompt what the stub of a T5 cannot read
     model: Any = StableDiffusion3Pipeline.from_pretrained(options.model)
     model.set_progress_bar_config(disable=True)
+    _, request = open_pipeline(options)
     pictures: list[Any] = []
     for first in track(range(0, len(texts), TOGETHER), "diffusers"):
         group = list(texts[first : first + TOGETHER])
         images = model(
             group,
-            num_inference_steps=options.steps,
-            guidance_scale=options.guidance,
-            max_sequence_length=embedded.TEXT_LENGTH,
+            num_inference_steps=request.steps,
+            guidance_scale=request.guidance,
+            max_sequence_length=request.text_length,
             generator=[torch.Generator().manual_seed(first + i) for i in range(len(group))],
             output_type="np",
         ).images
@@ -102,7 +109,7 @@ def draw_theirs(texts: Sequence[str], options: argparse.Namespace) -> Pictures:
 
 SIDES: dict[str, Callable[[Sequence[str], argparse.Namespace], Pictures]] = {
     "ours": draw_ours,
-    "diffusers": draw_theirs,
+    "diffusers": draw_with_diffusers,
 }
 
 

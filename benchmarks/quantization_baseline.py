@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lydite.pipelines.sd3 import Request, StableDiffusion3
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
 from gelu_over_steps import plot
 from lydite import embedded
+from lydite.core.request import Request
 from lydite.embedded.accuracy import score
 from lydite.embedded.captions import Prompt, held_out_prompts
 from lydite.embedded.frechet import frechet_distance
 from lydite.embedded.judge import Judge, load_judge
 from lydite.embedded.scenes import paint, sample_scenes
 from lydite.models.layers import Linear
+from lydite.pipelines.pipeline import Pipeline
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 SEED, CALIBRATION_SEED, OTHER_SEED = 99991, 99993, 99994  # of scenes; training drew from others
@@ -78,8 +79,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=256, help="held-out prompts")
     parser.add_argument("--calibration", type=int, default=16, help="other prompts, for the ranges")
     parser.add_argument("--model", type=Path, default=embedded.MODEL, help="a model of its kind")
-    parser.add_argument("--steps", type=int, default=embedded.STEPS)
-    parser.add_argument("--guidance", type=float, default=embedded.GUIDANCE)
+    parser.add_argument("--steps", type=int, help="by default the model's own number")
+    parser.add_argument("--guidance", type=float, help="by default the model's own")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="SETTING")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--plot", type=Path, help="draw post-GELU activations over the steps here")
@@ -98,10 +99,11 @@ def main() -> None:
     figures["other drawn scenes"] = {"fid_to_drawn": frechet_distance(others, scenes)}
     print(markdown(figures))
     if options.json:
-        asked = {key: getattr(options, key) for key in ("prompts", "steps", "guidance")}
-        options.json.write_text(json.dumps({**asked, "settings": figures}, indent=1) + "\n")
+        run = Pipeline.open(options.model).plan(request_of(options))
+        facts = {"prompts": options.prompts, "steps": run.steps, "guidance": run.request.guidance}
+        options.json.write_text(json.dumps({**facts, "settings": figures}, indent=1) + "\n")
     if options.plot:
-        plot(options.plot, steps=options.steps, guidance=options.guidance, model=options.model)
+        plot(options.plot, options.model, request_of(options))
 
 
 def draw(
@@ -113,8 +115,8 @@ def draw(
 ) -> Drawn:
     import mlx.core as mx
 
-    pipeline = StableDiffusion3.load(options.model)
-    for path, linear in linears(pipeline.networks.get("transformer")):
+    pipeline = Pipeline.open(options.model, dtype="float32")
+    for path, linear in linears(pipeline.model.network("transformer")):
         if setting.weight_bits:
             weight = rounded_weight(np.array(linear.weight), setting.weight_bits, setting.group)
             linear.weight = mx.array(weight)
@@ -128,19 +130,18 @@ def draw(
 
 
 def each_picture(
-    pipeline: StableDiffusion3, prompts: Sequence[Prompt], name: str, options: argparse.Namespace
+    pipeline: Pipeline, prompts: Sequence[Prompt], name: str, options: argparse.Namespace
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float64]]]:
-    latent: dict[str, Any] = {}
     console = Console(stderr=True)
     for seed, prompt in enumerate(track(prompts, f"{name:<15}", console=console)):
-        request = Request(
-            prompt.text,
-            steps=options.steps,
-            guidance=options.guidance,
-            text_length=embedded.TEXT_LENGTH,
-        )
-        (picture,) = pipeline.generate(request, [seed], watch=latent.__setitem__)
-        yield picture.pixels, np.array(latent[f"step {options.steps - 1} latent"], np.float64)
+        run = pipeline.plan(request_of(options).replace(prompt=prompt.text))
+        ((_, latents),) = pipeline.denoise(run, [seed])
+        (pixels,) = pipeline.decode(latents)
+        yield pixels, np.array(latents, np.float64)
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    return Request(steps=options.steps, guidance=options.guidance)
 
 
 def rounded_weight(weight: NDArray[Any], bits: int, group: int | None) -> NDArray[np.float32]:
@@ -168,7 +169,7 @@ def grid_per_token(x: Any) -> Any:
 
 def measure_ranges(options: argparse.Namespace) -> Ranges:
     """The smallest and the largest input of each linear over all steps."""
-    pipeline = StableDiffusion3.load(options.model)
+    pipeline = Pipeline.open(options.model, dtype="float32")
     ranges: Ranges = {}
 
     def watched(path: str) -> Callable[[Any], Any]:
@@ -179,7 +180,7 @@ def measure_ranges(options: argparse.Namespace) -> Ranges:
 
         return look
 
-    for path, linear in linears(pipeline.networks.get("transformer")):
+    for path, linear in linears(pipeline.model.network("transformer")):
         pass_inputs_through(linear, watched(path))
     prompts = held_out_prompts(options.calibration, CALIBRATION_SEED)
     for _ in each_picture(pipeline, prompts, "input ranges", options):

@@ -35,10 +35,15 @@ from lydite.pipelines.sd3_denoiser import Denoiser
 from lydite.pipelines.sd3_text import Conditioning
 
 from lydite import embedded
+from lydite.core.request import Request
 from lydite.models.mmdit import MMDiT, MMDiTConfig
+from lydite.pipelines.families.sd3 import BoundMMDiT
+from lydite.pipelines.family import Run
 from lydite.pipelines.noise import sampler_noise, torch_noise
+from lydite.pipelines.pipeline import SILENT, Denoiser, Pipeline
 from lydite.sampling.conventions import CONVENTIONS
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
+from lydite.sampling.prediction import Prediction
 from lydite.sampling.samplers import SAMPLERS, find_sampler
 from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, Schedule, make_schedule
@@ -91,15 +96,10 @@ def main() -> None:
 
 def network_call(repeat: int) -> float:
     """Seconds of one call of the embedded model with guidance: a batch of 2."""
-    pipeline = StableDiffusion3.load(embedded.MODEL)
-    request = Request(
-        "a large red star above a small blue ring on white",
-        steps=STEPS,
-        guidance=embedded.GUIDANCE,
-        text_length=embedded.TEXT_LENGTH,
-    )
-    request = pipeline.complete(request)
-    denoise = pipeline.denoiser(request, pipeline.encode(request), 1)
+    pipeline = Pipeline.open(embedded.NAME, dtype="float32")
+    request = Request("a large red star above a small blue ring on white", steps=STEPS)
+    run = pipeline.plan(request)
+    denoise = pipeline.denoiser(run, pipeline.encode(run), 1)
     x = normals(SMALL, 0)
 
     def seconds() -> float:
@@ -153,10 +153,19 @@ def sd3_denoiser(schedule: Schedule) -> Denoiser:
     mx.eval(model.parameters())
     text = mx.random.normal((2, TEXT, CONFIG["joint_attention_dim"])).astype(mx.bfloat16)
     pooled = mx.random.normal((2, CONFIG["pooled_projection_dim"])).astype(mx.bfloat16)
-    return Denoiser(
-        model, Conditioning(text, pooled), schedule,
-        height=LARGE[1], width=LARGE[2], batch=1, strength=lambda _: 5.0,
-    )  # fmt: skip
+    run = Run(
+        request=Request(guidance=5.0),
+        schedule=schedule,
+        sampler=find_sampler("euler"),
+        options={},
+        convention=CONVENTIONS["lydite"],
+        prediction=Prediction("flow"),
+        levels=FlowSigmas(3.0),
+        strength=lambda _: 5.0,
+        shape=LARGE,
+    )
+    network = BoundMMDiT(model, {"text": text, "pooled": pooled}, run, 1, SILENT)
+    return Denoiser(network, run, SILENT)
 
 
 def picture_of(

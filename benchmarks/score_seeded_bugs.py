@@ -33,10 +33,10 @@ from seeded_bugs import baselines, scoring  # isort: skip - imports lydite befor
 
 import mlx.core as mx
 import numpy as np
-from lydite.pipelines.sd3 import StableDiffusion3
 
+from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.events import Header
-from lydite.trace.recorder import Injection, Recorder
+from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.store import Trace
 from lydite.trace.taps import injection
 from seeded_bugs.cases import Bug, Control, Part, bugs, controls
@@ -117,7 +117,7 @@ class Sides:
         self.model = root / "model"
         if not self.model.exists():
             make_tiny_model(self.model)
-        self._pipelines: dict[str, StableDiffusion3] = {}
+        self._pipelines: dict[str, Pipeline] = {}
         self._cases: dict[Path, tuple[scoring.Case, str]] = {}
 
     def reference(self, dtype: str, part: Part) -> tuple[Path, Path]:
@@ -164,11 +164,11 @@ class Sides:
             )
 
     def _record(
-        self, case: scoring.Case, dtype: str, folder: Path, inject: Injection | None = None
+        self, case: scoring.Case, dtype: str, folder: Path, inject: InjectionSource | None = None
     ) -> None:
         pipeline = self._pipelines.get(dtype)
         if pipeline is None:
-            pipeline = StableDiffusion3.load(self.model, dtype=getattr(mx, dtype))
+            pipeline = Pipeline.open(self.model, dtype=dtype)
             self._pipelines[dtype] = pipeline
         mx.random.seed(0)  # for the bug that draws
         with case.apply(pipeline) if case else nullcontext():
@@ -195,19 +195,14 @@ class Sides:
 
 def draw_reference(model: Path, folder: Path, dtype: str, inject: Path | None) -> None:
     """The same picture on diffusers."""
-    from lydite.reference.jobs import Job, Run, run_job
+    from lydite.reference.jobs import Job, TraceOutput, run_job
 
     job = Job(
+        family="sd3",
         model=str(model),
-        prompt=REQUEST.prompt,
-        runs=(Run(str(folder), cast(Any, dtype)),),
-        negative=REQUEST.negative,
+        request=Pipeline.open(model).plan(REQUEST).request,
         seed=SEED,
-        steps=REQUEST.steps,
-        guidance=REQUEST.guidance,
-        width=REQUEST.width,
-        height=REQUEST.height,
-        text_length=REQUEST.text_length,
+        outputs=(TraceOutput(str(folder), cast(Any, dtype)),),
         name=NAME,
         inject=str(inject) if inject else None,
         inject_at="*:*",

@@ -92,10 +92,11 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     blas = preload().describe()
     import mlx.core as mx
     import numpy as np
-    from lydite.pipelines.sd3 import Request, StableDiffusion3
 
-    dtype = getattr(mx, options.dtype)
-    pipeline = StableDiffusion3.load(options.folder, dtype=dtype)
+    from lydite.core.request import Request
+    from lydite.pipelines.pipeline import Pipeline
+
+    pipeline = Pipeline.open(options.folder, dtype=options.dtype)
     request = Request(
         "a red fox",
         steps=options.steps,
@@ -104,27 +105,25 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
         height=options.size,
         text_length=options.text_length,
     )
-    request = pipeline.complete(request)
-    denoiser = pipeline.denoiser(request, pipeline.encode(request), options.batch)
-    vae: Any = pipeline.networks.get("vae")
-    side = options.size // pipeline.files.components["vae"].config.factor
-    first = float(pipeline.schedule(request).sigmas[0])
-    x = mx.array(
-        np.random.default_rng(0).standard_normal((options.batch, side, side, 16), np.float32)
-    )
+    run = pipeline.plan(request)
+    denoiser = pipeline.denoiser(run, pipeline.encode(run), options.batch)
+    vae: Any = pipeline.model.network("vae")
+    first = float(run.schedule.sigmas[0])
+    channels, height, width = run.shape
+    shape = options.batch, height, width, channels
+    x = mx.array(np.random.default_rng(0).standard_normal(shape, np.float32))
 
     def text() -> None:
-        encoded = pipeline.encode(request)
-        mx.eval(encoded.text, encoded.pooled)
+        mx.eval(pipeline.encode(run))
 
     def step() -> None:
         mx.eval(denoiser(x, first))
 
     def decode() -> None:
-        mx.eval(vae.decode(x.astype(dtype)))
+        mx.eval(vae.decode(x.astype(pipeline.model.dtype_of("vae"))))
 
     def image() -> None:
-        list(pipeline.generate(request, range(options.batch), batch=options.batch))
+        list(pipeline.generate(run, range(options.batch), batch=options.batch))
 
     result = measure(options, {"text": text, "step": step, "decode": decode, "image": image})
     peak = mx.get_peak_memory() if mx.default_device() != mx.Device(mx.cpu) else peak_rss()

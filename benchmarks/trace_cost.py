@@ -49,20 +49,20 @@ def main() -> None:
 
 def model(folder: Path, rounds: int, steps: int) -> None:
     """Seconds of one picture with nothing, and with every module recorded at each level."""
-    from lydite.pipelines.sd3 import Request, StableDiffusion3
-
     from lydite import embedded
+    from lydite.core.request import Request
+    from lydite.pipelines.pipeline import Pipeline
 
-    pipeline = StableDiffusion3.load(Path(embedded.__file__).parent / "model")
-    request = Request("a red circle", steps=steps)
+    pipeline = Pipeline.open(embedded.NAME, dtype="float32")
+    run = pipeline.plan(Request("a red circle", steps=steps))
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ("unrecorded", *LEVELS)}
     events: tuple[Event, ...] = ()
-    draw(pipeline, request, None)  # warm
+    draw(pipeline, run, None)  # warm
     for _ in range(rounds):
-        spent["unrecorded"].append(draw(pipeline, request, None))
+        spent["unrecorded"].append(draw(pipeline, run, None))
         for level in LEVELS:
             recorder = Recorder.start(folder / "run", capture=Capture(level))
-            spent[level].append(draw(pipeline, request, recorder))
+            spent[level].append(draw(pipeline, run, recorder))
             events = Trace.open(folder / "run").events
             shutil.rmtree(folder / "run")
     values = sum(int(np.prod(event.shape)) for event in events)
@@ -75,7 +75,7 @@ def model(folder: Path, rounds: int, steps: int) -> None:
         print(f"  {name:<11} {wall:7.2f} s  {ratios}  {each:6.0f} µs a value")
 
 
-def draw(pipeline: Any, request: Any, recorder: Recorder | None) -> tuple[float, float]:
+def draw(pipeline: Any, run: Any, recorder: Recorder | None) -> tuple[float, float]:
     """Seconds of one picture, the closing of the trace included: on the wall, of the CPU."""
     from lydite.trace.mlx_capture import record_modules
 
@@ -84,9 +84,9 @@ def draw(pipeline: Any, request: Any, recorder: Recorder | None) -> tuple[float,
         if recorder is not None:
             stack.enter_context(recorder)
             for name in ("transformer", "vae"):
-                part = pipeline.networks.get(name)
-                stack.enter_context(record_modules(recorder, part, scope=name))
-        list(pipeline.generate(request, [0]))
+                network = pipeline.model.network(name)
+                stack.enter_context(record_modules(recorder, network, scope=name))
+        list(pipeline.generate(run, [0]))
     return time.perf_counter() - start, time.process_time() - cpu
 
 

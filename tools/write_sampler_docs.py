@@ -88,13 +88,15 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(path: Path) -> None:
-    import lydite
+        from lydite import embedded
+    from lydite.core.request import Request
+    from lydite.pipelines.pipeline import Pipeline
     from lydite.report.sheets import Tile, contact_sheet
 
-    pipeline = lydite.open("embedded")
+    pipeline = Pipeline.open(embedded.NAME, dtype="float32")
     tiles: list[Tile] = []
     for name in SHOWN:
-        request = lydite.Request(PROMPT, steps=STEPS, sampler=name)
+        request = Request(PROMPT, steps=STEPS, sampler=name)
         tiles.append(Tile(next(pipeline.generate(request, [SEED])).pixels, name))
     contact_sheet(tiles, columns=5, side=192).save(path, optimize=True)
 

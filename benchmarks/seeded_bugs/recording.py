@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import FamilyRecorder, draw_recorded, record
-from lydite.trace.events import Event, Header
+from lydite.trace.events import Event, EventId, Header
 from lydite.trace.mlx_capture import record_modules
 from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.writer import TraceWriter
@@ -76,13 +76,13 @@ class Undumped:
         """As the source's."""
         return self.source.wants(name, slot)
 
-    def value(self, place: tuple[str, str, int, int]) -> NDArray[Any] | None:
+    def value(self, event_id: EventId) -> NDArray[Any] | None:
         """The source's value in the layout of the run."""
-        value, dump = self.source.value(place), self.writer.dump
+        value, dump = self.source.value(event_id), self.writer.dump
         if value is None or dump is None:
             return value
-        shape = self.writer.shapes[place[:2]]
-        positions = dump(place[0], np.arange(value.size).reshape(shape))
+        shape = self.writer.shapes[event_id[:2]]
+        positions = dump(event_id[0], np.arange(value.size).reshape(shape))
         restored = np.empty(value.size, value.dtype)
         restored[np.ravel(positions)] = value.ravel()
         return restored.reshape(shape)
