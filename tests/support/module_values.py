@@ -5,22 +5,25 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from lydite.pipelines.sd3_trace import SD3Recorder
 
 from lydite.models import mmdit
 from lydite.models.text import clip, t5
 from lydite.models.vae.kl import AutoencoderKL
-from lydite.pipelines import sd3, sd3_denoiser, sd3_trace
+from lydite.pipelines import pipeline as pipeline_module
+from lydite.pipelines.family import Run
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.recording import FamilyRecorder, TraceObserver, draw_recorded
+from lydite.sampling import guidance
+from lydite.sampling.prediction import Prediction
 from lydite.tokenizers.tokenizer import Tokenizer
-from lydite.trace.events import Event, Header
+from lydite.trace.events import Event, EventId, Header
 from lydite.trace.mlx_capture import record_modules, walk
 from lydite.trace.writer import Capture
 from seeded_bugs.recording import encode_picture
 from seeded_bugs.tiny_model import REQUEST, SEED
 
-Values = dict[tuple[str, str, int, int], Any]  # name, port, step, call
+Values = dict[EventId, Any]
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 SHORT = REQUEST.replace(steps=2)
 
@@ -34,7 +37,7 @@ class MemoryWriter:
         self.values: Values = {}
 
     def add(self, name: str, value: Any, *, slot: str, step: int, **_: Any) -> Event:
-        call = sum(place[:3] == (name, slot, step) for place in self.values)
+        call = sum(event_id[:3] == (name, slot, step) for event_id in self.values)
         self.values[name, slot, step, call] = np.array(value).astype(np.float64)
         return Event(0, name, (), "f32", slot, step=step, call=call)
 
@@ -42,15 +45,15 @@ class MemoryWriter:
 def observe(pipeline: Pipeline, part: str) -> Values:
     """Values of one component, of the VAE's encoder, or of drawing a picture in two steps."""
     writer: Any = MemoryWriter()
-    recorder = SD3Recorder(writer)
+    recorder, run = FamilyRecorder(writer, pipeline.family), pipeline.plan(SHORT)
     if part == "pipeline":
-        sd3_trace.run(pipeline, SHORT, SEED, recorder)
+        draw_recorded(pipeline, run, SEED, recorder)
     elif part in ENCODERS:
         with ExitStack() as stack:
             for name in ENCODERS:
                 network = pipeline.model.network(name)
                 stack.enter_context(record_modules(recorder, network, scope=name))
-            pipeline.encode(SHORT)
+            pipeline.encode(run)
     elif part == "encode":
         encode_picture(pipeline, recorder)
     elif part == "vae":
@@ -58,12 +61,11 @@ def observe(pipeline: Pipeline, part: str) -> Values:
         with record_modules(recorder, vae, scope="vae", methods=("decode",)):
             vae.decode(vae.denormalize(normals((1, 12, 8, 16))))
     else:
-        request = pipeline.complete(SHORT)
-        text = sd3_denoiser.Conditioning(normals((2, 93, 64)), normals((2, 56), 1))
-        with record_modules(recorder, pipeline.model.network("transformer"), scope="transformer"):
-            with recorder.all_steps(SHORT.steps):
-                denoiser = pipeline.denoiser(request, text, 1)
-            denoiser(normals((1, 12, 8, 16)), 1.0)
+        text = {"text": normals((2, 93, 64)), "pooled": normals((2, 56), 1)}
+        transformer, observer = pipeline.model.network(part), TraceObserver(recorder, run)
+        with record_modules(recorder, transformer, scope=part):
+            network = pipeline.family.bind(pipeline.model, text, run, 1, observer)
+            network(normals((1, 12, 8, 16)), float(run.schedule.timesteps[0]), 2)
     return writer.values
 
 
@@ -74,11 +76,11 @@ def normals(shape: tuple[int, ...], seed: int = 0) -> mx.array:
 def identities(pipeline: Pipeline) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     objects: list[Any] = [
-        *(vars(sd3)[name] for name in ("Denoiser", "find_sampler", "planned")),
-        *(vars(sd3_denoiser)[name] for name in ("cfg", "flow_denoised")),
-        *(mmdit.sinusoids, t5.relative_position_buckets, mx.round, *NOISES.values()),
+        *(vars(pipeline_module)[name] for name in ("find_sampler", "planned")),
+        *(guidance.cfg, mmdit.sinusoids, t5.relative_position_buckets, mx.round),
+        *NOISES.values(),
     ]
-    owners = (Pipeline, AutoencoderKL, Tokenizer, mmdit.MMDiT, mmdit.PatchEmbed)
+    owners = (Pipeline, Run, Prediction, AutoencoderKL, Tokenizer, mmdit.MMDiT, mmdit.PatchEmbed)
     for owner in (*owners, clip.CLIPTextOutput, clip.CLIPTextTransformer):
         objects += vars(owner).values()
     for name in (*ENCODERS, "transformer", "vae"):
