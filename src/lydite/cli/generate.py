@@ -25,13 +25,14 @@ from lydite.cli.request_options import (
     request_options,
     typed_options,
 )
-from lydite.core.errors import InputError, shown
+from lydite.core.errors import FileError, InputError, shown
 from lydite.core.request import Request
 
 if TYPE_CHECKING:
     from lydite.pipelines.family import Run
     from lydite.pipelines.images import Pixels
     from lydite.pipelines.metadata import Record
+    from lydite.pipelines.observer import FinishedStep
     from lydite.pipelines.pipeline import Picture, Pipeline
 
 DEBUG = ("nan", "timing", "shapes")
@@ -97,17 +98,15 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     prompts = _read_prompts(words, options["prompts"], request.prompt)
     seeds = _read_seeds(options, record)
     template = check_template(options["out"])
-    pictures = len(seeds) * len(prompts)
-    if options["overwrite"] and pictures > 1 and not re.search(r"\{(seed|index)", template):
-        raise InputError(f"--out {template}: {pictures} pictures of one name; add {{seed}} to it.")
+    if options["overwrite"]:
+        _check_names(template, prompts, seeds)
     modes = read_modes(options["debug"])
     image = _read_image(options, record)
 
     from lydite.pipelines.pipeline import Pipeline
 
-    model = options["model"] or (record.model if record else None) or embedded.NAME
     pipeline = Pipeline.open(
-        model,
+        options["model"] or embedded.NAME,
         components=options["components"],
         dtype=options["dtype"],
         low_memory=options["low_memory"],
@@ -132,7 +131,7 @@ def _draw(
     load_seconds: float,
 ) -> None:
     """Draw every run with every seed, and write each picture as it is finished."""
-    from lydite.pipelines.observer import Debugger, FinishedStep, Observers, StepReporter
+    from lydite.pipelines.observer import Debugger, Observers, StepReporter
 
     written: list[dict[str, Any]] = []
     total = len(runs) * len(seeds)
@@ -141,13 +140,14 @@ def _draw(
     with StepBar(batches * sum(run.steps for run in runs), quiet=quiet) as bar:
         debugger = Debugger(modes, bar.print, pipeline.family.network)
         try:
-            for run in runs:
+            for number, run in enumerate(runs):
 
-                def on_step(step: FinishedStep, run: "Run" = run) -> None:
+                def on_step(step: "FinishedStep", run: "Run" = run, number: int = number) -> None:
                     bar.advance()
                     done = step.index + 1
                     if options["preview"] and done % options["preview"] == 0 and done < run.steps:
-                        _save_previews(pipeline, run, step, template, options)
+                        first = number * len(seeds) + step.first
+                        _save_previews(pipeline, run, step, first, template, options)
 
                 observers = [StepReporter(on_step), *([debugger] if modes else [])]
                 pictures = pipeline.generate(
@@ -195,14 +195,19 @@ def _save(
 
 
 def _save_previews(
-    pipeline: "Pipeline", run: "Run", step: Any, template: str, options: dict[str, Any]
+    pipeline: "Pipeline",
+    run: "Run",
+    step: "FinishedStep",
+    first: int,
+    template: str,
+    options: dict[str, Any],
 ) -> None:
     from lydite.pipelines.images import save_pixels
 
     for offset, (seed, pixels) in enumerate(
         zip(step.seeds, pipeline.decode(step.denoised), strict=True)
     ):
-        index, model = step.first + offset, pipeline.name
+        index, model = first + offset, pipeline.name
         final = picture_path(template, run.request, seed=seed, index=index, model=model)
         path = final.with_name(f"{final.stem}_step{step.index + 1:03d}{final.suffix}")
         overwrite = options["overwrite"]
@@ -223,18 +228,29 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     """With --from, what the picture remembers; options that were not typed take its values."""
     if not options["source"]:
         return None
+    from lydite.pipelines.hub import locate
     from lydite.pipelines.metadata import read_record
 
     record = read_record(Path(options["source"]))
-    for name in ("components", "image", "dtype"):
+    for name in ("model", "components", "image", "dtype"):
         if name not in typed:
             options[name] = getattr(record, name)
-    if "model" not in typed and record.model != embedded.NAME and not Path(record.model).exists():
-        raise InputError(
-            f"{options['source']}: was made with the model {shown(record.model)}, which is "
-            "not found under that name. Name it with --model."
-        )
+    for name, find in (("model", locate), ("components", locate), ("image", _find_file)):
+        if name in typed or options[name] is None:
+            continue
+        try:
+            find(options[name])
+        except FileError as error:
+            raise InputError(
+                f"{options['source']}: was made with the {name} {shown(options[name])}, which is "
+                f"not found under that name. Name it with --{name}."
+            ) from error
     return record
+
+
+def _find_file(name: str) -> None:
+    if not Path(name).is_file():
+        raise FileError(f"{name}: no such file.")
 
 
 def _read_prompts(words: tuple[str, ...], file: Path | None, remembered: str) -> list[str]:
@@ -257,6 +273,17 @@ def _read_prompts(words: tuple[str, ...], file: Path | None, remembered: str) ->
     if not words and not remembered:
         raise InputError('no prompt. Example: lydite generate "a red star".')
     return [words[0] if words else remembered]
+
+
+def _check_names(template: str, prompts: Sequence[str], seeds: Sequence[int]) -> None:
+    """Refuse to write two pictures of one run to the same file."""
+    fields = set(re.findall(r"\{(\w+)", template))
+    for values, names in ((seeds, ("seed", "index")), (prompts, ("prompt", "index"))):
+        if len(values) > 1 and not fields & set(names):
+            raise InputError(
+                f"--out {template}: {len(values)} {names[0]}s and one name; "
+                f"add {{{names[0]}}} or {{index}} to it."
+            )
 
 
 def _read_seeds(options: dict[str, Any], record: "Record | None") -> tuple[int, ...]:

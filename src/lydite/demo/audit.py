@@ -53,9 +53,9 @@ def run(gallery: Gallery, tick: Tick) -> Result:
         for row in networks
     ]
     lead = (
-        "Before anything is drawn, every tensor in the checkpoint is compared with the model that "
-        "loads it: name, shape, dtype, and values for NaN and Inf. With one tensor too many, too "
-        "few or of another shape nothing runs."
+        "Before anything is drawn, every tensor in the checkpoint is compared with the model "
+        "it is loaded into: name, shape, dtype, and values for NaN and Inf. With one tensor too "
+        "many, too few or of another shape nothing runs."
     )
     table = Table(
         ("network", "parameters", "tensors", "dropped", "wrong"),
