@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from lydite.demo.parts import Part, Told
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite.cli.main import lydite
 from lydite.core.errors import FileError, InputError
-from lydite.demo import comparison, settings, story
+from lydite.demo import audit, chapter, comparison, page, replay, sheet
+from lydite.demo.chapter import DemoChapter, Settings
+from lydite.demo.chapter import Result as ChapterResult
 from lydite.pipelines.images import read_pixels
+from lydite.reference.jobs import ReferenceMissing
 from lydite.report.page import Chapter
 
-FEW = settings.Settings(prompts=("a large red star above a small blue ring",), held_out=1, steps=2)
+FEW = Settings(prompts=("a large red star above a small blue ring",), held_out=1, steps=2)
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def few(monkeypatch) -> None:
     def missing(*arguments: object, **options: object) -> None:
         raise ReferenceMissing("torch is not installed; pip install 'lydite[reference]' adds it.")
 
-    monkeypatch.setattr(settings, "DEFAULT", FEW)
-    monkeypatch.setattr(comparison.diffusers_sd3, "draw", missing)
+    monkeypatch.setattr(chapter, "Settings", lambda: FEW)
+    monkeypatch.setattr(comparison, "run_job", missing)
 
 
 def run(*arguments: object) -> Result:
@@ -40,27 +41,31 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_demo_runs_twice_in_the_same_folder(few, tmp_path) -> None:
+def test_chapters_run_and_an_earlier_demo_is_replaced(few, tmp_path, monkeypatch) -> None:
+    quick = (audit.CHAPTER, sheet.CHAPTER, comparison.CHAPTER, replay.CHAPTER)
+    monkeypatch.setattr(page, "CHAPTERS", quick)  # tests/demo/test_page.py runs all of them
     folder = tmp_path / "a b" / "demo"
-    found = []
-    for _ in range(2):
-        result = run("-o", folder)
-        assert result.exit_code == 0, result.exception
-        for number, part in enumerate(story.PARTS, 1):
-            assert f"{number}  {part.title}" in result.stdout
-        assert "clean" in result.stdout and "identical" in result.stdout
-        assert "Skipped: torch is not installed" in result.stdout
-        assert f"{folder / 'index.html'}" in result.stdout and "generate" in result.stdout
-        assert not result.stderr
-        found.append(names(folder))
-    assert found[0] == found[1] and {"index.html", "sheet.png", "pictures/01.png"} <= found[0]
-    assert not [name for name in found[0] if name.endswith(".part")]
+    (folder / "pictures").mkdir(parents=True)
+    (folder / "pictures/01.png").write_text("of an earlier demo")
+    page.write_page(folder, [])
+    result = run("-o", folder)
+    assert result.exit_code == 0, result.exception
+    for number, demo_chapter in enumerate(page.CHAPTERS, 1):
+        assert f"{number}  {demo_chapter.title}" in result.stdout
+    assert "clean" in result.stdout and "identical" in result.stdout
+    assert "Skipped: torch is not installed" in result.stdout
+    assert f"{folder / 'index.html'}" in result.stdout and "generate" in result.stdout
+    assert not result.stderr
+    assert {"index.html", "sheet.png", "pictures/01.png"} <= names(folder)
+    assert read_pixels(folder / "pictures/01.png").shape == (128, 128, 3)
+    assert page.CHAPTERS[0].title in (folder / "index.html").read_text()
+    assert not [name for name in names(folder) if name.endswith(".part")]
 
 
 def test_a_chapter_that_is_not_fine_ends_with_1_after_the_page(few, tmp_path, monkeypatch) -> None:
-    told = Told(("wrong",), Chapter("t", "l"), fine=False)
-    part = Part("t", lambda settings: 0, lambda studio, tick: told)
-    monkeypatch.setattr(story, "PARTS", (part,))
+    wrong = ChapterResult(("wrong",), Chapter("t", "l"), fine=False)
+    demo_chapter = DemoChapter("t", lambda settings: 0, lambda gallery, tick: wrong)
+    monkeypatch.setattr(page, "CHAPTERS", (demo_chapter,))
     assert run("-o", tmp_path).exit_code == 1
     assert (tmp_path / "index.html").is_file()
 

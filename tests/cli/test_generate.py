@@ -39,19 +39,82 @@ def test_a_picture_is_replayed_bit_for_bit_from_its_own_metadata(untrained, tmp_
     draw(
         untrained, "--seed", 0, "--guidance", 3.5, "-n", "snow", "--dtype", "bfloat16", "-o", first
     )
-    result = run("generate", "--from", first, "-o", again)
+    result = run("generate", "--from", first, "-m", untrained, "-o", again)
     assert result.exit_code == 0, result.exception
     assert np.array_equal(read_pixels(first), read_pixels(again))
     assert read_record(first) == read_record(again)
     assert read_record(first).seed == 0  # 0 is a seed
 
 
+def test_an_absolute_path_is_not_written_into_the_picture(untrained, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(untrained.parent)
+    picture, again = tmp_path / "a.png", tmp_path / "b.png"
+    draw(untrained, "--seed", 1, "-o", picture)
+    assert read_record(picture).model == untrained.name
+    assert run("generate", "--from", picture, "-o", again).exit_code == 0  # found from here
+    monkeypatch.chdir(tmp_path)
+    result = run("generate", "--from", picture, "-o", tmp_path / "c.png")
+    assert isinstance(result.exception, InputError) and "--model" in str(result.exception)
+    draw(untrained, "--seed", 1, "-o", picture, "--record-paths", "--overwrite")
+    assert read_record(picture).model == str(untrained)
+    assert run("generate", "--from", picture, "-o", tmp_path / "c.png").exit_code == 0
+    assert np.array_equal(read_pixels(again), read_pixels(tmp_path / "c.png"))
+
+
+def test_a_relative_path_is_written_as_typed(untrained, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(untrained.parent.parent)
+    relative = Path(untrained.parent.name, untrained.name)
+    draw(relative, "--seed", 1, "-o", tmp_path / "a.png")
+    assert read_record(tmp_path / "a.png").model == str(relative)
+
+
+def test_every_prompt_of_a_file_or_of_standard_input_is_drawn(untrained, tmp_path) -> None:
+    (tmp_path / "prompts.txt").write_text("a red star\n\na blue ring\n")
+    options = ["-m", untrained, *SMALL, "--seed", 1]
+    from_file = ["--prompts", tmp_path / "prompts.txt", "--preview", 1]
+    assert run("generate", *from_file, *options, "-o", tmp_path / "{index}.png").exit_code == 0
+    records = [read_record(tmp_path / f"{index}.png") for index in (0, 1)]
+    assert [record.request.prompt for record in records] == ["a red star", "a blue ring"]
+    assert all((tmp_path / f"{index}_step001.png").exists() for index in (0, 1))
+    arguments = [str(word) for word in ("generate", "-", *options, "-o", tmp_path / "s{index}.png")]
+    result = CliRunner().invoke(lydite, arguments, input="a red star\na blue ring\n")
+    assert result.exit_code == 0, result.exception
+    for index in (0, 1):
+        assert np.array_equal(
+            read_pixels(tmp_path / f"{index}.png"), read_pixels(tmp_path / f"s{index}.png")
+        )
+
+
+def test_json_describes_every_picture(untrained, tmp_path) -> None:
+    result = draw(untrained, "--seed", "1-2", "--json", "-o", f"{tmp_path}/")
+    pictures = json.loads(result.stdout)["pictures"]
+    assert [(picture["seed"], picture["steps"]) for picture in pictures] == [(1, 2), (2, 2)]
+    assert all(Path(picture["path"]).is_file() for picture in pictures)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "webp"])
+def test_other_formats_carry_the_settings_too(untrained, tmp_path, ending: str) -> None:
+    first, again = tmp_path / f"first.{ending}", tmp_path / f"again.{ending}"
+    draw(untrained, "--seed", 1, "-o", first)
+    assert run("generate", "--from", first, "-m", untrained, "-o", again).exit_code == 0
+    assert read_record(first) == read_record(again)
+    assert np.array_equal(read_pixels(first), read_pixels(again))
+
+
+def test_width_and_height_are_two_options(untrained, tmp_path) -> None:
+    path = tmp_path / "a.png"
+    options = ["--steps", 1, "--width", 32, "--height", 48, "--text-length", 4, "--seed", 1]
+    assert run("generate", "a", "-m", untrained, *options, "-o", path).exit_code == 0
+    assert read_pixels(path).shape == (48, 32, 3)
+
+
 def test_options_override_what_a_picture_remembers(untrained, tmp_path) -> None:
     first, other = tmp_path / "first.png", tmp_path / "other.png"
     draw(untrained, "--seed", 3, "-o", first)
-    run("generate", "a blue ring", "--from", first, "--seed", 4, "-o", other)
+    run("generate", "a blue ring", "--from", first, "-m", untrained, "--seed", 4, "-o", other)
     record = read_record(other)
-    assert (record.prompt, record.seed, record.steps, record.width) == ("a blue ring", 4, 2, 32)
+    assert record.request == read_record(first).request.replace(prompt="a blue ring")
+    assert (record.seed, record.request.steps, record.request.width) == (4, 2, 32)
 
 
 def test_metadata_is_readable_by_other_tools(untrained, tmp_path) -> None:
@@ -114,14 +177,6 @@ def test_previews_of_every_batch_are_kept_and_overwrite_nothing(untrained, tmp_p
     assert {"p0_step001.png", "p1_step001.png", "p0_step001_2.png", "p1_step001_2.png"} <= names
 
 
-def test_a_picture_is_replayed_from_another_folder(untrained, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(untrained.parent)
-    draw(Path(untrained.name), "--seed", 1, "-o", tmp_path / "a.png")
-    monkeypatch.chdir(tmp_path)
-    assert run("generate", "--from", "a.png", "-o", "b.png").exit_code == 0
-    assert np.array_equal(read_pixels(tmp_path / "a.png"), read_pixels(tmp_path / "b.png"))
-
-
 def test_a_run_that_ends_in_nan_saves_nothing(untrained, tmp_path) -> None:
     result = draw(untrained, "--seed", 1, "--guidance", "1e38", "-o", tmp_path / "a.png")
     assert "NaN" in str(result.exception) and not list(tmp_path.iterdir())
@@ -130,33 +185,37 @@ def test_a_run_that_ends_in_nan_saves_nothing(untrained, tmp_path) -> None:
 def test_options_are_refused_before_weights_are_read(untrained, tmp_path) -> None:
     folder = shutil.copytree(untrained, tmp_path / "model")
     (folder / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
-    result = run("generate", "a", "-m", folder, "--steps", 0)
-    assert "steps is 0" in str(result.exception)
+    result = run("generate", "a", "-m", folder, "--size", "33x33")
+    assert "width is 33" in str(result.exception)
 
 
 def test_img2img_replays_and_refuses_another_image(untrained, tmp_path) -> None:
     source, out = tmp_path / "in.png", tmp_path / "out.png"
     Image.new("RGB", (40, 40), "red").save(source)
-    draw(untrained, "--seed", 1, "--image", source, "--strength", 0.5, "-o", out)
+    options = ("--image", source, "--strength", 0.5, "--record-paths")
+    draw(untrained, "--seed", 1, *options, "-o", out)
     assert run("generate", "--from", out, "-o", tmp_path / "same.png").exit_code == 0
     assert np.array_equal(read_pixels(out), read_pixels(tmp_path / "same.png"))
     Image.new("RGB", (40, 40), "blue").save(source)
     result = run("generate", "--from", out, "-o", tmp_path / "other.png")
     assert isinstance(result.exception, InputError) and "not the image" in str(result.exception)
+    source.unlink()
+    result = run("generate", "--from", out, "-o", tmp_path / "other.png")
+    assert isinstance(result.exception, InputError) and "--image" in str(result.exception)
 
 
 def test_a_cut_prompt_is_said(untrained, tmp_path) -> None:
     path = tmp_path / "a.png"
     result = run("generate", "x " * 76 + "tail", "-m", untrained, *SMALL, "-s", 1, "-o", path)
-    assert "it does not see" in result.stderr and "tail" in result.stderr
+    assert "it does not read" in result.stderr and "tail" in result.stderr
 
 
 def test_debug_names_every_place(untrained, tmp_path) -> None:
     result = draw(untrained, "--seed", 1, "--debug", "all", "-o", tmp_path / "a.png")
     for place in (
         "text_encoder_2 pooled",
-        "step 1 transformer cond",
-        "step 1 latent",
+        "step 1 transformer uncond + cond",
+        "step 1 latents",
         "vae output",
     ):
         assert place in result.stderr
@@ -170,7 +229,7 @@ def test_debug_names_every_place(untrained, tmp_path) -> None:
         (["--seed", "9-3"], InputError, "rising range"),
         (["--batch", "0"], InputError, "--batch is 0"),
         (["--debug", "nans"], InputError, "--debug has nans"),
-        (["--out", "a.jpg"], InputError, "end the name in .png"),
+        (["--out", "a.gif"], InputError, "end the name in .png"),
         (["--out", "{nope}.png"], InputError, "the fields are"),
         (["--out", "{seed.__class__}.png"], InputError, "the fields are"),
         (["--out", "{prompt:d}.png"], InputError, "--out"),
@@ -179,7 +238,9 @@ def test_debug_names_every_place(untrained, tmp_path) -> None:
         (["--guidance", "nan"], InputError, "guidance is nan"),
         (["--text-length", "100000000"], InputError, "text_length is 100000000"),
         (["--overwrite", "--seed", "1-2"], InputError, "add {seed}"),
-        (["--steps", "-1"], InputError, "steps is -1"),
+        (["--width", "32"], InputError, "--size and --width together"),
+        (["--prompts", "absent.txt"], InputError, "a PROMPT and --prompts together"),
+        (["red", "fox"], InputError, "put it in quotes"),
     ],
 )
 def test_bad_options_are_one_clear_error(untrained, tmp_path, arguments, kind, message) -> None:
@@ -210,9 +271,16 @@ def test_the_embedded_model_is_the_default_and_is_run_as_it_is_meant(tmp_path) -
     result = run("generate", "a large red star", "--seed", 1, "-o", tmp_path / "a.png")
     assert result.exit_code == 0, result.exception
     record = read_record(tmp_path / "a.png")
-    assert (record.model, record.steps, record.guidance) == ("embedded", 16, 3.0)
-    assert (record.text_length, record.width, record.height) == (16, 128, 128)
-    assert run("generate", "--from", tmp_path / "a.png", "-o", tmp_path / "b.png").exit_code == 0
+    request = record.request
+    assert (record.model, request.steps, request.guidance) == ("embedded", 16, 3.0)
+    assert (request.text_length, request.width, request.height) == (16, 128, 128)
+
+
+def test_the_embedded_model_is_found_again_by_its_name(tmp_path) -> None:
+    for name in ("a", "b"):
+        source = ["--from", tmp_path / "a.png"] if name == "b" else ["a star", "--steps", 1]
+        result = run("generate", *source, "--seed", 1, "-o", tmp_path / f"{name}.png")
+        assert result.exit_code == 0, result.exception
     assert np.array_equal(read_pixels(tmp_path / "a.png"), read_pixels(tmp_path / "b.png"))
 
 

@@ -34,12 +34,12 @@ def test_every_number_is_remembered_and_replayed(untrained, tmp_path) -> None:
     numbers = ("--guidance", "5,3.25,2", "--guidance-rescale", 0.7, "--guidance-interval", "0:0.6")
     eta = ("--sampler", "dpm_fast", "--eta", 0.5, "--option", "s_noise=0.9")
     assert draw(untrained, first, *numbers, *eta).exit_code == 0
-    record = read_record(first)
-    assert record.guidance_steps == (5.0, 3.25, 2.0) and record.guidance == 5.0
-    assert (record.guidance_rescale, record.guidance_interval) == (0.7, (0.0, 0.6))
-    assert record.options == {"eta": 0.5, "s_noise": 0.9}
-    assert run("--from", first, "-o", again).exit_code == 0
-    assert same(first, again) and read_record(again) == record
+    request = read_record(first).request
+    assert request.guidance_steps == (5.0, 3.25, 2.0) and request.guidance == 5.0
+    assert (request.guidance_rescale, request.guidance_interval) == (0.7, (0.0, 0.6))
+    assert request.options == {"eta": 0.5, "s_noise": 0.9}
+    assert run("--from", first, "-m", untrained, "-o", again).exit_code == 0
+    assert same(first, again) and read_record(again) == read_record(first)
     draw(untrained, plain)
     assert not same(first, plain)
 
@@ -67,12 +67,13 @@ def test_options_override_what_a_picture_remembers(untrained, tmp_path) -> None:
     first, other, third = (tmp_path / f"{name}.png" for name in ("first", "other", "third"))
     numbers = ("--sampler", "euler_ancestral", "--eta", 0.5, "--option", "s_noise=0.9")
     draw(untrained, first, *numbers, "--guidance", "5,5,2")
-    run("--from", first, "-o", other, "--eta", 0.25, "--guidance", 4)
-    record = read_record(other)
-    assert record.options == {"eta": 0.25, "s_noise": 0.9}
-    assert (record.guidance, record.guidance_steps) == (4.0, ())
-    result = run("--from", first, "-o", third, "--sampler", "euler")  # which has neither
-    assert result.exit_code == 0 and read_record(third).options == {}
+    source = ("--from", first, "-m", untrained)
+    run(*source, "-o", other, "--eta", 0.25, "--guidance", 4)
+    request = read_record(other).request
+    assert request.options == {"eta": 0.25, "s_noise": 0.9}
+    assert (request.guidance, request.guidance_steps) == (4.0, ())
+    result = run(*source, "-o", third, "--sampler", "euler")  # which has neither
+    assert result.exit_code == 0 and read_record(third).request.options == {}
 
 
 def test_a_picture_from_before_these_options_is_still_read(untrained, tmp_path) -> None:
@@ -89,7 +90,7 @@ def test_a_picture_from_before_these_options_is_still_read(untrained, tmp_path) 
         info = PngImagePlugin.PngInfo()
         info.add_itxt("lydite", json.dumps(record))
         image.save(old, pnginfo=info)
-    assert run("--from", old, "-o", again).exit_code == 0
+    assert run("--from", old, "-m", untrained, "-o", again).exit_code == 0
     assert same(path, again)
 
 
@@ -113,8 +114,8 @@ def test_options_that_do_something_are_not_noted(untrained, tmp_path) -> None:
     assert "note" not in draw(untrained, picture, "-n", "snow", "--guidance-rescale", 0.5).stderr
     below = ("-n", "snow", "--sampler", "euler_cfg_pp", "--guidance", 0.6)
     assert "note" not in draw(untrained, tmp_path / "b.png", *below).stderr
-    again = ("--from", picture, "--image", picture, "--strength", 0.5, "-o", tmp_path / "c.png")
-    assert "--strength" not in run(*again).stderr
+    again = ("--from", picture, "-m", untrained, "--image", picture, "--strength", 0.5)
+    assert "note" not in run(*again, "-o", tmp_path / "c.png").stderr
 
 
 @pytest.mark.parametrize(

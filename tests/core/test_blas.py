@@ -298,3 +298,11 @@ def test_mlx_on_torchs_blas(tmp_path: Path):
     log = "".join(path.read_text() for path in tmp_path.glob("ld.*"))
     bound = [line for line in log.splitlines() if "/libblas-" in line and "`sgemm_'" in line]
     assert bound and all("libtorch_cpu.so" in line for line in bound)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["models.mmdit", "weights.load", "weights.save", "pipelines.pipeline", "pipelines.audits"],
+)
+def test_every_way_in_finds_the_fast_blas_before_mlx(module: str):
+    assert run(f"import lydite.{module}", PRELOAD)["kind"] == run(PRELOAD)["kind"]

@@ -1,13 +1,20 @@
-"""Two pictures held against each other, and what is said when there is no second one."""
+"""Two pictures compared, and the chapter where there is no second one."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
-from lydite.demo.settings import Settings
-from lydite.demo.studio import Studio
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 
+from lydite import embedded
 from lydite.demo import comparison, sheet
+from lydite.demo.chapter import Settings
 from lydite.demo.comparison import FILES, compare
+from lydite.demo.gallery import Gallery, Tick
+from lydite.pipelines.images import read_pixels
+from lydite.reference.jobs import Job, ReferenceMissing
+from lydite.trace import pipeline_sites
+from lydite.trace.events import Header
+from lydite.trace.writer import TraceWriter
 
 
 def grey(value: int) -> np.ndarray:
@@ -42,13 +49,20 @@ def test_without_diffusers_it_says_how_to_get_it_and_leaves_no_old_files(
     def missing(*arguments: object, **options: object) -> None:
         raise ReferenceMissing("torch is not installed; pip install 'lydite[reference]' adds it.")
 
-    monkeypatch.setattr(comparison.diffusers_sd3, "draw", missing)
+    monkeypatch.setattr(comparison, "run_job", missing)
     for name in FILES:
         (tmp_path / name).write_bytes(b"of an earlier run")
-    told = comparison.tell(Studio(tmp_path, Settings(steps=2)), lambda: None)
-    assert told.fine and told.fact is None
-    assert "Skipped: torch is not installed; pip install" in told.lines[0]
+    result = comparison.run(Gallery(tmp_path, Settings(steps=2)), lambda: None)
+    assert result.fine and result.fact is None
+    assert "Skipped: torch is not installed; pip install" in result.lines[0]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    gallery = Gallery(tmp_path_factory.mktemp("gallery"), Settings(prompts=("star",), steps=1))
+    sheet.draw(gallery, lambda: None)
+    return gallery
 
 
 @pytest.mark.parametrize(
@@ -59,15 +73,29 @@ def test_without_diffusers_it_says_how_to_get_it_and_leaves_no_old_files(
         (2, "largest difference 2 of 255, 16,383 of 16,384 pixels equal", "warn"),
     ],
 )
-def test_a_difference_is_said_as_it_is(
-    tmp_path, monkeypatch, apart: int, words: str, tone: str
+def test_the_difference_is_reported(
+    gallery: Gallery, monkeypatch, apart: int, words: str, tone: str
 ) -> None:
-    studio = Studio(tmp_path, Settings(prompts=("star",), steps=1))
-    ours = sheet.draw(studio, lambda: None)[0].pixels
-    theirs = ours.astype(np.int64)
+    theirs = read_pixels(gallery.folder / sheet.picture_name(0)).astype(np.int64)
     theirs[5, 6, 1] += apart if theirs[5, 6, 1] < 128 else -apart
-    monkeypatch.setattr(comparison.diffusers_sd3, "draw", lambda *a, **k: theirs.astype(np.uint8))
-    told = comparison.tell(studio, lambda: None)
-    assert told.lines[0].startswith(words) and told.fine
-    assert told.fact and (told.fact.value, told.fact.tone) == (f"{apart} / 255", tone)
-    assert all((tmp_path / name).is_file() for name in FILES)
+    monkeypatch.setattr(comparison, "draw_reference", lambda *_: theirs.astype(np.uint8))
+    result = comparison.run(gallery, lambda: None)
+    assert result.lines[0].startswith(words) and result.fine
+    assert result.fact and (result.fact.value, result.fact.tone) == (f"{apart} / 255", tone)
+    assert all((gallery.folder / name).is_file() for name in FILES)
+
+
+def test_the_reference_draws_the_same_request(gallery: Gallery, monkeypatch) -> None:
+    jobs: list[Job] = []
+
+    def run_job(job: Job, tick: Tick) -> None:
+        jobs.append(job)
+        with TraceWriter(Path(job.outputs[0].folder), Header(side="reference")) as writer:
+            writer.add(pipeline_sites.IMAGE, np.full((4, 5, 3), 0.5, np.float32))
+
+    monkeypatch.setattr(comparison, "run_job", run_job)
+    run = gallery.plan("star")
+    pixels = comparison.draw_reference(gallery.pipeline, run, 7, lambda: None)
+    assert np.array_equal(pixels, grey(128))
+    assert (jobs[0].request, jobs[0].seed) == (run.request, 7)
+    assert jobs[0].points == (pipeline_sites.IMAGE,) and Path(jobs[0].model) == embedded.MODEL

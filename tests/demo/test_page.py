@@ -5,18 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lydite.demo.parts import Told
-from lydite.demo.settings import PROMPTS, Settings
-from lydite.demo.studio import Studio
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite import embedded
 from lydite.core.errors import FileError
-from lydite.demo import comparison, replay, story
+from lydite.demo import comparison, page, replay
 from lydite.demo.accuracy import judged
+from lydite.demo.chapter import PROMPTS, Result, Settings
+from lydite.demo.gallery import Gallery
 from lydite.embedded.accuracy import score
 from lydite.pipelines.images import read_pixels
-from lydite.pipelines.metadata import read_record
+from lydite.pipelines.metadata import read_record, write_picture
+from lydite.reference.jobs import ReferenceMissing
 from lydite.report.page import Chapter
 
 FEW = Settings(prompts=("a red star", "<b>ring & star"), held_out=3, steps=2)
@@ -27,112 +26,125 @@ def no_reference(*arguments: object, **options: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
-    return Studio(story.claim(tmp_path_factory.mktemp("demo") / "new"), FEW)
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    return Gallery(page.make_folder(tmp_path_factory.mktemp("demo") / "new"), FEW)
 
 
 @pytest.fixture(scope="module")
-def told(studio: Studio) -> Iterator[dict[str, Told]]:
-    """Every chapter by its title, with the steps it was said to take counted."""
+def results(gallery: Gallery) -> Iterator[dict[str, Result]]:
+    """Every chapter's result by its title; its steps are as many as it announces."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison.diffusers_sd3, "draw", no_reference)
-        chapters: dict[str, Told] = {}
-        for part in story.PARTS:
+        patch.setattr(comparison, "run_job", no_reference)
+        results: dict[str, Result] = {}
+        for chapter in page.CHAPTERS:
             ticks: list[None] = []
-            chapters[part.title] = part.tell(studio, lambda ticks=ticks: ticks.append(None))
-            if part is not comparison.PART:
-                assert len(ticks) == part.steps(FEW), part.title
-        yield chapters
+            results[chapter.title] = chapter.run(gallery, lambda ticks=ticks: ticks.append(None))
+            if chapter is not comparison.CHAPTER:
+                assert len(ticks) == chapter.steps(FEW), chapter.title
+        yield results
 
 
-def test_every_chapter_says_what_it_found(told: dict[str, Told]) -> None:
-    lines = [line for each in told.values() for line in each.lines]
+def test_every_chapter_reports_its_findings(results: dict[str, Result]) -> None:
+    lines = [line for result in results.values() for line in result.lines]
     assert any("tensors of 5 networks" in line and "clean" in line for line in lines)
     assert any("2 pictures" in line for line in lines)
     assert any("pictures/02.png again: identical" in line for line in lines)
     assert "one-plus-missing, found at its place: transformer/transformer_blocks.1.norm1" in lines
-    assert all(each.fine for each in told.values())
+    assert all(result.fine for result in results.values())
 
 
-def test_every_picture_is_a_file_that_can_be_replayed(studio: Studio, told: object) -> None:
-    names = {str(path.relative_to(studio.folder)) for path in studio.folder.rglob("*.png")}
+def test_every_picture_is_a_file_that_can_be_replayed(gallery: Gallery, results: object) -> None:
+    names = {str(path.relative_to(gallery.folder)) for path in gallery.folder.rglob("*.png")}
     pictures = {"pictures/01.png", "pictures/02.png", "again.png"}
     pictures |= {"held_out/01.png", "held_out/02.png", "held_out/03.png"}
     assert names == pictures | {"sheet.png", "steps.png", "held_out.png", "planted.png"}
     for name in pictures:
-        record = read_record(studio.folder / name)
-        assert (record.model, record.steps, record.dtype) == (embedded.NAME, 2, "float32")
-        assert read_pixels(studio.folder / name).shape == (128, 128, 3)
-    assert read_record(studio.folder / "pictures/02.png").prompt == "<b>ring & star"
+        record = read_record(gallery.folder / name)
+        assert (record.model, record.dtype) == (embedded.NAME, "float32")
+        assert record.request.steps == 2
+        assert read_pixels(gallery.folder / name).shape == (128, 128, 3)
+    assert read_record(gallery.folder / "pictures/02.png").request.prompt == "<b>ring & star"
 
 
-def test_the_page_holds_every_chapter_and_every_miss(studio: Studio, told: dict[str, Told]) -> None:
-    page = story.write_page(studio.folder, list(told.values()))
-    html = page.read_text()
-    assert page.name == "index.html"
-    for title in told:
+def test_the_page_holds_every_chapter_and_every_miss(
+    gallery: Gallery, results: dict[str, Result]
+) -> None:
+    path = page.write_page(gallery.folder, list(results.values()))
+    html = path.read_text()
+    assert path.name == "index.html"
+    for title in results:
         assert title in html
     assert "&lt;b&gt;ring &amp; star" in html and "<b>ring" not in html
     assert "pip install &#39;lydite[reference]&#39;" in html
     assert "missed something" in html and "the judge reads" in html  # two steps draw only fog
     assert html.count("<img") == 2 + 2 + 3 + 2 + 2 + html.count('class="exhibit"')
-    assert str(studio.folder) not in html  # it may be mailed
+    assert str(gallery.folder) not in html  # it may be mailed
 
 
-def test_kept_prompts_are_those_the_judge_scores(studio: Studio, told: dict[str, Told]) -> None:
-    results = judged(studio, lambda: None)
-    whole = score([one.reading for one in results], [one.prompt.says for one in results])
-    kept = sum(not one.missed for one in results)
-    assert kept == round(whole.everything * len(results)) < len(results)
-    fact = told["Prompts it has not seen, judged"].fact
-    assert fact and fact.value == f"{kept} / {len(results)}"
+def test_kept_prompts_are_those_the_judge_scores(
+    gallery: Gallery, results: dict[str, Result]
+) -> None:
+    pictures = judged(gallery, lambda: None)
+    whole = score([one.reading for one in pictures], [one.prompt.says for one in pictures])
+    kept = sum(not one.missed for one in pictures)
+    assert kept == round(whole.everything * len(pictures)) < len(pictures)
+    fact = results["Prompts it has not seen, judged"].fact
+    assert fact and fact.value == f"{kept} / {len(pictures)}"
 
 
-def test_previews_end_in_the_picture_itself(studio: Studio) -> None:
-    request = studio.request("star")
-    drawn = studio.draw(request, 3, "star.png", lambda: None, previews=True)
+def test_previews_end_in_the_picture_itself(gallery: Gallery) -> None:
+    drawn = gallery.draw(gallery.plan("star"), 3, "star.png", lambda: None, previews=True)
     assert len(drawn.previews) == 2
     assert np.array_equal(drawn.previews[-1], drawn.pixels)
     assert not np.array_equal(drawn.previews[0], drawn.pixels)
 
 
-def test_a_picture_that_comes_out_otherwise_is_said(studio: Studio, told: object) -> None:
-    path = studio.folder / "pictures/02.png"
+def test_a_picture_that_differs_from_its_replay_is_reported(
+    gallery: Gallery, results: object
+) -> None:
+    path = gallery.folder / "pictures/02.png"
     kept = path.read_bytes()
-    other = studio.draw(studio.request("a blue heart"), 5, "other.png", lambda: None)
-    from lydite.pipelines.metadata import write_png
-
-    write_png(path, other.pixels, read_record(path))
+    other = gallery.draw(gallery.plan("a blue heart"), 5, "other.png", lambda: None)
+    write_picture(path, other.pixels, read_record(path), overwrite=True)
     try:
-        result = replay.tell(studio, lambda: None)
+        result = replay.run(gallery, lambda: None)
     finally:
         path.write_bytes(kept)
     assert not result.fine and "DIFFERENT" in result.lines[0]
 
 
-def test_prompts_of_the_sheet_are_read_to_their_end(studio: Studio) -> None:
+def test_prompts_of_the_sheet_are_read_to_their_end(gallery: Gallery) -> None:
     assert len(PROMPTS) == len(set(PROMPTS)) == 12
-    for encoder in ("text_encoder", "text_encoder_2"):
-        tokenizer = studio.pipeline.files.tokenizer(encoder)
-        assert not any(tokenizer.truncated(prompt) for prompt in PROMPTS)
+    assert not any(gallery.pipeline.truncated(gallery.plan(prompt)) for prompt in PROMPTS)
 
 
-def test_a_folder_that_holds_a_strangers_page_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_holds_another_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<title>my homepage</title>")
-    with pytest.raises(FileError, match=r"index.html: is there already and was not made by"):
-        story.claim(tmp_path)
+    with pytest.raises(FileError, match=r"index.html: exists and was not made by"):
+        page.make_folder(tmp_path)
     assert (tmp_path / "index.html").read_text() == "<title>my homepage</title>"
 
 
 def test_an_older_page_of_ours_is_replaced(tmp_path: Path) -> None:
-    story.write_page(tmp_path, [])
-    assert story.claim(tmp_path) == tmp_path
-    told = Told((), Chapter("a newer chapter", ""))
-    assert "a newer chapter" in story.write_page(tmp_path, [told]).read_text()
+    page.write_page(tmp_path, [])
+    assert page.make_folder(tmp_path) == tmp_path
+    result = Result((), Chapter("a newer chapter", ""))
+    assert "a newer chapter" in page.write_page(tmp_path, [result]).read_text()
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     for path in (tmp_path / "taken", tmp_path / "taken" / "deeper"):
         with pytest.raises(FileError, match="cannot hold the demo"):
-            story.claim(path)
+            page.make_folder(path)
+
+
+def test_the_demo_finds_the_fast_blas_before_mlx() -> None:
+    code = "from lydite.core.blas import preload; print(preload().kind)"
+    kinds = {
+        subprocess.run(
+            [sys.executable, "-c", line], capture_output=True, text=True, check=True
+        ).stdout
+        for line in (code, f"import lydite.demo.page; {code}")
+    }
+    assert len(kinds) == 1

@@ -1,8 +1,8 @@
 """What was asked and what was read, in words."""
 
 import pytest
-from lydite.demo.words import ATTRIBUTE_NAMES, asked, seen
 
+from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
 from lydite.embedded.accuracy import ATTRIBUTES, Found, Reading
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES

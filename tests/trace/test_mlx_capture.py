@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 
 from lydite.core.errors import TraceError
 from lydite.core.request import Request
+from lydite.pipelines.observer import FinishedStep, StepReporter
 from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
 from lydite.trace.mlx_capture import compiles, record_modules, walk
@@ -322,11 +323,12 @@ def test_the_parts_of_a_real_pipeline(tmp_path: Path, untrained: Path) -> None:
         record_modules(recorder, parts["text_encoder"], scope="text_encoder"),
     ):
 
-        def next_step(progress: Any) -> None:
-            recorder.step = progress.index + 1
+        def next_step(step: FinishedStep) -> None:
+            recorder.step = step.index + 1
 
-        watched = next(pipeline.generate(REQUEST, [3], on_step=next_step)).pixels
-    np.testing.assert_array_equal(watched, plain)
+        observer = StepReporter(next_step)
+        recorded = next(pipeline.generate(REQUEST, [3], observer=observer)).pixels
+    np.testing.assert_array_equal(recorded, plain)
     np.testing.assert_array_equal(next(pipeline.generate(REQUEST, [3])).pixels, plain)
     assert {name: state(part) for name, part in parts.items()} == before
     events = Trace.open(tmp_path / "run").events
@@ -335,5 +337,5 @@ def test_the_parts_of_a_real_pipeline(tmp_path: Path, untrained: Path) -> None:
     assert "transformer/transformer_blocks.0.attn.to_q" in names
     calls = [event for event in events if event.name == "transformer" and event.slot == "out"]
     assert [(event.step, event.call) for event in calls] == [(0, 0), (1, 0)]
-    ports = {event.slot for event in events if event.name == "text_encoder"}
-    assert {"in.0", "out.last", "out.pooled", "out.hidden_states.0"} <= ports
+    slots = {event.slot for event in events if event.name == "text_encoder"}
+    assert {"in.0", "out.last", "out.pooled", "out.hidden_states.0"} <= slots
