@@ -1096,6 +1096,7 @@ def export(args: argparse.Namespace, recipe: Recipe) -> None:
         write_json(path, {**json.loads(path.read_text()), "dtype": "float32"})
     FlowMatchEulerDiscreteScheduler(shift=SHIFT).save_pretrained(folder / "scheduler")
     write_json(folder / "model_index.json", MODEL_INDEX)
+    write_json(folder / "lydite.json", DEFAULTS)
     save_file(load_file(args.work / "judge.safetensors"), folder / "judge.safetensors")
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     LOG.info("%s: %.2f MB", folder, total / 1e6)
@@ -1131,6 +1132,8 @@ def check_folder(args: argparse.Namespace) -> None:
     picture.save(args.work / "sample.png")
 
 
+# How the model is meant to be run; its T5 is a stub.
+DEFAULTS = {"steps": 16, "guidance": 3.0, "text_length": 16, "untrained": ["text_encoder_3"]}
 MODEL_INDEX = {
     "_class_name": "StableDiffusion3Pipeline",
     "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],

@@ -58,6 +58,11 @@ def test_an_unknown_verb_or_option_exits_with_2() -> None:
         assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
+def test_a_misspelt_verb_is_corrected() -> None:
+    result = CliRunner().invoke(lydite, ["genrate", "a red star"])
+    assert result.exit_code == 2 and "'generate'" in result.stderr
+
+
 def test_a_closed_pipe_is_no_error(untrained) -> None:
     command = f"{sys.executable} -m lydite inspect {untrained} --all | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

@@ -1,20 +1,21 @@
 """`lydite parity`: one command from token ids to the picture, on tiny models."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite.cli.main import lydite
 from lydite.cli.parity import by_component, check_reference
 from lydite.core.errors import FileError
 from lydite.diff.result import Row, Verdict
 from lydite.reference import jobs
-from lydite.reference.jobs import ReferenceFailed
-from support import tiny_sd3
+from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing
+from lydite.sampling import guidance
 
 SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
 
@@ -31,6 +32,30 @@ def row(site: str, error: float | None, *, wrong: bool = False, floor: float = 1
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("diffusers")
     return tiny_sd3.make_pipeline(tmp_path_factory.mktemp("parity") / "model", "sd3.5-medium")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, Result]:
+    """The traces of one whole run, with the reference in a process of its own."""
+    keep = tmp_path_factory.mktemp("parity") / "traces"
+    return keep, run(model, "a red star", *SMALL, "--keep-traces", keep)
+
+
+@pytest.fixture
+def recorded(traces: tuple[Path, Result], monkeypatch) -> None:
+    """The reference's traces are copied; another precision is recorded in this process."""
+    from lydite.reference.recording import record
+
+    folders = {"float32": traces[0] / "reference", "float64": traces[0] / "floor"}
+
+    def run_job(job: Job, on_step: Callable[[], None]) -> None:
+        for output in job.outputs:
+            if output.dtype in folders:
+                shutil.copytree(folders[output.dtype], output.folder)
+            else:
+                record(job, output, on_step)
+
+    monkeypatch.setattr(jobs, "run_job", run_job)
 
 
 def test_rows_are_summed_up_by_network_in_order() -> None:
@@ -70,26 +95,25 @@ def test_without_the_extra_it_says_so_first(monkeypatch) -> None:
 
 
 @pytest.mark.parity
-def test_they_agree_and_the_traces_stay_for_diff(model: Path, tmp_path: Path) -> None:
-    keep = tmp_path / "traces"
-    result = run(model, "a red star", *SMALL, "--keep", keep)
+def test_they_agree_and_the_traces_stay_for_diff(model: Path, traces) -> None:
+    keep, result = traces
     assert result.exit_code == 0, result.output or result.exception
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0].startswith("agree  All ")
     for name in ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "vae"):
         assert any(line.startswith(f"{name} ") and "agree" in line for line in lines)
     assert any(line.startswith("picture: largest difference ") for line in lines)
     assert lines[-1] == f"next: lydite diff {keep}/reference {keep}/port --floor {keep}/floor"
     assert sorted(path.name for path in keep.iterdir()) == ["floor", "port", "reference"]
-    again = run(model, "a red star", *SMALL, "--keep", keep)
-    assert isinstance(again.exception, FileError) and "is there already" in str(again.exception)
+    again = run(model, "a red star", *SMALL, "--keep", keep)  # the option's old name
+    assert isinstance(again.exception, FileError) and "exists" in str(again.exception)
 
 
 @pytest.mark.parity
-def test_json_says_what_diff_says_and_more(model: Path) -> None:
+def test_json_holds_what_diff_reports_and_more(model: Path, recorded: None) -> None:
     result = run(model, "a red star", *SMALL, "--dtype", "bfloat16", "--json")
     assert result.exit_code == 0, result.output or result.exception
-    found: dict[str, Any] = json.loads(result.output)
+    found: dict[str, Any] = json.loads(result.stdout)
     assert found["verdict"] == "agree" and found["rows"] and found["gates"]
     assert found["floor_source"].endswith("float32 against bfloat16")
     assert {each["name"] for each in found["components"]} >= {"pipeline", "transformer", "vae"}
@@ -98,17 +122,15 @@ def test_json_says_what_diff_says_and_more(model: Path) -> None:
 
 
 @pytest.mark.parity
-def test_a_bug_is_found_where_it_is(model: Path, monkeypatch) -> None:
-    from lydite.pipelines import sd3_denoiser
-
+def test_a_bug_is_found_where_it_is(model: Path, recorded: None, monkeypatch) -> None:
     def swapped(uncond: Any, cond: Any, scale: float) -> Any:
         return cond + scale * (uncond - cond)
 
-    monkeypatch.setattr(sd3_denoiser, "cfg", swapped)
+    monkeypatch.setattr(guidance, "cfg", swapped)
     result = run(model, "a red star", *SMALL)
     assert result.exit_code == 1
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0].startswith("diverge  pipeline/velocity is the first wrong value at step 0")
     assert any(line.startswith("pipeline ") and "diverge" in line for line in lines)
     assert any(line.startswith("vae ") and "follow" in line for line in lines)
-    assert lines[-1].endswith("--keep traces") and "lydite parity" in lines[-1]
+    assert lines[-1].endswith("--keep-traces traces") and "lydite parity" in lines[-1]

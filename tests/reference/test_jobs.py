@@ -8,16 +8,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from lydite.reference.diffusers_sd3 import ReferenceMissing
 
 from lydite.core.errors import LyditeError
+from lydite.core.request import Request
 from lydite.reference import jobs
-from lydite.reference.jobs import Job, ReferenceFailed, Run, run_job
+from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing, TraceOutput, run_job
+
+REQUEST = Request("a “star”", width=64, height=64, options={"eta": 0.5})
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(str(tmp_path / "model"), "a red star", (Run(str(tmp_path / "run")),))
+    outputs = (TraceOutput(str(tmp_path / "run")),)
+    return Job(
+        family="sd3", model=str(tmp_path / "model"), request=REQUEST, seed=0, outputs=outputs
+    )
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return put
 
 
-def told(job: Job, kind: type[LyditeError] = ReferenceFailed) -> str:
+def error_text(job: Job, kind: type[LyditeError] = ReferenceFailed) -> str:
     with pytest.raises(kind) as caught:
         run_job(job)
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
@@ -42,7 +47,10 @@ def told(job: Job, kind: type[LyditeError] = ReferenceFailed) -> str:
 
 
 def test_a_job_travels_as_json() -> None:
-    job = Job("model", "a “star”", (Run("a"), Run("b", "float64")), points=("vae/*",), width=64)
+    outputs = (TraceOutput("a"), TraceOutput("b", "float64"))
+    job = Job(
+        family="sd3", model="model", request=REQUEST, seed=5, outputs=outputs, points=("vae/*",)
+    )
     assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
 
 
@@ -55,22 +63,22 @@ def test_steps_are_counted_while_it_runs(job: Job, process) -> None:
 
 def test_its_own_words_come_back(job: Job, process) -> None:
     process("""cat > /dev/null; echo '{"error": "no such model"}'; echo noise >&2; exit 2""")
-    assert told(job) == "no such model"
+    assert error_text(job) == "no such model"
 
 
 def test_what_is_not_installed_is_another_error(job: Job, process) -> None:
     process("""cat > /dev/null; echo '{"error": "get torch", "missing": true}'; exit 2""")
-    assert told(job, ReferenceMissing) == "get torch"
+    assert error_text(job, ReferenceMissing) == "get torch"
 
 
 def test_an_illegal_instruction_is_named(job: Job, process) -> None:
     process("kill -ILL $$")
-    assert "SIGILL" in told(job)
+    assert "SIGILL" in error_text(job)
 
 
 def test_a_death_without_a_word_gives_the_last_line_it_printed(job: Job, process) -> None:
     process("echo first >&2; echo 'ImportError: no such thing' >&2; echo >&2; exit 7")
-    assert "status 7" in told(job) and told(job).endswith("ImportError: no such thing")
+    assert "status 7" in error_text(job) and error_text(job).endswith("ImportError: no such thing")
 
 
 def test_it_ends_when_we_are_interrupted(job: Job, process, tmp_path: Path) -> None:
@@ -98,13 +106,13 @@ def test_without_the_extra_nothing_is_started(job: Job, monkeypatch, absent: str
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == absent else found("json")
     )
-    text = told(job, ReferenceMissing)
+    text = error_text(job, ReferenceMissing)
     assert absent in text and "pip install 'lydite[reference]'" in text
 
 
 @pytest.mark.parity
-def test_a_folder_that_is_no_model_is_one_clear_line(job: Job, tmp_path: Path) -> None:
+def test_the_real_process_reports_an_error_in_one_line(job: Job, tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
-    (tmp_path / "model").mkdir()
-    assert "model: diffusers cannot load it" in told(job) and "model_index.json" in told(job)
+    unknown = msgspec.structs.replace(job, family="sd9")  # refused before torch is imported
+    assert "family 'sd9' has no reference" in error_text(unknown)
     assert not (tmp_path / "run").exists()

@@ -1,19 +1,20 @@
 """diffusers recorded, and our pipeline held against it: every variant, every precision."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
-from lydite.pipelines.sd3 import Request, StableDiffusion3
 
-from lydite.core.errors import FileError, InputError
+import tiny
+from lydite.core.errors import FileError, InputError, LyditeError
+from lydite.core.request import Request
 from lydite.diff.compare import compare
-from lydite.pipelines import sd3_trace
-from lydite.reference.jobs import Dtype, Job, Run
-from lydite.reference.sd3 import record
+from lydite.pipelines import recording
+from lydite.pipelines.pipeline import Pipeline
+from lydite.reference.jobs import Dtype, Job, ReferenceFailed, TraceOutput
+from lydite.reference.recording import record
 from lydite.trace.selftest import check_selftest, has_selftest
 from lydite.trace.store import Trace
 from support import tiny_sd3
@@ -54,26 +55,35 @@ class Models:
         return self.made[variant,]
 
     def job(self, variant: str, folder: Path, dtype: Dtype = "float32", **changes: Any) -> Job:
-        fields = {name: getattr(REQUEST, name) for name in ("prompt", "negative", "steps")}
-        fields |= {name: getattr(REQUEST, name) for name in ("guidance", "width", "height")}
-        runs = (Run(str(folder), dtype),)
-        job = Job(str(self.folder(variant)), runs=runs, seed=1, text_length=24, **fields)
-        return replace(job, name="tiny", **changes)
+        job = Job(
+            family="sd3",
+            model=str(self.folder(variant)),
+            request=self.pipeline(variant).plan(REQUEST).request,
+            seed=1,
+            outputs=(TraceOutput(str(folder), dtype),),
+            name="tiny",
+        )
+        return msgspec.structs.replace(job, **changes)
+
+    def pipeline(self, variant: str, dtype: str = "float32") -> Pipeline:
+        pipeline = Pipeline.open(self.folder(variant), dtype=dtype)
+        pipeline.name = "tiny"
+        return pipeline
 
     def reference(self, variant: str, dtype: Dtype = "float32") -> Trace:
         key = ("reference", variant, dtype)
         if key not in self.made:
             self.made[key] = self.root / f"reference-{variant}-{dtype}"
             job = self.job(variant, self.made[key], dtype)
-            record(job, job.runs[0])
+            record(job, job.outputs[0])
         return Trace.open(self.made[key])
 
     def ours(self, variant: str, dtype: str = "float32") -> Trace:
         key = ("ours", variant, dtype)
         if key not in self.made:
             self.made[key] = self.root / f"ours-{variant}-{dtype}"
-            pipeline = StableDiffusion3.load(self.folder(variant), dtype=getattr(mx, dtype))
-            sd3_trace.record(pipeline, REQUEST, 1, self.made[key], model="tiny")
+            pipeline = self.pipeline(variant, dtype)
+            recording.record(pipeline, pipeline.plan(REQUEST), 1, self.made[key])
         return Trace.open(self.made[key])
 
 
@@ -82,9 +92,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
 
 
-def values(trace: Trace, name: str, port: str = "out", step: int = 0) -> np.ndarray:
-    event = trace.find(name, port, step)
-    assert event is not None, (name, port, step)
+def values(trace: Trace, name: str, slot: str = "out", step: int = 0) -> np.ndarray:
+    event = trace.find(name, slot, step)
+    assert event is not None, (name, slot, step)
     return trace.read(event)
 
 
@@ -180,7 +190,7 @@ def test_noise_can_be_given(models: Models, tmp_path: Path) -> None:
     noise = values(models.reference("sd3-medium"), "pipeline/noise")
     np.save(tmp_path / "noise.npy", noise)
     job = models.job("sd3-medium", tmp_path / "run", seed=99, noise=str(tmp_path / "noise.npy"))
-    record(job, job.runs[0])
+    record(job, job.outputs[0])
     with Trace.open(tmp_path / "run") as trace:
         expected = values(models.reference("sd3-medium"), "pipeline/image")
         assert np.array_equal(values(trace, "pipeline/image"), expected)
@@ -188,11 +198,11 @@ def test_noise_can_be_given(models: Models, tmp_path: Path) -> None:
 
 
 def test_without_guidance_only_the_prompt_is_run(models: Models, tmp_path: Path) -> None:
-    job = models.job("sd3-medium", tmp_path / "theirs", guidance=1.0)
-    record(job, job.runs[0])
-    pipeline = StableDiffusion3.load(models.folder("sd3-medium"))
-    request = replace(REQUEST, guidance=1.0)
-    sd3_trace.record(pipeline, request, 1, tmp_path / "ours", model="tiny")
+    pipeline = models.pipeline("sd3-medium")
+    run = pipeline.plan(REQUEST.replace(guidance=1.0))
+    job = models.job("sd3-medium", tmp_path / "theirs", request=run.request)
+    record(job, job.outputs[0])
+    recording.record(pipeline, run, 1, tmp_path / "ours")
     with Trace.open(tmp_path / "theirs") as theirs, Trace.open(tmp_path / "ours") as ours:
         assert values(theirs, "pipeline/token_ids").shape == (1, 77)
         for name in ("pipeline/velocity", "pipeline/latents"):
@@ -202,21 +212,23 @@ def test_without_guidance_only_the_prompt_is_run(models: Models, tmp_path: Path)
 
 def test_injected_values_replace_its_own(models: Models, tmp_path: Path) -> None:
     given = models.reference("sd3-medium")
-    job = models.job("sd3-medium", tmp_path / "run", seed=99)
-    job = replace(job, inject=str(given.folder), inject_at="pipeline/noise")
-    record(job, job.runs[0])
+    inject: dict[str, Any] = {"inject": str(given.folder), "inject_at": "pipeline/noise"}
+    job = models.job("sd3-medium", tmp_path / "run", seed=99, **inject)
+    record(job, job.outputs[0])
     with Trace.open(tmp_path / "run") as trace:
         assert np.array_equal(values(trace, "pipeline/image"), values(given, "pipeline/image"))
 
 
 def test_what_it_cannot_do_is_said_before_a_trace_is_begun(models: Models, tmp_path: Path) -> None:
-    job = models.job("sd3-medium", tmp_path / "run", width=33)
-    with pytest.raises(InputError, match="divisible by"):
-        record(job, job.runs[0])
-    single = replace(job, model=str(tmp_path / "sd3.safetensors"), width=32)
-    with pytest.raises(FileError, match="--components"):
-        record(single, job.runs[0])
     np.save(tmp_path / "noise.npy", np.zeros((1, 16, 8, 8)))
-    with pytest.raises(InputError, match=r"expected \[1, 16, 12, 8\]"):
-        record(replace(job, noise=str(tmp_path / "noise.npy"), width=32), job.runs[0])
+    cases: list[tuple[dict[str, Any], type[LyditeError], str]] = [
+        ({"request": REQUEST.replace(width=33)}, InputError, "divisible by"),
+        ({"model": str(tmp_path / "sd3.safetensors")}, FileError, "--components"),
+        ({"model": str(tmp_path)}, ReferenceFailed, "diffusers cannot load it"),
+        ({"noise": str(tmp_path / "noise.npy")}, InputError, r"expected \[1, 16, 12, 8\]"),
+    ]
+    for changes, kind, message in cases:
+        job = models.job("sd3-medium", tmp_path / "run", **changes)
+        with pytest.raises(kind, match=message):
+            record(job, job.outputs[0])
     assert not (tmp_path / "run").exists()
