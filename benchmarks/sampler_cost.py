@@ -160,8 +160,8 @@ def sd3_denoiser(schedule: Schedule) -> Denoiser:
         options={},
         convention=CONVENTIONS["lydite"],
         prediction=Prediction("flow"),
-        levels=FlowSigmas(3.0),
         strength=lambda _: 5.0,
+        unit_variance=False,
         shape=LARGE,
     )
     network = BoundMMDiT(model, {"text": text, "pooled": pooled}, run, 1, SILENT)

@@ -88,7 +88,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(path: Path) -> None:
-        from lydite import embedded
+    from lydite import embedded
     from lydite.core.request import Request
     from lydite.pipelines.pipeline import Pipeline
     from lydite.report.sheets import Tile, contact_sheet

@@ -16,6 +16,7 @@ from lydite.diff.result import Row, Verdict
 from lydite.reference import jobs
 from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing
 from lydite.sampling import guidance
+from support import tiny_sd3
 
 SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
 

@@ -137,14 +137,3 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "taken", tmp_path / "taken" / "deeper"):
         with pytest.raises(FileError, match="cannot hold the demo"):
             page.make_folder(path)
-
-
-def test_the_demo_finds_the_fast_blas_before_mlx() -> None:
-    code = "from lydite.core.blas import preload; print(preload().kind)"
-    kinds = {
-        subprocess.run(
-            [sys.executable, "-c", line], capture_output=True, text=True, check=True
-        ).stdout
-        for line in (code, f"import lydite.demo.page; {code}")
-    }
-    assert len(kinds) == 1

@@ -237,6 +237,10 @@ def twin_class() -> type:
         images: Any
 
     class ToyPipeline:
+        text_encoder: Any
+        network: Any
+        vae: Any
+
         def __init__(self, folder: Path, dtype: Any) -> None:
             for name, kind in (("text_encoder", Text), ("network", Network), ("vae", VAE)):
                 config = json.loads((folder / name / "config.json").read_text())

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 
-import tiny
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.request import Request
 from lydite.diff.compare import compare
