@@ -25,7 +25,7 @@ from lydite.cli.request_options import (
     request_options,
     typed_options,
 )
-from lydite.core.errors import FileError, InputError, shown
+from lydite.core.errors import InputError, shown
 from lydite.core.request import Request
 
 if TYPE_CHECKING:
@@ -228,29 +228,21 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     """With --from, what the picture remembers; options that were not typed take its values."""
     if not options["source"]:
         return None
-    from lydite.pipelines.hub import locate
     from lydite.pipelines.metadata import read_record
 
     record = read_record(Path(options["source"]))
     for name in ("model", "components", "image", "dtype"):
         if name not in typed:
             options[name] = getattr(record, name)
-    for name, find in (("model", locate), ("components", locate), ("image", _find_file)):
-        if name in typed or options[name] is None:
+    for name in ("model", "components", "image"):  # a picture may name anything: nothing is fetched
+        value = options[name]
+        if name in typed or value in (None, embedded.NAME) or Path(value).exists():
             continue
-        try:
-            find(options[name])
-        except FileError as error:
-            raise InputError(
-                f"{options['source']}: was made with the {name} {shown(options[name])}, which is "
-                f"not found under that name. Name it with --{name}."
-            ) from error
+        raise InputError(
+            f"{options['source']}: was made with the {name} {shown(value)}, which is not found "
+            f"under that name here. Name it with --{name}."
+        )
     return record
-
-
-def _find_file(name: str) -> None:
-    if not Path(name).is_file():
-        raise FileError(f"{name}: no such file.")
 
 
 def _read_prompts(words: tuple[str, ...], file: Path | None, remembered: str) -> list[str]:
