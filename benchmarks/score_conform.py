@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from conform.planted import candidate, plain
 from conform.port import Port
 from lydite.conform.judge import judge
+from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.measure import distance
-from lydite.conform.pose import Asked, pose
 from lydite.conform.problem import Problem
 
 SETTINGS = (  # model, prediction, schedule
@@ -60,7 +60,7 @@ def main() -> None:
     counts = {mistake: Counter[str]() for mistake in MISTAKES}
     with tempfile.TemporaryDirectory() as folder:
         for asked in problems(given.steps, given.samplers):
-            problem = pose(asked)
+            problem = make_problem(asked)
             read = plain(problem, Path(folder))
             for mistake in MISTAKES:
                 if possible(mistake, asked):
@@ -75,7 +75,7 @@ def main() -> None:
         print(f"| {mistake} | {found.total()} | {cells} |")
 
 
-def problems(counts: list[int], samplers: list[str]) -> Iterator[Asked]:
+def problems(counts: list[int], samplers: list[str]) -> Iterator[ProblemSpec]:
     for model, prediction, schedule in SETTINGS:
         for sampler in samplers:
             if sampler == "euler_ancestral" and prediction == "flow":
@@ -83,10 +83,12 @@ def problems(counts: list[int], samplers: list[str]) -> Iterator[Asked]:
             for denoiser in DENOISERS:
                 guidance = 3.0 if denoiser in ("gaussian", "mixture") else None
                 for steps in counts:
-                    yield Asked(sampler, schedule, steps, model, prediction, denoiser, guidance)
+                    yield ProblemSpec(
+                        sampler, schedule, steps, model, prediction, denoiser, guidance
+                    )
 
 
-def possible(mistake: str, asked: Asked) -> bool:
+def possible(mistake: str, asked: ProblemSpec) -> bool:
     """Whether a program for this problem could make the mistake."""
     flow, told = asked.prediction == "flow", asked.prediction in ("edm", "cosmos")
     return {
@@ -115,7 +117,7 @@ def outcome(problem: Problem, read: dict[str, Any], mistake: str) -> tuple[str, 
     return ("named otherwise" if causes else "no name"), ", ".join(causes)
 
 
-def shown(asked: Asked) -> str:
+def shown(asked: ProblemSpec) -> str:
     return (
         f"{asked.model} {asked.prediction} {asked.schedule} {asked.sampler} {asked.denoiser} "
         f"{asked.steps} steps"

@@ -49,8 +49,8 @@ def test_list_has_every_name_with_proof_and_source() -> None:
     assert [each["name"] for each in found["schedules"]] == list(SCHEDULES)
     for each in (*found["samplers"], *found["schedules"]):
         assert each["proofs"] and each["proof"] and each["source"] and each["about"]
-    text = run("list").stdout
-    assert all(name in text for name in (*SAMPLERS, *SCHEDULES))
+    lines = run("list").stdout.splitlines()  # no terminal: one line each
+    assert [line.split("\t")[0] for line in lines] == [*SAMPLERS, *SCHEDULES]
 
 
 def test_list_can_be_narrowed() -> None:
@@ -94,6 +94,18 @@ def test_show_every_sampler(name: str) -> None:
     assert run("show", name, "--steps", 1).exit_code == 0
 
 
+def test_show_has_the_note_of_a_sampler() -> None:
+    assert "note: below about 25 steps" in run("show", "uni_pc").stdout
+    assert "note:" not in run("show", "euler").stdout
+
+
+def test_names_are_completed() -> None:
+    values = {"COMP_WORDS": "lydite sampler show dpmpp_2m", "COMP_CWORD": "3"}
+    values["_LYDITE_COMPLETE"] = "bash_complete"
+    found = CliRunner().invoke(lydite, [], env=values, prog_name="lydite").stdout
+    assert "plain,dpmpp_2m\n" in found and "plain,dpmpp_2m_sde\n" in found
+
+
 def test_show_a_sampler_against_the_exact_end() -> None:
     coarse = json.loads(run("show", "heun", "--steps", 10, "--json").stdout)
     fine = json.loads(run("show", "heun", "--steps", 40, "--json").stdout)
@@ -114,10 +126,11 @@ def test_show_reads_the_levels_of_a_folder(tmp_path: Path) -> None:
         for model in ("sd3", tmp_path)
     )
     assert ours == theirs
-    path.write_text('{"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}')
+    euler = '{"_class_name": "EulerDiscreteScheduler", "beta_schedule": "scaled_linear", '
+    path.write_text(euler + '"beta_start": 0.00085, "beta_end": 0.012}')
     found = json.loads(run("show", "karras", "--model", tmp_path, "--json").stdout)
     assert found["sigmas"][0] == pytest.approx(14.6146, rel=1e-5)
-    path.write_text('{"beta_schedule": "scaled_linear", "beta_start": "x"}')
+    path.write_text(euler + '"beta_start": "x"}')
     assert "beta_start" in refused("show", "karras", "--model", tmp_path)
 
 
@@ -150,7 +163,7 @@ def test_plots_are_pictures(tmp_path: Path) -> None:
         run("plot", "euler", "heun", "-o", errors, "--html", page).exit_code == 0
     )  # ours: replaced
     page.write_text("mine")
-    assert "left as it is" in refused("plot", "euler", "-o", errors, "--html", page)
+    assert "not overwritten" in refused("plot", "euler", "-o", errors, "--html", page)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +228,15 @@ def test_an_answer_in_json(tmp_path: Path) -> None:
     assert "not there" in refused("conform", problem, tmp_path / "missing")
 
 
+def test_an_answer_without_x_is_not_judged(tmp_path: Path) -> None:
+    problem, answer = tmp_path / "p.json", tmp_path / "answer.json"
+    run("conform", "--write", problem, "-n", 5)
+    tables = json.loads(problem.read_text())
+    answer.write_text(json.dumps({key: tables[key] for key in ("sigmas", "timesteps")}))
+    result = run("conform", problem, answer)
+    assert result.exit_code == 2 and "nothing of euler was judged" in result.stdout
+
+
 def test_help_counts_the_mistakes() -> None:
     causes = len({mistake.cause for mistake in PLANTED})
     text = " ".join(run("conform", "--help").stdout.split())
@@ -254,6 +276,9 @@ def test_the_writer_of_the_example_is_the_documented_one() -> None:
     ("arguments", "said"),
     [
         (["show", "eulr"], "Did you mean euler"),
+        (["show", "DPM++ 2M Karras"], "Did you mean --sampler dpmpp_2m --schedule karras?"),
+        (["show", "heun", "--schedule", "kerras"], "Did you mean karras?"),
+        (["show", "karras", "--convention", "A1111"], "Did you mean a1111?"),
         (["show", "karras", "--model", "sd9"], "none of sd15"),
         (["show", "karras", "--option", "rho"], "expected NAME=VALUE"),
         (["show", "karras", "--option", "tau=1"], "has no option 'tau'"),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from lydite.conform.judge import judge
-from lydite.conform.pose import DENOISERS
+from lydite.conform.make_problem import DENOISERS
 from lydite.conform.problem import Problem
 from lydite.conform.result import Verdict
 from lydite.sampling.noise_model import VE, NoiseModel

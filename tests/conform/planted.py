@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lydite.conform.candidate import Candidate
+from lydite.conform.answers import Candidate
 from lydite.conform.judge import judge
-from lydite.conform.pose import Asked, pose
+from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import Problem, write_problem
 from lydite.conform.result import Verdict
 
@@ -31,8 +31,8 @@ def candidate(port: Port, *, timesteps: bool = False) -> Candidate:
     return Candidate(values, {}, "f32", complete=True, shapes=shapes)
 
 
-def named(asked: Asked, bug: str, folder: Path) -> Verdict:
-    problem = pose(asked)
+def named(asked: ProblemSpec, bug: str, folder: Path) -> Verdict:
+    problem = make_problem(asked)
     return judge(problem, candidate(Port(plain(problem, folder), bug).run()))
 
 

@@ -58,7 +58,9 @@ class Port(Wiring):
             first = self.slope(x, sigma, i)
             ahead = x + first * F(after - sigma)
             if after > 0 and self.bug != "is-euler":
-                second = self.slope(ahead, after, i)
+                second = self.slope(
+                    ahead, sigma if self.bug == "second-call-at-first-sigma" else after, i
+                )
                 share = F(1.0 if self.bug == "slopes-not-averaged" else 0.5)
                 slope = second if self.bug == "second-slope-alone" else (first + second) * share
                 ahead = x + slope * F(after - sigma)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lydite.conform.judge import judge_path
-from lydite.conform.pose import Asked, pose
+from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import Problem
 from lydite.conform.replay import plan_for, run
 from lydite.core.errors import InputError
@@ -15,7 +15,7 @@ from lydite.core.errors import InputError
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return pose(Asked("heun", guidance=2.0, steps=4))
+    return make_problem(ProblemSpec("heun", guidance=2.0, steps=4))
 
 
 def written(folder: Path, **answer: object) -> Path:
@@ -48,7 +48,7 @@ def test_every_field_is_read(problem: Problem, tmp_path: Path) -> None:
 
 
 def test_a_wrong_answer_is_explained(problem: Problem, tmp_path: Path) -> None:
-    xs = [x.tolist() for x in right(pose(Asked("euler", guidance=2.0, steps=4)))]
+    xs = [x.tolist() for x in right(make_problem(ProblemSpec("euler", guidance=2.0, steps=4)))]
     verdict = judge_path(problem, written(tmp_path, x=xs))
     assert verdict.findings[0].cause == "is-euler" and verdict.exit_code == 1
 

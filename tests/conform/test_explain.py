@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from lydite.conform.candidate import Candidate
+from lydite.conform.answers import Candidate
 from lydite.conform.judge import judge
-from lydite.conform.pose import Asked, pose
+from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.replay import plan_for, run
 from lydite.sampling.samplers import SAMPLERS
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
@@ -18,11 +18,11 @@ from .planted import candidate, named, plain, written
 from .port import Port
 
 STABLE_DIFFUSION_ALPHAS = alphas_cumprod(betas("scaled_linear", 0.00085, 0.012))
-SD15, SD3 = Asked("euler", guidance=3.0), Asked("euler", model="sd3", guidance=3.0)
+SD15, SD3 = ProblemSpec("euler", guidance=3.0), ProblemSpec("euler", model="sd3", guidance=3.0)
 
 
 def test_a_fraction_where_whole_timesteps_are_meant(tmp_path: Path) -> None:
-    problem = pose(SD15, noise_table(STABLE_DIFFUSION_ALPHAS, rule="round"))
+    problem = make_problem(SD15, noise_table(STABLE_DIFFUSION_ALPHAS, rule="round"))
     p = plain(problem, tmp_path)
     assert judge(problem, candidate(Port(p).run())).verdict == "conforms"
     verdict = judge(problem, candidate(Port(p, "timestep-interpolated").run()))
@@ -30,8 +30,8 @@ def test_a_fraction_where_whole_timesteps_are_meant(tmp_path: Path) -> None:
 
 
 def test_another_option_is_named(tmp_path: Path) -> None:
-    problem = pose(Asked("euler_ancestral", options={"eta": 0.0}))
-    ours = pose(Asked("euler_ancestral"))
+    problem = make_problem(ProblemSpec("euler_ancestral", options={"eta": 0.0}))
+    ours = make_problem(ProblemSpec("euler_ancestral"))
     port = Port(plain(ours, tmp_path)).run()
     verdict = judge(msgspec.structs.replace(problem, normals=ours.normals), candidate(port))
     assert verdict.findings[0].cause == "other-option"
@@ -53,7 +53,10 @@ def test_another_sampler_of_the_registry_is_named(name: str) -> None:
     asked_for = "dpmpp_sde" if random else "euler"
     if name in ("dpmpp_sde", asked_for):
         return
-    problem, other = pose(Asked(asked_for, guidance=3.0)), pose(Asked(name, guidance=3.0))
+    problem, other = (
+        make_problem(ProblemSpec(asked_for, guidance=3.0)),
+        make_problem(ProblemSpec(name, guidance=3.0)),
+    )
     normals = max(problem.normals, other.normals, key=len)
     problem, other = (msgspec.structs.replace(each, normals=normals) for each in (problem, other))
     ran = run(plan_for(other), np.float32)
@@ -63,7 +66,7 @@ def test_another_sampler_of_the_registry_is_named(name: str) -> None:
 
 
 def test_a_method_that_forgets_may_have_a_name() -> None:
-    problem = pose(Asked("dpmpp_2m_sde", guidance=3.0))
+    problem = make_problem(ProblemSpec("dpmpp_2m_sde", guidance=3.0))
     ran = run(plan_for(msgspec.structs.replace(problem, sampler="ddpm")), np.float32)
     verdict = judge(problem, written([ran.x(step) for step in range(ran.steps)]))
     causes = [finding.cause for finding in verdict.findings]
@@ -72,7 +75,7 @@ def test_a_method_that_forgets_may_have_a_name() -> None:
 
 
 def test_what_overflows_is_explained_by_the_steps_before(tmp_path: Path) -> None:
-    problem = pose(Asked("euler", steps=20, model="edm", denoiser="identity"))
+    problem = make_problem(ProblemSpec("euler", steps=20, model="edm", denoiser="identity"))
     with np.errstate(all="ignore"):
         port = Port(plain(problem, tmp_path), "sigma-for-timestep").run()
     assert not np.isfinite(port.xs[-1]).all()
@@ -82,20 +85,22 @@ def test_what_overflows_is_explained_by_the_steps_before(tmp_path: Path) -> None
 
 
 def test_what_was_never_finite_is_called_so() -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
     verdict = judge(problem, written([np.full(problem.shape, np.nan)] * problem.steps))
     assert verdict.verdict == "deviates" and "x of step 0 is not finite" in verdict.sentence
 
 
 @pytest.mark.parametrize("bug", ["no-c-in", "scaled-latent-in-denoised", "denoised-as-derivative"])
 def test_other_denoisers_and_no_guidance(bug: str, tmp_path: Path) -> None:
-    assert named(Asked("euler", denoiser="gaussian"), bug, tmp_path).findings[0].cause == bug
-    assert named(Asked("euler", steps=2), bug, tmp_path).findings[0].cause == bug
-    assert named(Asked("euler", steps=30, guidance=7.5), bug, tmp_path).findings[0].cause == bug
+    assert named(ProblemSpec("euler", denoiser="gaussian"), bug, tmp_path).findings[0].cause == bug
+    assert named(ProblemSpec("euler", steps=2), bug, tmp_path).findings[0].cause == bug
+    assert (
+        named(ProblemSpec("euler", steps=30, guidance=7.5), bug, tmp_path).findings[0].cause == bug
+    )
 
 
 def test_two_mistakes_at_once_are_both_named(tmp_path: Path) -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
     p = plain(problem, tmp_path)
 
     class Both(Port):
@@ -107,7 +112,7 @@ def test_two_mistakes_at_once_are_both_named(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_one_step_is_found_there(tmp_path: Path) -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
 
     class Last(Port):
         def denoise(self, x: np.ndarray, sigma: float, step: int) -> np.ndarray:
@@ -120,7 +125,7 @@ def test_a_mistake_in_one_step_is_found_there(tmp_path: Path) -> None:
 
 
 def test_a_mistake_nobody_knows_is_not_given_a_name(tmp_path: Path) -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
 
     class Odd(Port):
         def denoise(self, x: np.ndarray, sigma: float, step: int) -> np.ndarray:
@@ -132,7 +137,7 @@ def test_a_mistake_nobody_knows_is_not_given_a_name(tmp_path: Path) -> None:
 
 
 def test_timesteps_that_are_written_down_have_to_fit_too(tmp_path: Path) -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
     port = Port(plain(problem, tmp_path), "timestep-truncated").run()
     verdict = judge(problem, candidate(port, timesteps=True))
     assert verdict.findings[0].cause == "timestep-truncated"
@@ -141,7 +146,7 @@ def test_timesteps_that_are_written_down_have_to_fit_too(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("bug", ["karras-one-more", "last-step-dropped", "is-schedule-exponential"])
 def test_a_table_alone_is_enough(bug: str, tmp_path: Path) -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
     table = np.array(Port(plain(problem, tmp_path), bug).sigmas())
     verdict = judge(problem, Candidate({}, {"sigmas": table}, "f32", complete=True))
     assert verdict.verdict == "deviates" and verdict.findings[0].cause == bug
@@ -149,7 +154,7 @@ def test_a_table_alone_is_enough(bug: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bug", ["shifted-twice", "not-shifted"])
 def test_a_shift_in_a_table(bug: str, tmp_path: Path) -> None:
-    problem = pose(SD3)
+    problem = make_problem(SD3)
     table = np.array(Port(plain(problem, tmp_path), bug).sigmas())
     verdict = judge(problem, Candidate({}, {"sigmas": table}, "f32", complete=True))
     assert verdict.findings[0].cause == bug
@@ -157,7 +162,7 @@ def test_a_shift_in_a_table(bug: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bug", ["stale-timesteps", "sigma-for-timestep", "timestep-truncated"])
 def test_a_table_of_timesteps(bug: str, tmp_path: Path) -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
     port = Port(plain(problem, tmp_path), bug)
     told = [port.timestep(sigma, i) for i, sigma in enumerate(problem.sigmas[:-1])]
     verdict = judge(problem, Candidate({}, {"timesteps": np.array(told)}, "f32", complete=True))
@@ -170,8 +175,10 @@ def test_a_table_of_timesteps(bug: str, tmp_path: Path) -> None:
 )
 def test_another_setting_of_the_schedule_is_named(schedule: str, settings: Any) -> None:
     model = "sd3" if "double_shift" in settings else "sd15"
-    problem = pose(Asked("euler", schedule, model=model, guidance=3.0))
-    other = pose(Asked("euler", schedule, model=model, guidance=3.0, settings=settings))
+    problem = make_problem(ProblemSpec("euler", schedule, model=model, guidance=3.0))
+    other = make_problem(
+        ProblemSpec("euler", schedule, model=model, guidance=3.0, settings=settings)
+    )
     ran = run(plan_for(msgspec.structs.replace(other, x=problem.x)), np.float32)
     tables = {"sigmas": np.array(other.sigmas), "timesteps": np.array(other.timesteps)}
     for found in (
@@ -184,14 +191,14 @@ def test_another_setting_of_the_schedule_is_named(schedule: str, settings: Any) 
 
 
 def test_a_schedule_without_a_table_is_named(tmp_path: Path) -> None:
-    problem = pose(Asked("euler", "karras", model="edm", guidance=3.0))
-    other = pose(Asked("euler", "beta_sigmas", model="edm", guidance=3.0))
+    problem = make_problem(ProblemSpec("euler", "karras", model="edm", guidance=3.0))
+    other = make_problem(ProblemSpec("euler", "beta_sigmas", model="edm", guidance=3.0))
     verdict = judge(problem, candidate(Port(plain(other, tmp_path)).run()))
     assert verdict.findings[0].cause == "is-schedule-beta_sigmas"
 
 
 def test_tables_backwards_and_scaled() -> None:
-    problem = pose(SD15)
+    problem = make_problem(SD15)
     right = np.array(problem.sigmas)
     for table, cause in (
         (right[::-1], "reversed"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lydite.conform.judge import judge_trace
-from lydite.conform.pose import Asked, pose
+from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import Problem, read_problem, write_problem
 from lydite.conform.replay import plan_for, run
 from lydite.core.errors import InputError, LyditeError
@@ -18,7 +18,7 @@ from lydite.trace.writer import TraceWriter
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return pose(Asked("euler_ancestral", guidance=2.0, steps=4))
+    return make_problem(ProblemSpec("euler_ancestral", guidance=2.0, steps=4))
 
 
 def changed(problem: Problem, folder: Path, **fields: Any) -> Path:

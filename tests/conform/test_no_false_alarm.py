@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.conform.candidate import DTYPES, Candidate
+from lydite.conform.answers import DTYPES, Candidate
 from lydite.conform.judge import judge
-from lydite.conform.pose import DENOISERS, Asked, pose
+from lydite.conform.make_problem import DENOISERS, ProblemSpec, make_problem
 from lydite.conform.problem import Problem
 from lydite.conform.replay import plan_for, run
 from lydite.conform.result import Verdict
@@ -30,7 +30,9 @@ def test_ours_in_float32(name: str, model: str) -> None:
     if NOISE_MODEL[model] not in sampler.noise_models:
         pytest.skip("not of this noise model")
     for steps in (1, 2, 7):
-        problem = pose(Asked(name, model=model, steps=steps, guidance=3.0, seed=steps))
+        problem = make_problem(
+            ProblemSpec(name, model=model, steps=steps, guidance=3.0, seed=steps)
+        )
         ours = run(plan_for(problem), np.float32)
         verdict = judge(problem, written([ours.x(step) for step in range(ours.steps)]))
         assert verdict.verdict == "conforms", verdict.sentence
@@ -40,7 +42,7 @@ def test_ours_in_float32(name: str, model: str) -> None:
 def test_ours_on_every_schedule(name: str) -> None:
     for model in MODELS:
         if NOISE_MODEL[model] in SCHEDULES[name].noise_models and not SCHEDULES[name].needs:
-            problem = pose(Asked(schedule=name, model=model, steps=5))
+            problem = make_problem(ProblemSpec(None, name, model=model, steps=5))
             tables = {
                 "sigmas": np.array(problem.sigmas, np.float32).astype(np.float64),
                 "timesteps": np.array(problem.timesteps, np.float32).astype(np.float64),
@@ -121,7 +123,7 @@ def test_where_k_diffusion_ends_with_options(name: str, label: str) -> None:
 
 
 def test_a_float64_candidate_is_judged_as_a_float32_one() -> None:
-    problem = pose(Asked("heun", guidance=3.0))
+    problem = make_problem(ProblemSpec("heun", guidance=3.0))
     ours = run(plan_for(problem))
     xs = [ours.x(step).astype(np.float32) for step in range(ours.steps)]
     assert judge(problem, written(xs, "f64")).verdict == "conforms"
@@ -129,7 +131,7 @@ def test_a_float64_candidate_is_judged_as_a_float32_one() -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_narrow_candidates_have_a_wider_floor(dtype: str) -> None:
-    problem = pose(Asked("euler", denoiser="gaussian"))
+    problem = make_problem(ProblemSpec("euler", denoiser="gaussian"))
     ours = run(plan_for(problem), DTYPES[dtype])
     xs = [ours.x(step) for step in range(ours.steps)]
     assert judge(problem, written(xs, dtype)).verdict == "conforms"

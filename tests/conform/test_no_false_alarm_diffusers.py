@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from lydite.conform.candidate import Candidate
+from lydite.conform.answers import Candidate
 from lydite.conform.judge import judge
-from lydite.conform.network import predict
-from lydite.conform.pose import DENOISERS, Asked, pose
+from lydite.conform.make_problem import DENOISERS, ProblemSpec, make_problem
 from lydite.conform.problem import Problem
+from lydite.conform.replay import predict
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.schedules import ContinuousSigmas, FlowSigmas
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
@@ -57,8 +57,8 @@ def test_diffusers_in_its_own_coordinates(
     )
     schedule = "linspace" if ancestral else "karras"
     for steps in (2, 7, 20):
-        asked = Asked(name, schedule, steps, prediction=prediction, guidance=3.0)
-        problem = pose(asked, noise_table(LEVELS))
+        asked = ProblemSpec(name, schedule, steps, prediction=prediction, guidance=3.0)
+        problem = make_problem(asked, noise_table(LEVELS))
         if name == "dpm_2":  # KDPM2 rounds the timesteps of its grid, and none between them
             whole = tuple(float(round(timestep)) for timestep in problem.timesteps)
             problem = msgspec.structs.replace(problem, timesteps=whole)
@@ -93,8 +93,8 @@ def test_dpm_solver_of_diffusers_on_a_network(prediction: str) -> None:
         **BETAS, use_karras_sigmas=True, prediction_type=PREDICTIONS[prediction]
     )
     for steps in (2, 7, 20):
-        asked = Asked("dpmpp_2m", "karras", steps, prediction=prediction, guidance=3.0)
-        problem = pose(asked, noise_table(LEVELS, rule="round"))
+        asked = ProblemSpec("dpmpp_2m", "karras", steps, prediction=prediction, guidance=3.0)
+        problem = make_problem(asked, noise_table(LEVELS, rule="round"))
         scheduler.set_timesteps(steps)
         scale = np.sqrt(1 + scheduler.sigmas.double().numpy() ** 2)
         start = np.array(problem.x).reshape(problem.shape) / scale[0]
@@ -116,8 +116,8 @@ def test_diffusers_flow(name: str, kind: str) -> None:
     torch, schedulers = pytest.importorskip("torch"), pytest.importorskip("diffusers.schedulers")
     scheduler = getattr(schedulers, kind)(shift=3.0)
     for steps in (2, 7, 20):
-        asked = Asked(name, "sd3_diffusers", steps, model="sd3", guidance=3.0)
-        problem = pose(asked, FlowSigmas(3.0))
+        asked = ProblemSpec(name, "sd3_diffusers", steps, model="sd3", guidance=3.0)
+        problem = make_problem(asked, FlowSigmas(3.0))
         scheduler.set_timesteps(steps)
         x = torch.tensor(problem.x, dtype=torch.float32).reshape(problem.shape)
         xs = []
@@ -138,7 +138,7 @@ def test_diffusers_edm_on_a_network(name: str, kind: str) -> None:
     torch, schedulers = pytest.importorskip("torch"), pytest.importorskip("diffusers.schedulers")
     scheduler = getattr(schedulers, kind)(sigma_data=0.5)
     for steps in (2, 7, 20):
-        problem = pose(Asked(name, "karras", steps, model="edm", guidance=3.0))
+        problem = make_problem(ProblemSpec(name, "karras", steps, model="edm", guidance=3.0))
         assert problem.prediction == "edm" and problem.sigma_data == 0.5
         scheduler.set_timesteps(steps)
         x = torch.tensor(problem.x, dtype=torch.float32).reshape(problem.shape)
@@ -253,7 +253,7 @@ def test_tables_of_diffusers(kind: str, config: dict[str, Any], schedule: str) -
     scheduler = getattr(schedulers, kind)(**({} if flow or edm else BETAS), **config)
     model = FlowSigmas(3.0) if flow else ContinuousSigmas() if edm else noise_table(LEVELS)
     for steps in (2, 7, 20, 50):
-        problem = pose(Asked(None, schedule, steps), model)
+        problem = make_problem(ProblemSpec(None, schedule, steps), model)
         scheduler.set_timesteps(steps)
         tables = {
             "sigmas": scheduler.sigmas.double().numpy(),

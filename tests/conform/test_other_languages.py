@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lydite.conform.judge import judge_path, judge_trace
-from lydite.conform.pose import Asked, pose
+from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import write_problem
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -20,8 +20,12 @@ def test_the_rust_example_conforms(tmp_path: Path) -> None:
     program = tmp_path / "sampler"
     command = ["rustc", "--edition", "2021", "-D", "warnings", "-o", program, RUST / "sampler.rs"]
     subprocess.run(command, check=True, timeout=300)
-    for asked in (Asked(), Asked(denoiser="gaussian"), Asked(model="sd3", steps=20)):
-        problem, folder = pose(asked), tmp_path / f"{asked.model}-{asked.denoiser}"
+    for asked in (
+        ProblemSpec(),
+        ProblemSpec(denoiser="gaussian"),
+        ProblemSpec(model="sd3", steps=20),
+    ):
+        problem, folder = make_problem(asked), tmp_path / f"{asked.model}-{asked.denoiser}"
         write_problem(tmp_path / "problem.json", problem)
         subprocess.run(
             [program, tmp_path / "problem.json"],
@@ -34,11 +38,16 @@ def test_the_rust_example_conforms(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no node")
-@pytest.mark.parametrize("asked", [
-    Asked(guidance=3.0), Asked(prediction="v", denoiser="gaussian"), Asked(model="sd3", steps=20)
-])  # fmt: skip
-def test_the_javascript_example_conforms(asked: Asked, tmp_path: Path) -> None:
-    problem, path, answer = pose(asked), tmp_path / "problem.json", tmp_path / "answer.json"
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ProblemSpec(guidance=3.0),
+        ProblemSpec(prediction="v", denoiser="gaussian"),
+        ProblemSpec(model="sd3", steps=20),
+    ],
+)
+def test_the_javascript_example_conforms(asked: ProblemSpec, tmp_path: Path) -> None:
+    problem, path, answer = make_problem(asked), tmp_path / "problem.json", tmp_path / "answer.json"
     write_problem(path, problem)
     program = EXAMPLES / "sampler_candidate.js"
     subprocess.run(["node", program, path, answer], check=True, timeout=60)

@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from lydite.conform.make_problem import ProblemSpec
 from lydite.conform.mistakes import PLANTED
-from lydite.conform.pose import Asked
 
 from .planted import named
 
-SD15 = Asked("euler", guidance=3.0)
-V = Asked("euler", prediction="v", guidance=3.0)
-X0 = Asked("euler", prediction="x0", guidance=3.0)
-EDM = Asked("euler", model="edm", guidance=3.0)
-COSMOS = Asked("euler", model="cosmos", guidance=3.0)
-SD3 = Asked("euler", model="sd3", guidance=3.0)
-HEUN, TWO = Asked("heun", guidance=3.0), Asked("dpmpp_2m", guidance=3.0)
-ANCESTRAL, DPM = Asked("euler_ancestral", guidance=3.0), Asked("dpm_2", guidance=3.0)
-FLOW_TWO = Asked("dpmpp_2m", model="sd3", guidance=3.0)
+SD15 = ProblemSpec("euler", guidance=3.0)
+V = ProblemSpec("euler", prediction="v", guidance=3.0)
+X0 = ProblemSpec("euler", prediction="x0", guidance=3.0)
+EDM = ProblemSpec("euler", model="edm", guidance=3.0)
+COSMOS = ProblemSpec("euler", model="cosmos", guidance=3.0)
+SD3 = ProblemSpec("euler", model="sd3", guidance=3.0)
+HEUN, TWO = ProblemSpec("heun", guidance=3.0), ProblemSpec("dpmpp_2m", guidance=3.0)
+ANCESTRAL, DPM = ProblemSpec("euler_ancestral", guidance=3.0), ProblemSpec("dpm_2", guidance=3.0)
+FLOW_TWO = ProblemSpec("dpmpp_2m", model="sd3", guidance=3.0)
 USUAL = (SD15, V, X0, EDM, COSMOS, SD3, HEUN, DPM, TWO, FLOW_TWO, ANCESTRAL)
 EVERYWHERE = (
     "denoised-as-derivative",
@@ -80,9 +80,10 @@ CASES = [
     *((SD3, bug) for bug in ("shifted-twice", "not-shifted", "shift-as-mu", "mu-as-shift")),
     *((SD3, bug) for bug in ("c-in-on-flow", "denoised-without-sigma")),
     (FLOW_TWO, "ve-form-on-flow"),
-    (Asked("euler_ancestral", model="sd3", guidance=3.0), "ve-form-on-flow"),
-    (Asked("euler_ancestral", model="flux"), "ve-form-on-flow"),
+    (ProblemSpec("euler_ancestral", model="sd3", guidance=3.0), "ve-form-on-flow"),
+    (ProblemSpec("euler_ancestral", model="flux"), "ve-form-on-flow"),
     *((HEUN, bug) for bug in ("is-euler", "slopes-not-averaged", "second-slope-alone")),
+    (HEUN, "second-call-at-first-sigma"),
     *((HEUN, bug) for bug in ("no-c-in", "sigma-for-timestep", "timestep-of-first-call")),
     *(
         (TWO, bug)
@@ -118,7 +119,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("asked", USUAL, ids=str)
-def test_without_a_mistake_the_port_conforms(asked: Asked, tmp_path: Path) -> None:
+def test_without_a_mistake_the_port_conforms(asked: ProblemSpec, tmp_path: Path) -> None:
     verdict = named(asked, "", tmp_path)
     assert verdict.verdict == "conforms" and not verdict.findings, verdict.sentence
 
@@ -126,7 +127,7 @@ def test_without_a_mistake_the_port_conforms(asked: Asked, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("asked", "bug"), CASES, ids=[f"{a.model}-{a.sampler}-{a.prediction}-{b}" for a, b in CASES]
 )
-def test_planted(asked: Asked, bug: str, tmp_path: Path) -> None:
+def test_planted(asked: ProblemSpec, bug: str, tmp_path: Path) -> None:
     verdict = named(asked, bug, tmp_path)
     assert verdict.verdict == "deviates"
     assert [finding.cause for finding in verdict.findings][:1] == [bug], verdict.sentence

@@ -70,7 +70,7 @@ SHIPPED: dict[str, tuple[str, dict[str, Any], tuple[str, str]]] = {
     "lcm": (
         "LCM",
         {**SD, "clip_sample": False, "original_inference_steps": 50, "timestep_scaling": 10.0},
-        ("lcm", "lcm"),
+        ("lcm", "lcm_timesteps"),
     ),
     "svd": (
         "EulerDiscrete",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from lydite.cli.complete import complete_convention, complete_sampler, complete_schedule
 from lydite.core.errors import InputError
 from lydite.core.request import Request
 
@@ -51,20 +52,6 @@ dtype_option = click.option(
 )
 
 
-def complete_samplers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of samplers, for the shell."""
-    from lydite.sampling.samplers import SAMPLERS
-
-    return [name for name in SAMPLERS if name.startswith(incomplete)]
-
-
-def complete_schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of schedules, for the shell."""
-    from lydite.sampling.schedules import SCHEDULES
-
-    return [name for name in SCHEDULES if name.startswith(incomplete)]
-
-
 def request_options(command: F) -> F:
     """Everything but prompt and seed; what is not given is as the checkpoint has it."""
     options = (
@@ -85,7 +72,7 @@ def request_options(command: F) -> F:
                           "--image."),
         click.option("--width", type=click.IntRange(1, 999_999), help="Pixels; or use --size."),
         click.option("--height", type=click.IntRange(1, 999_999), help="Pixels; or use --size."),
-        click.option("--sampler", metavar="NAME", shell_complete=complete_samplers,
+        click.option("--sampler", metavar="NAME", shell_complete=complete_sampler,
                      help="By default the checkpoint's own. `lydite sampler list` names them: "
                           "euler, heun, dpmpp_2m, dpmpp_2m_sde, uni_pc, …"),
         click.option("--eta", type=float,
@@ -93,9 +80,9 @@ def request_options(command: F) -> F:
                           "own by default; `lydite sampler show NAME` has it."),
         click.option("--option", "options", multiple=True, metavar="NAME=N",
                      help="Another number of the sampler, e.g. s_noise=0.9; repeatable."),
-        click.option("--schedule", metavar="NAME", shell_complete=complete_schedules,
+        click.option("--schedule", metavar="NAME", shell_complete=complete_schedule,
                      help="By default the checkpoint's own; karras, beta_sigmas, …"),
-        click.option("--convention", metavar="NAME",
+        click.option("--convention", metavar="NAME", shell_complete=complete_convention,
                      help="Whose choices where programs differ under one name: lydite (default), "
                           "k-diffusion, comfyui, a1111 or diffusers."),
         click.option("--noise", type=click.Choice(NOISES),

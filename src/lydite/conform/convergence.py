@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lydite.conform.pose import DENOISERS
+from lydite.conform.make_problem import DENOISERS
 from lydite.conform.problem import Array
 from lydite.core.errors import InputError
 from lydite.sampling.samplers import find_sampler

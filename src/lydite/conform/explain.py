@@ -1,21 +1,31 @@
 """Name what a candidate did: replay the problem with each known mistake, and see which one fits."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from lydite.conform.candidate import Candidate
-from lydite.conform.measure import Key, bounds, distance, error_of, within
+from lydite.conform.answers import Candidate
+from lydite.conform.measure import (
+    SIGMA,
+    Key,
+    bounds,
+    distance,
+    error_of,
+    table_error,
+    timestep_limit,
+    within,
+)
 from lydite.conform.mistakes import PLANTED, elsewhere
 from lydite.conform.mistakes.elsewhere import other_samplers
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.mistakes.times import TIMES
 from lydite.conform.mistakes.wiring import WIRING
-from lydite.conform.problem import Array
-from lydite.conform.replay import CannotReplay, Plan, Run, restarted, run
+from lydite.conform.problem import Array, Problem
+from lydite.conform.replay import CallTime, CannotReplay, Plan, Run, restarted, run
 from lydite.conform.result import Finding
+from lydite.sampling.samplers import find_sampler
 
 NEAR = 1e-2  # a replay further off than this is another mistake; nearer, it is measured
 JUDGED = ("x", "sigma", "timestep")
@@ -29,7 +39,7 @@ class Fit:
     mistake: Mistake
     error: float  # the largest over x
     floor: float
-    aside: int  # further events that fit: input, prediction, denoised
+    other_matches: int  # further events that fit: input, prediction, denoised
 
 
 def explain(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
@@ -101,7 +111,7 @@ def _fits(
         return value is not None and distance(np.asarray(x), value) < NEAR
 
     for mistake in tried:
-        wrong = mistake.planted(plan)
+        wrong = mistake.applied_to(plan)
         if wrong is None:
             continue
         try:
@@ -121,18 +131,18 @@ def _fit(mistake: Mistake, exact: Run, candidate: Candidate, floor: float) -> Fi
         for key, value in candidate.values.items()
         if key in exact.values
     }
-    aside = sum(error < NEAR for key, error in errors.items() if key[0] not in JUDGED)
-    return Fit(mistake, max(e for key, e in errors.items() if key[0] == "x"), floor, aside)
+    matches = sum(error < NEAR for key, error in errors.items() if key[0] not in JUDGED)
+    return Fit(mistake, max(e for key, e in errors.items() if key[0] == "x"), floor, matches)
 
 
 def _findings(fits: list[Fit], candidate: Candidate, until: int | None) -> tuple[Finding, ...]:
     """One finding for each cause, the best first; the same sampler under two names is one."""
     nearest = min(fit.error for fit in fits)
     fits = [fit for fit in fits if fit.error <= 10 * max(nearest, fit.floor)]
-    best = max(fit.aside for fit in fits)
+    best = max(fit.other_matches for fit in fits)
     kept: dict[str, Fit] = {}
     for fit in fits:
-        if fit.aside == best:
+        if fit.other_matches == best:
             kept.setdefault(fit.mistake.cause, fit)
     others = [fit for cause, fit in kept.items() if cause.startswith("is-")]
     result = []
@@ -176,7 +186,7 @@ def _by_step(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
         return ()
     listed = _listed(wrong)
     for mistake in (*PLANTED, *elsewhere(plan.problem)):
-        other = mistake.planted(plan)
+        other = mistake.applied_to(plan)
         if other is None or other.sigmas != plan.sigmas:
             continue
 
@@ -190,11 +200,21 @@ def _by_step(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
         if replayed.steps == len(given):
             says = f"The candidate {mistake.says}, in {listed} alone. Started from its own x, "
             return (Finding(mistake.cause, says + "each other step is right.", mistake.fix),)
+    fix = "Look at what is special there: the first or the last step, a branch, an index."
+    if wrong == list(range(len(given) - 1)) and plan.problem.sigmas[-1] == 0:
+        listed = "every step but the last"
+        if find_sampler(plan.problem.sampler or "euler").calls > 1:
+            fix = (
+                "The last step has one call of the network, these have more: check x, sigma and "
+                "timestep of their second call, and what is done with its result."
+            )
+        else:
+            fix = "The last step goes to 0, these do not: check what depends on the next sigma."
     return (
         Finding(
             "some-steps",
-            f"Started from the candidate's own x, {listed} alone would be wrong.",
-            "Look at what is special there: the first or the last step, a branch, an index.",
+            f"Started from the candidate's own x, {listed} would be wrong.",
+            fix,
         ),
     )
 
@@ -210,3 +230,55 @@ def _listed(steps: list[int]) -> str:
     if len(steps) == 1:
         return f"step {steps[0]}"
     return "steps " + ", ".join(map(str, steps[:6])) + (" …" if len(steps) > 6 else "")
+
+
+def explain_tables(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
+    """The mistakes that give the candidate's tables."""
+    sigmas, timesteps = candidate.tables.get("sigmas"), candidate.tables.get("timesteps")
+    # timesteps that are wrong with their sigmas are those of another schedule
+    alone = sigmas is None or table_error(sigmas, np.array(plan.sigmas)) <= SIGMA
+    result: dict[str, Finding] = {}
+    for mistake in (*PLANTED, *elsewhere(plan.problem)):
+        wrong = mistake.applied_to(plan)
+        if wrong is None:
+            continue
+        if sigmas is not None and wrong.sigmas != plan.sigmas:
+            error = table_error(sigmas, np.array(wrong.sigmas))
+            if error <= 4 * SIGMA:
+                says = f"The candidate {mistake.says}. Its sigmas are those, to {error:.1e}."
+                result.setdefault(mistake.cause, Finding(mistake.cause, says, mistake.fix))
+        elif alone and timesteps is not None and wrong.timestep is not plan.timestep:
+            replayed = _timesteps(wrong.timestep, plan.problem)
+            most = timestep_limit(plan.problem)
+            if len(replayed) == len(timesteps) and np.abs(replayed - timesteps).max() <= most:
+                says = f"The candidate {mistake.says}. Its timesteps are those."
+                result.setdefault(mistake.cause, Finding(mistake.cause, says, mistake.fix))
+    return tuple(result.values())[:4] or _table_findings(plan.problem, sigmas, timesteps)
+
+
+def _timesteps(timestep: Callable[[CallTime], float], problem: Problem) -> Array:
+    times = [CallTime(sigma, at, 0, sigma) for at, sigma in enumerate(problem.sigmas[:-1])]
+    return np.array([timestep(time) for time in times])
+
+
+def _table_findings(
+    problem: Problem, sigmas: Array | None, timesteps: Array | None
+) -> tuple[Finding, ...]:
+    """What can be said of a table that no known mistake makes."""
+    right = np.array(problem.sigmas)
+    if sigmas is not None and len(sigmas) == len(right):
+        if table_error(sigmas[::-1], right) <= SIGMA:
+            says = "The table is the right one, backwards."
+            return (Finding("reversed", says, "Sigmas fall: the largest is first."),)
+        with np.errstate(all="ignore"):
+            factors = (sigmas / right)[right > 0]
+        if np.ptp(factors) <= SIGMA * abs(factors[0]):
+            says = f"Every sigma is {factors[0]:.6g} times the right one."
+            return (Finding("scaled", says, "Look for a factor: a range, or a unit."),)
+    if sigmas is not None and len(sigmas) != len(right):
+        says = f"The table has {len(sigmas)} sigmas; {problem.steps} steps have {len(right)}."
+        return (Finding("other-length", says, "n steps need n + 1 sigmas, the last of them 0."),)
+    if timesteps is not None and len(timesteps) != problem.steps:
+        says = f"There are {len(timesteps)} timesteps for {problem.steps} steps."
+        return (Finding("other-length", says, "One timestep for each sigma but the last."),)
+    return ()

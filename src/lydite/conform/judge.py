@@ -3,14 +3,29 @@
 import math
 from pathlib import Path
 
-from lydite.conform.answer import read_answer
-from lydite.conform.candidate import Candidate, CannotRead, read_candidate, recorded_before
-from lydite.conform.explain import JUDGED, explain
-from lydite.conform.measure import Bound, Key, bounds, error_of
+import numpy as np
+
+from lydite.conform.answers import (
+    Candidate,
+    CannotRead,
+    read_answer,
+    read_candidate,
+    recorded_before,
+)
+from lydite.conform.explain import JUDGED, explain, explain_tables
+from lydite.conform.measure import (
+    SIGMA,
+    UNIT,
+    Bound,
+    Key,
+    bounds,
+    error_of,
+    table_error,
+    timestep_limit,
+)
 from lydite.conform.problem import Problem
 from lydite.conform.replay import CannotReplay, Run, plan_for, run
 from lydite.conform.result import Finding, Row, Verdict
-from lydite.conform.tables import explain_tables, table_rows
 from lydite.core.errors import InputError, at
 from lydite.trace.store import Trace
 
@@ -53,11 +68,19 @@ def judge(problem: Problem, candidate: Candidate) -> Verdict:
     if not any(row.judged for row in rows):
         return Verdict(
             "cannot-judge",
-            "the trace has no x, sigma or timestep of any step of this problem. Write x after step "
-            "i as event sampler/x with step i.",
+            "nothing was judged: the answer has no x, sigma or timestep of any step of this "
+            "problem. Write x after step i as event sampler/x with step i.",
         )
     wrong = next((row for row in rows if row.judged and row.wrong), None)
     remarks = candidate.remarks + (() if candidate.complete else (UNFINISHED,))
+    if wrong is None and problem.sampler is not None and not any(row.name == "x" for row in rows):
+        return Verdict(
+            "cannot-judge",
+            f"nothing of {problem.sampler} was judged: the answer has no x. Its sigmas and "
+            "timesteps are right. Write x after each step.",
+            rows=tuple(rows),
+            remarks=remarks,
+        )
     if wrong is None:
         return _conforms(problem, candidate, rows, remarks)
     findings = _shape(problem, candidate) or (
@@ -115,11 +138,11 @@ def _conforms(
         f"{what}: the largest error is {worst.error:.1e}, where rounding makes {worst.floor:.1e} "
         f"and {worst.limit:.1e} is allowed."
     )
-    aside = [row for row in rows if not row.judged and row.wrong]
-    if aside:
+    other = next((row for row in rows if not row.judged and row.wrong), None)
+    if other is not None:
         remarks += (
-            f"sampler/{aside[0].name} of step {aside[0].step} is not ours ({aside[0].error:.1e}), "
-            "yet every x is right: recorded at another place?",
+            f"sampler/{other.name} of step {other.step} differs ({other.error:.1e}) although every "
+            "x is right: perhaps it is recorded elsewhere",
         )
     return Verdict("conforms", sentence, None, worst.error, worst.floor, (), tuple(rows), remarks)
 
@@ -182,3 +205,25 @@ def _length(exact: Run, candidate: Candidate) -> tuple[Finding, ...]:
             "n steps go over the n pairs of n + 1 sigmas; write x once after each.",
         ),
     )
+
+
+def table_rows(problem: Problem, candidate: Candidate) -> list[Row]:
+    """Every entry of the candidate's tables against the problem's."""
+    rows = []
+    for name, right, limit in (
+        ("sigma", np.array(problem.sigmas), SIGMA),
+        ("timestep", np.array(problem.timesteps), timestep_limit(problem)),
+    ):
+        table = candidate.tables.get(f"{name}s")
+        if table is None:
+            continue
+        for entry in range(max(len(right), len(table))):
+            error = None
+            if entry < len(right) and entry < len(table):
+                error = (
+                    table_error(table[entry : entry + 1], right[entry : entry + 1])
+                    if name == "sigma"
+                    else float(np.nan_to_num(abs(table[entry] - right[entry]), nan=np.inf))
+                )
+            rows.append(Row(name, entry, 0, error, UNIT["f32"], limit, judged=True))
+    return rows

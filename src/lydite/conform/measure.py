@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lydite.conform.methods import Registered
 from lydite.conform.problem import Array, Problem
-from lydite.conform.replay import CannotReplay, Plan, Run, run
+from lydite.conform.replay import BoundSampler, CannotReplay, Plan, Run, run
 
 UNIT = {"f64": 2.0**-24, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 # A value is wrong beyond so many floors, and never below LEAST. Measured: diffusers' schedulers
@@ -68,7 +67,7 @@ def bounds(plan: Plan, exact: Run, dtype: str, most: int | None = None) -> dict[
     """A bound for every value of a run."""
     coarse = UNIT[dtype] / UNIT["f32"]
     least = LEAST
-    if isinstance(plan.method, Registered):
+    if isinstance(plan.method, BoundSampler):
         least = max(least, plan.method.roughness)
     floors = dict.fromkeys(exact.values, UNIT["f32"])
     for other in _rounded_runs(plan, most):
@@ -101,7 +100,7 @@ def _rounded_runs(plan: Plan, most: int | None) -> list[Run]:
             runs.append(run(plan, dtype, jitter=jitter, most=most))
         except CannotReplay:
             continue
-    for method in plan.method.nudged() if isinstance(plan.method, Registered) else ():
+    for method in plan.method.with_eta_rounded() if isinstance(plan.method, BoundSampler) else ():
         try:
             runs.append(run(replace(plan, method=method), most=most))
         except CannotReplay:

@@ -23,7 +23,7 @@ from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 FORMAT, VERSION = "lydite-sampler-problem", 1
 MOST_STEPS, MOST_VALUES, MOST_NORMALS, MOST_TABLE = 1000, 4096, 4000, 100_000
 PREDICTIONS = ("denoised", "eps", "v", "x0", "edm", "cosmos", "flow")
-TABLED = ("eps", "v", "x0")  # told a place in the noise table
+TABLED = ("eps", "v", "x0")  # their timestep is a place in the noise table
 
 Array = NDArray[Any]
 Word = Annotated[str, Meta(max_length=100)]
@@ -82,7 +82,7 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sigma_data: Positive = 1.0  # of prediction `edm`
     guidance: Guidance | None = None
     normals: Annotated[tuple[Values, ...], Meta(max_length=MOST_NORMALS)] = ()
-    words: dict[str, str] = {}  # how everything is meant, for people
+    explanations: dict[str, str] = msgspec.field(default_factory=dict, name="words")  # for people
 
     @property
     def steps(self) -> int:

@@ -1,27 +1,168 @@
-"""Run a problem: as it is meant, or with whatever a mistake would change."""
+"""Run a problem: as it is meant, or with whatever a mistake would change.
 
+The network is a formula: it takes a scaled latent and a timestep, as a real one does, and believes
+both. A wrong scale or a wrong timestep gives a wrong prediction, so that c_in, timestep and
+denoised are the candidate's own work.
+"""
+
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from lydite.conform.methods import Method, Registered
-from lydite.conform.network import c_in, denoised_from, predict, timestep_of
 from lydite.conform.problem import Array, Denoiser, Problem, noise_model_of
 from lydite.core.errors import InputError
 from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.steps import Step
+from lydite.sampling.prediction import Prediction, find_prediction
+from lydite.sampling.samplers import find_sampler
+from lydite.sampling.steps import Noise, Step
 
-# What a sampler may answer to sigmas and options that a stranger wrote.
+LEAST = 1e-4  # the network never divides by less
+
+
+def prediction_of(problem: Problem) -> Prediction:
+    """The scalings of the problem's prediction type; not for `denoised`, which has none."""
+    return Prediction(find_prediction(problem.prediction).name, problem.sigma_data)
+
+
+def predict(problem: Problem, denoiser: Denoiser, model_input: Any, timestep: float) -> Any:
+    """F(model_input, timestep) of the problem's prediction type."""
+    sigma, kind = sigma_of(problem, timestep), prediction_of(problem)
+    x = model_input / kind.c_in(sigma)
+    denoised = denoiser.under(noise_model_of(problem))(x, sigma)
+    return (denoised - x * kind.c_skip(sigma)) / kind.c_out(sigma)
+
+
+def c_in(problem: Problem, sigma: float) -> float:
+    """What a latent is multiplied with before it goes into the network."""
+    return prediction_of(problem).c_in(sigma)
+
+
+def denoised_from(problem: Problem, x: Any, prediction: Any, sigma: float) -> Any:
+    """The image that a prediction points at; `x` is the latent without c_in."""
+    return prediction_of(problem).denoised(x, prediction, sigma)
+
+
+def sigma_of(problem: Problem, timestep: float) -> float:
+    """The sigma the network understands a timestep as."""
+    if problem.table:
+        return math.exp(float(np.interp(timestep, *_logs(problem.table))))
+    if problem.prediction == "edm":
+        return math.exp(4 * min(max(timestep, -3.0), 3.0))
+    if problem.prediction == "cosmos":
+        timestep = min(max(timestep, LEAST), 1 - LEAST)
+        return timestep / (1 - timestep)
+    return max(timestep / problem.training_steps, LEAST)
+
+
+def timestep_of(problem: Problem, sigma: float) -> float:
+    """The timestep of a sigma that is none of the problem's, by its rule."""
+    place = place_of(problem, sigma)
+    if problem.rule == "interpolate":
+        return place
+    return float(math.floor(place) if problem.rule == "truncate" else round(place))
+
+
+def place_of(problem: Problem, sigma: float) -> float:
+    """The timestep of a sigma, fraction and all: the inverse of `sigma_of`."""
+    if problem.table:
+        places, logs = _logs(problem.table)
+        return float(np.interp(math.log(sigma), logs, places)) if sigma > 0 else 0.0
+    if problem.prediction == "edm":
+        return math.log(max(sigma, LEAST)) / 4
+    if problem.prediction == "cosmos":
+        return sigma / (sigma + 1)
+    return sigma * problem.training_steps
+
+
+@lru_cache(maxsize=8)
+def _logs(table: tuple[float, ...]) -> tuple[Array, Array]:
+    """(t, log sigma); a run asks for it hundreds of times."""
+    return np.arange(len(table)), np.log(table)
+
+
+# (denoise, x, sigmas, noise) -> steps
+Method = Callable[[Any, Any, Sequence[float], Noise[Any]], Iterator[Step[Any]]]
+
+# Measured: the weights of diffusers' DEIS are differences of logarithms, divided by steps in them.
+# In float32 that costs 2.2e-7 n over n steps in order 2 and 2.4e-9 n³ in order 3; twice that here.
+# ComfyUI's deis, deis_tab here, integrates by ten thousand rectangles, and is off by 5e-5.
+ROUGH = {("deis", 2): (5e-7, 1), ("deis", 3): (5e-9, 3), ("deis_tab", 3): (1e-4, 0)}
+LOOKED_UP = ("middle", "below")  # options of pndm and tcd that are functions,
+BY_TIMESTEP = "timestep"  # and their value for one that looks its sigma up in the table
+
+
+@dataclass(frozen=True)
+class BoundSampler:
+    """A method that is known by its name and options."""
+
+    problem: Problem
+    name: str
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        find_sampler(self.name)  # an error while the problem is read, not in the middle of a run
+
+    def __call__(self, denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
+        sampler = find_sampler(self.name)
+        given = noise if sampler.noise != "none" else None
+        options = {
+            key: sigma_by_timestep(self.problem, self.name, key, self.options)
+            if key in LOOKED_UP and isinstance(value, str)
+            else value
+            for key, value in self.options.items()
+        }
+        return sampler.run(denoise, x, sigmas, noise=given, **options)
+
+    @property
+    def roughness(self) -> float:
+        """How far float32 may take a right one beyond what replays show, where that is much."""
+        order: Any = self.options.get("order", find_sampler(self.name).options.get("order"))
+        factor, power = ROUGH.get((self.name, order), (0.0, 1))
+        return factor * self.problem.steps**power
+
+    def with_eta_rounded(self) -> tuple["BoundSampler", ...]:
+        """With eta a unit of float32 more and less.
+
+        An ancestral step goes down to √(σ_next² − up²). Where up is nearly σ_next, float32 leaves
+        little of the difference, as if eta were off by a unit: k-diffusion and diffusers are off by
+        3e-4 in the first of two Karras steps of dpm_2_ancestral.
+        """
+        known = find_sampler(self.name).options
+        if "eta" not in known:
+            return ()
+        eta = self.options.get("eta", known["eta"])
+        return tuple(
+            BoundSampler(self.problem, self.name, {**self.options, "eta": eta * factor})
+            for factor in (1 - 2.0**-23, 1 + 2.0**-23)
+        )
+
+
+def sigma_by_timestep(problem: Problem, sampler: str, option: str, options: dict[str, Any]) -> Any:
+    """diffusers' way to find a sigma that no step begins or ends at: by its timestep."""
+    if options[option] != BY_TIMESTEP:
+        raise InputError(f"{option} is {options[option]!r:.60}; expected {BY_TIMESTEP!r}.")
+    if not problem.table:
+        raise InputError(f"{option} = {BY_TIMESTEP} needs a model with a noise table, as sd15 has.")
+    if option == "middle":
+        return lambda sigma, after: sigma_of(
+            problem, (place_of(problem, sigma) + place_of(problem, after)) / 2
+        )
+    share = 1 - options.get("gamma", find_sampler(sampler).options["gamma"])
+    return lambda sigma: sigma_of(problem, math.floor(share * place_of(problem, sigma) + 1e-6))
+
+
+# What a sampler may raise on sigmas and options from a file.
 UNUSABLE = (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, InputError)
 MOST_CALLS = 20_000  # of the network: an adaptive sampler may not end
 
 
 @dataclass(frozen=True)
-class Moment:
+class CallTime:
     """When the network is called."""
 
     sigma: float
@@ -31,7 +172,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Seen:
+class NetworkCall:
     """What is at hand when the denoised is computed."""
 
     x: Any
@@ -49,9 +190,9 @@ class Plan:
     sigmas: tuple[float, ...]
     start: Array
     model_input: Callable[[Any, float], Any]
-    timestep: Callable[[Moment], float]
-    denoised: Callable[[Seen], Any]
-    handed: Callable[[Any, Any, float], Any]  # (x, denoised, sigma) -> what the sampler gets
+    timestep: Callable[[CallTime], float]
+    denoised: Callable[[NetworkCall], Any]
+    to_sampler: Callable[[Any, Any, float], Any]  # (x, denoised, sigma) -> what the sampler gets
     guided: Callable[[Any, Any], Any]  # (cond, uncond)
     noise: Callable[[int, Array, float, float], Array]  # (index, normals, sigma, sigma_next)
 
@@ -81,13 +222,13 @@ def plan_for(problem: Problem) -> Plan:
     scale = problem.guidance.scale if problem.guidance else 1.0
     return Plan(
         problem,
-        Registered(problem, problem.sampler or "euler", dict(problem.options)),
+        BoundSampler(problem, problem.sampler or "euler", dict(problem.options)),
         problem.sigmas,
         problem.start(),
         model_input=lambda x, sigma: x * c_in(problem, sigma),
-        timestep=lambda moment: right_timestep(problem, moment.sigma),
-        denoised=lambda seen: denoised_from(problem, seen.x, seen.prediction, seen.sigma),
-        handed=lambda x, denoised, sigma: denoised,
+        timestep=lambda time: right_timestep(problem, time.sigma),
+        denoised=lambda call: denoised_from(problem, call.x, call.prediction, call.sigma),
+        to_sampler=lambda x, denoised, sigma: denoised,
         guided=lambda cond, uncond: uncond + (cond - uncond) * scale,
         noise=lambda index, normals, sigma, sigma_next: normals,
     )
@@ -167,27 +308,27 @@ class _Session:
             raise CannotReplay("too many calls of the network")
         if self.call == 0:
             self.step_sigma = sigma
-        moment = Moment(float(sigma), self.step, self.call, self.step_sigma)
+        time = CallTime(float(sigma), self.step, self.call, self.step_sigma)
         if problem.prediction == "denoised":
             model_input, timestep = x, None
         else:
-            model_input = plan.model_input(x, moment.sigma)
+            model_input = plan.model_input(x, time.sigma)
             wide = np.float64 if self.dtype is np.float64 else np.float32  # never in 16 bits
-            timestep = float(wide(plan.timestep(moment)))
-        cond = self._predict(problem.denoiser, model_input, moment.sigma, timestep)
+            timestep = float(wide(plan.timestep(time)))
+        cond = self._predict(problem.denoiser, model_input, time.sigma, timestep)
         prediction, uncond = cond, cond
         if problem.guidance:
-            uncond = self._predict(problem.guidance.uncond, model_input, moment.sigma, timestep)
+            uncond = self._predict(problem.guidance.uncond, model_input, time.sigma, timestep)
             prediction = plan.guided(cond, uncond)
-        denoised = self._denoised(x, model_input, prediction, moment.sigma)
+        denoised = self._denoised(x, model_input, prediction, time.sigma)
         self._keep("model_input", model_input)
         self._keep("timestep", None if timestep is None else np.array(timestep))
         self._keep("prediction", prediction)
         self._keep("denoised", denoised)
         self.call += 1
-        other = self._denoised(x, model_input, uncond, moment.sigma) if problem.guidance else None
-        handed = plan.handed(x, denoised, moment.sigma)
-        return self.rounded(handed), handed if other is None else self.rounded(other)
+        other = self._denoised(x, model_input, uncond, time.sigma) if problem.guidance else None
+        to_sampler = plan.to_sampler(x, denoised, time.sigma)
+        return self.rounded(to_sampler), to_sampler if other is None else self.rounded(other)
 
     def draw(self, sigma: float, sigma_next: float) -> Array:
         """The next normals of the problem."""
@@ -214,7 +355,7 @@ class _Session:
     def _denoised(self, x: Any, model_input: Any, prediction: Any, sigma: float) -> Any:
         if self.plan.problem.prediction == "denoised":
             return prediction
-        return self.plan.denoised(Seen(x, model_input, prediction, sigma))
+        return self.plan.denoised(NetworkCall(x, model_input, prediction, sigma))
 
     def _keep(self, name: str, value: Any) -> None:
         if value is not None:

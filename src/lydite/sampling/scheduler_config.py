@@ -328,7 +328,7 @@ def _lcm(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
         name,
         _prediction(keys),
         "lcm",
-        "lcm",
+        "lcm_timesteps",
         _table(keys, clamp=NEARLY_ZERO),
         schedule_options={"original_steps": keys.original_inference_steps},
         unit_variance=True,

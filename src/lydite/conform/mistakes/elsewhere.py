@@ -7,14 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from lydite.conform.methods import BY_TIMESTEP, LOOKED_UP, Registered
 from lydite.conform.mistakes.mistake import Mistake
-from lydite.conform.models import model_of
 from lydite.conform.problem import Problem
-from lydite.conform.replay import Plan
+from lydite.conform.replay import BY_TIMESTEP, LOOKED_UP, BoundSampler, Plan
 from lydite.core.errors import InputError
 from lydite.sampling.samplers import SAMPLERS, find_sampler
-from lydite.sampling.schedules import SCHEDULES, ScheduleKind
+from lydite.sampling.schedules import (
+    SCHEDULES,
+    ContinuousSigmas,
+    FlowSigmas,
+    ModelSigmas,
+    NoiseTable,
+    ScheduleKind,
+)
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "offset": (0, 1),
@@ -116,7 +121,7 @@ def _on(
         return replace(
             plan,
             sigmas=tuple(schedule.sigmas.tolist()),
-            timestep=lambda moment: schedule.timestep_of(moment.sigma),
+            timestep=lambda time: schedule.timestep_of(time.sigma),
             start=start if own_start else plan.start,
         )
 
@@ -124,7 +129,7 @@ def _on(
 
 
 def _by(name: str, options: dict[str, Any]) -> Callable[[Plan], Plan | None]:
-    return lambda plan: replace(plan, method=Registered(plan.problem, name, options))
+    return lambda plan: replace(plan, method=BoundSampler(plan.problem, name, options))
 
 
 def _shown(value: Any) -> str:
@@ -154,3 +159,17 @@ WORDS: dict[str, tuple[str, ...]] = {
     )
     for word in pair
 }
+
+
+def model_of(problem: Problem) -> ModelSigmas | None:
+    """The model a problem was made for, as far as the problem tells."""
+    if problem.noise_model == "flow":
+        shift, train = problem.settings.get("shift", 1.0), problem.training_steps
+        if not isinstance(shift, int | float) or not 0 < shift < 1e6:
+            return None
+        return FlowSigmas(float(shift), train, float(train), problem.rule)
+    if problem.prediction in ("edm", "cosmos"):
+        return ContinuousSigmas(timestep_formula=problem.prediction)
+    if len(problem.table) < 2:
+        return None
+    return NoiseTable(np.array(problem.table), problem.rule)

@@ -13,6 +13,8 @@ from lydite.sampling.steps import Step
 
 # (denoised, its forerunners newest first, half of 1/r with r = h_last/h) -> the directed denoised
 Extrapolate = Callable[[Any, list[Any], float], Any]
+# (denoise, x, sigma, the next sigma) -> the slope at the end of a Heun step
+SecondSlope = Callable[[Any, Any, float, float], Any]
 
 
 def forgetful(plan: Plan) -> Plan | None:
@@ -53,23 +55,23 @@ def two_step(extrapolate: Extrapolate, *, in_sigma: bool = False) -> Callable[[P
         noise_model = noise_model_of(plan.problem)
 
         def method(denoise: Any, x: Any, sigmas: Any, noise: Any) -> Iterator[Step[Any]]:
-            seen: list[Any] = []
+            earlier: list[Any] = []
             for at in range(len(sigmas) - 1):
                 sigma, after = float(sigmas[at]), float(sigmas[at + 1])
                 denoised = denoise(x, sigma)
                 directed = denoised
-                if seen and after > 0:
+                if earlier and after > 0:
                     before = float(sigmas[at - 1])
                     lambdas = [noise_model.half_log_snr(each) for each in (before, sigma, after)]
                     places = [-before, -sigma, -after] if in_sigma else lambdas
                     half = (places[2] - places[1]) / (places[1] - places[0]) / 2
                     if math.isfinite(half) and half > 0:
-                        directed = extrapolate(denoised, seen, half)
+                        directed = extrapolate(denoised, earlier, half)
                 ratio = after / sigma
                 x = x * ratio + directed * (
                     noise_model.alpha(after) - noise_model.alpha(sigma) * ratio
                 )
-                seen = [denoised, *seen]
+                earlier = [denoised, *earlier]
                 yield Step(at, sigma, after, x, denoised)
 
         return replace(plan, method=method)
@@ -77,8 +79,11 @@ def two_step(extrapolate: Extrapolate, *, in_sigma: bool = False) -> Callable[[P
     return apply
 
 
-def two_slopes(weigh: Callable[[Any, Any], Any]) -> Callable[[Plan], Plan | None]:
-    """Heun's step with other weights of its two slopes."""
+def heun_slopes(
+    weigh: Callable[[Any, Any], Any],
+    second_slope: SecondSlope = lambda denoise, x, sigma, after: (x - denoise(x, after)) / after,
+) -> Callable[[Plan], Plan | None]:
+    """Heun's step with other weights of its two slopes, or another second slope."""
 
     def apply(plan: Plan) -> Plan | None:
         if plan.problem.sampler != "heun" or plan.problem.options:
@@ -91,7 +96,7 @@ def two_slopes(weigh: Callable[[Any, Any], Any]) -> Callable[[Plan], Plan | None
                 slope = (x - denoised) / sigma
                 ahead = x + slope * (after - sigma)
                 if after > 0:
-                    second = (ahead - denoise(ahead, after)) / after
+                    second = second_slope(denoise, ahead, sigma, after)
                     ahead = x + weigh(slope, second) * (after - sigma)
                 x = ahead
                 yield Step(at, sigma, after, x, denoised)
@@ -99,6 +104,14 @@ def two_slopes(weigh: Callable[[Any, Any], Any]) -> Callable[[Plan], Plan | None
         return replace(plan, method=method)
 
     return apply
+
+
+def _stale_sigma(denoise: Any, x: Any, sigma: float, after: float) -> Any:
+    return (x - denoise(x, sigma)) / sigma
+
+
+def _stale_denoised(denoise: Any, x: Any, sigma: float, after: float) -> Any:
+    return (x - denoise(x, sigma)) / after
 
 
 FIX_2M = (
@@ -125,54 +138,64 @@ HISTORY = (
         "history-not-updated",
         "keeps the first step's denoised as the last one for ever",
         FIX_2M,
-        two_step(lambda now, seen, half: now * (1 + half) - seen[-1] * half),
+        two_step(lambda now, earlier, half: now * (1 + half) - earlier[-1] * half),
     ),
     Mistake(
         "history-swapped",
         "has the new and the last denoised swapped",
         FIX_2M,
-        two_step(lambda now, seen, half: seen[0] * (1 + half) - now * half),
+        two_step(lambda now, earlier, half: earlier[0] * (1 + half) - now * half),
     ),
     Mistake(
         "step-ratio-inverted",
         "divides the steps the other way round: r = h/h_last",
         FIX_2M,
-        two_step(lambda now, seen, half: now + (now - seen[0]) * (0.25 / half)),
+        two_step(lambda now, earlier, half: now + (now - earlier[0]) * (0.25 / half)),
     ),
     Mistake(
         "step-ratio-not-halved",
         "extrapolates by 1/r instead of 1/(2r)",
         FIX_2M,
-        two_step(lambda now, seen, half: now + (now - seen[0]) * (2 * half)),
+        two_step(lambda now, earlier, half: now + (now - earlier[0]) * (2 * half)),
     ),
     Mistake(
         "step-ratio-in-sigma",
         "measures steps in sigma instead of log(α/σ)",
         FIX_2M,
-        two_step(lambda now, seen, half: now + (now - seen[0]) * half, in_sigma=True),
+        two_step(lambda now, earlier, half: now + (now - earlier[0]) * half, in_sigma=True),
     ),
     Mistake(
         "step-ratio-left-out",
         "takes all steps as equal: r = 1",
         FIX_2M,
-        two_step(lambda now, seen, half: now + (now - seen[0]) * 0.5),
+        two_step(lambda now, earlier, half: now + (now - earlier[0]) * 0.5),
     ),
     Mistake(
         "history-sign",
         "adds the last denoised instead of subtracting it",
         FIX_2M,
-        two_step(lambda now, seen, half: now * (1 - half) + seen[0] * half),
+        two_step(lambda now, earlier, half: now * (1 - half) + earlier[0] * half),
     ),
     Mistake(
         "slopes-not-averaged",
         "adds Heun's two slopes without halving",
         "x + (d + d₂)/2 · Δσ.",
-        two_slopes(lambda first, second: first + second),
+        heun_slopes(lambda first, second: first + second),
     ),
     Mistake(
         "second-slope-alone",
         "takes Heun's second slope alone",
         "x + (d + d₂)/2 · Δσ.",
-        two_slopes(lambda first, second: second),
+        heun_slopes(lambda first, second: second),
+    ),
+    *(
+        Mistake(
+            "second-call-at-first-sigma",
+            "calls the network a second time at the step's first sigma and timestep",
+            "The second call of a Heun step is at the next sigma: x, sigma, timestep and c_in all "
+            "change.",
+            heun_slopes(lambda first, second: (first + second) * 0.5, slope),
+        )
+        for slope in (_stale_sigma, _stale_denoised)
     ),
 )

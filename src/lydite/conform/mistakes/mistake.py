@@ -17,7 +17,7 @@ class Mistake:
     fix: str
     apply: Callable[[Plan], Plan | None]
 
-    def planted(self, plan: Plan) -> Plan | None:
+    def applied_to(self, plan: Plan) -> Plan | None:
         """`apply`, with None also for a plan that is too odd to make the mistake on."""
         try:
             with np.errstate(all="ignore"):

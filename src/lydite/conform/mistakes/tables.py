@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from lydite.conform.mistakes.mistake import Mistake
-from lydite.conform.network import timestep_of
 from lydite.conform.problem import Array, Problem
-from lydite.conform.replay import Moment, Plan
+from lydite.conform.replay import CallTime, Plan, timestep_of
 
 Respace = Callable[[Array, Problem], Array | None]  # the right sigmas -> the wrong ones
 
@@ -25,10 +24,10 @@ def respaced(change: Respace) -> Callable[[Plan], Plan | None]:
         right = plan.timestep
         known = dict(zip(problem.sigmas, problem.timesteps, strict=False))
 
-        def timestep(moment: Moment) -> float:
-            if moment.sigma in known:
-                return right(moment)
-            return timestep_of(problem, moment.sigma)
+        def timestep(time: CallTime) -> float:
+            if time.sigma in known:
+                return right(time)
+            return timestep_of(problem, time.sigma)
 
         return replace(plan, sigmas=tuple(float(sigma) for sigma in sigmas), timestep=timestep)
 

@@ -1,4 +1,4 @@
-"""Mistakes in what the network is told: the timestep of a sigma."""
+"""Mistakes in the timestep that the network gets."""
 
 import math
 from collections.abc import Callable
@@ -9,14 +9,13 @@ import ml_dtypes
 import numpy as np
 
 from lydite.conform.mistakes.mistake import Mistake
-from lydite.conform.network import place_of
 from lydite.conform.problem import Array, Problem
-from lydite.conform.replay import Moment, Plan
+from lydite.conform.replay import CallTime, Plan, place_of
 
-Change = Callable[[float, Moment, Problem], float | None]  # (right timestep, …) -> the wrong one
+Change = Callable[[float, CallTime, Problem], float | None]  # (right timestep, …) -> the wrong one
 
 
-def retold(change: Change) -> Callable[[Plan], Plan | None]:
+def wrong_timestep(change: Change) -> Callable[[Plan], Plan | None]:
     """The right timestep made into a wrong one."""
 
     def apply(plan: Plan) -> Plan | None:
@@ -24,9 +23,9 @@ def retold(change: Change) -> Callable[[Plan], Plan | None]:
         if problem.prediction == "denoised":
             return None
 
-        def timestep(moment: Moment) -> float:
-            told = change(right(moment), moment, problem)
-            return right(moment) if told is None else told
+        def timestep(time: CallTime) -> float:
+            wrong = change(right(time), time, problem)
+            return right(time) if wrong is None else wrong
 
         return replace(plan, timestep=timestep)
 
@@ -45,29 +44,29 @@ def spaced(grid: Callable[[int, int], Array]) -> Callable[[Plan], Plan | None]:
             return None
         sigmas = np.array(problem.sigmas[: problem.steps])
 
-        def timestep(moment: Moment) -> float:
+        def timestep(time: CallTime) -> float:
             # between two sigmas of the table, as far between their two timesteps
-            return float(np.interp(-moment.sigma, -sigmas, even))
+            return float(np.interp(-time.sigma, -sigmas, even))
 
         return replace(plan, timestep=timestep)
 
     return apply
 
 
-def _next(right: float, moment: Moment, problem: Problem) -> float | None:
-    if moment.sigma not in problem.sigmas[:-1]:
+def _next(right: float, time: CallTime, problem: Problem) -> float | None:
+    if time.sigma not in problem.sigmas[:-1]:
         return None
-    at = problem.sigmas.index(moment.sigma)
+    at = problem.sigmas.index(time.sigma)
     return (*problem.timesteps, 0.0)[at + 1]
 
 
-def _rounded(dtype: Any) -> Callable[[float, Moment, Problem], float]:
-    return lambda right, moment, problem: float(dtype(right))
+def _rounded(dtype: Any) -> Callable[[float, CallTime, Problem], float]:
+    return lambda right, time, problem: float(dtype(right))
 
 
-def _by_rule(whole: Callable[[float], float]) -> Callable[[float, Moment, Problem], float]:
+def _by_rule(whole: Callable[[float], float]) -> Callable[[float, CallTime, Problem], float]:
     """The place of the sigma in the table, made whole in some way or in none."""
-    return lambda right, moment, problem: whole(place_of(problem, moment.sigma))
+    return lambda right, time, problem: whole(place_of(problem, time.sigma))
 
 
 STALE = "has evenly spaced timesteps under respaced sigmas"
@@ -75,21 +74,21 @@ FIX_STALE = (
     "Derive each timestep from its own sigma, after the respacing (Karras, exponential, shift)."
 )
 FIX_WHOLE = "Interpolate in log sigma and keep the fraction, or record the rounding you mean."
-FIX_CACHE = "Tell the network the timestep of the sigma it is called at, each time."
+FIX_CACHE = "Give the network the timestep of the sigma it is called at, each time."
 
 TIMES = (
     Mistake(
         "sigma-for-timestep",
-        "tells the network sigma where it expects a timestep",
+        "gives the network sigma where it expects a timestep",
         "Convert: the timestep of a sigma is its place in the noise table (eps, v), or "
         "1000·sigma (flow).",
-        retold(lambda right, moment, problem: moment.sigma),
+        wrong_timestep(lambda right, time, problem: time.sigma),
     ),
     Mistake(
         "timestep-not-scaled",
-        "tells the network a timestep from 0 to 1",
+        "gives the network a timestep from 0 to 1",
         "Multiply by the number of training steps.",
-        retold(lambda right, moment, problem: right / problem.training_steps),
+        wrong_timestep(lambda right, time, problem: right / problem.training_steps),
     ),
     Mistake(
         "stale-timesteps",
@@ -135,24 +134,24 @@ TIMES = (
     ),
     Mistake(
         "first-timestep-kept",
-        "tells the network the first timestep at every step",
+        "gives the network the first timestep at every step",
         FIX_CACHE + " Something was cached before the loop.",
-        retold(lambda right, moment, problem: problem.timesteps[0]),
+        wrong_timestep(lambda right, time, problem: problem.timesteps[0]),
     ),
     Mistake(
         "timestep-of-next-step",
-        "tells the network the timestep of the next step",
+        "gives the network the timestep of the next step",
         FIX_CACHE,
-        retold(_next),
+        wrong_timestep(_next),
     ),
     Mistake(
         "timestep-of-first-call",
-        "tells the network the step's first timestep at every call of the step",
+        "gives the network the step's first timestep at every call of the step",
         FIX_CACHE + " The second call of a step is at another sigma.",
-        retold(
-            lambda right, moment, problem: (
-                dict(zip(problem.sigmas, problem.timesteps, strict=False)).get(moment.step_sigma)
-                if moment.call
+        wrong_timestep(
+            lambda right, time, problem: (
+                dict(zip(problem.sigmas, problem.timesteps, strict=False)).get(time.step_sigma)
+                if time.call
                 else None
             )
         ),
@@ -161,48 +160,48 @@ TIMES = (
         "timestep-reversed",
         "counts time from the image to the noise: T − t",
         "The largest timestep is pure noise.",
-        retold(lambda right, moment, problem: problem.training_steps - right),
+        wrong_timestep(lambda right, time, problem: problem.training_steps - right),
     ),
     Mistake(
         "timestep-truncated",
         "cuts timesteps to whole numbers",
         FIX_WHOLE,
-        retold(_by_rule(lambda place: float(math.floor(place + 1e-9)))),
+        wrong_timestep(_by_rule(lambda place: float(math.floor(place + 1e-9)))),
     ),
     Mistake(
         "timestep-nearest",
         "rounds timesteps to the nearest entry",
         FIX_WHOLE,
-        retold(_by_rule(lambda place: float(round(place)))),
+        wrong_timestep(_by_rule(lambda place: float(round(place)))),
     ),
     Mistake(
         "timestep-interpolated",
         "interpolates timesteps in log sigma where whole ones are meant",
         "Round as the problem's timesteps are rounded.",
-        retold(_by_rule(lambda place: place)),
+        wrong_timestep(_by_rule(lambda place: place)),
     ),
     Mistake(
         "timestep-one-more",
-        "tells the network t + 1",
+        "gives the network t + 1",
         "Timesteps count from 0: the first entry of the table is t = 0.",
-        retold(lambda right, moment, problem: right + 1),
+        wrong_timestep(lambda right, time, problem: right + 1),
     ),
     Mistake(
         "timestep-one-less",
-        "tells the network t − 1",
+        "gives the network t − 1",
         "Timesteps count from 0: the first entry of the table is t = 0.",
-        retold(lambda right, moment, problem: right - 1),
+        wrong_timestep(lambda right, time, problem: right - 1),
     ),
     Mistake(
         "timestep-in-bf16",
         "rounds timesteps to bfloat16",
         "Keep timesteps in float32 up to the embedding: bfloat16 is off by up to 2 at 1000.",
-        retold(_rounded(ml_dtypes.bfloat16)),
+        wrong_timestep(_rounded(ml_dtypes.bfloat16)),
     ),
     Mistake(
         "timestep-in-f16",
         "rounds timesteps to float16",
         "Keep timesteps in float32 up to the embedding: float16 is off by up to 0.25 at 1000.",
-        retold(_rounded(np.float16)),
+        wrong_timestep(_rounded(np.float16)),
     ),
 )

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from lydite.conform.mistakes.mistake import Mistake
-from lydite.conform.network import c_in
-from lydite.conform.replay import Plan, Seen
+from lydite.conform.replay import NetworkCall, Plan, c_in
 from lydite.sampling.prediction import find_prediction
 
 
 def adds_denoised(plan: Plan) -> Plan:
     """(x − D′)/σ is the denoised itself when D′ = x − σ·D."""
-    return replace(plan, handed=lambda x, denoised, sigma: x - denoised * sigma)
+    return replace(plan, to_sampler=lambda x, denoised, sigma: x - denoised * sigma)
 
 
 def no_c_in(plan: Plan) -> Plan | None:
@@ -37,7 +36,7 @@ def scaled_latent(plan: Plan) -> Plan | None:
     right = plan.denoised
     if not _scales(plan) or plan.problem.prediction == "x0":
         return None
-    return replace(plan, denoised=lambda seen: right(replace(seen, x=seen.model_input)))
+    return replace(plan, denoised=lambda call: right(replace(call, x=call.model_input)))
 
 
 def scaled_state(plan: Plan) -> Plan | None:
@@ -59,19 +58,19 @@ def flipped_sign(plan: Plan) -> Plan | None:
     right = plan.denoised
     if plan.problem.prediction == "denoised":
         return None
-    return replace(plan, denoised=lambda seen: right(replace(seen, prediction=-seen.prediction)))
+    return replace(plan, denoised=lambda call: right(replace(call, prediction=-call.prediction)))
 
 
 def prediction_as_denoised(plan: Plan) -> Plan | None:
     if plan.problem.prediction in ("denoised", "x0"):
         return None
-    return replace(plan, denoised=lambda seen: seen.prediction)
+    return replace(plan, denoised=lambda call: call.prediction)
 
 
 def denoised_without_sigma(plan: Plan) -> Plan | None:
     if plan.problem.prediction not in ("eps", "flow"):
         return None
-    return replace(plan, denoised=lambda seen: seen.x - seen.prediction)
+    return replace(plan, denoised=lambda call: call.x - call.prediction)
 
 
 def taken_for(right: str, kind: str) -> Callable[[Plan], Plan | None]:
@@ -81,8 +80,8 @@ def taken_for(right: str, kind: str) -> Callable[[Plan], Plan | None]:
         if plan.problem.prediction != right:
             return None
 
-        def denoised(seen: Seen) -> Any:
-            return find_prediction(kind).denoised(seen.x, seen.prediction, seen.sigma)
+        def denoised(call: NetworkCall) -> Any:
+            return find_prediction(kind).denoised(call.x, call.prediction, call.sigma)
 
         return replace(plan, denoised=denoised)
 

@@ -124,6 +124,10 @@ def _b(g: float, variant: Variant) -> float:
     return g if variant == "bh1" else math.expm1(g)
 
 
+_LONG_STEP = (
+    "below about 25 steps not with sd3_diffusers or flow_shift, whose step before the last is too "
+    "long for it (in diffusers too); take sgm_uniform"
+)
 FAMILY = (
     Sampler(
         "uni_pc",
@@ -132,6 +136,7 @@ FAMILY = (
         "Zhao et al. (2023), arXiv 2302.04867",
         proofs=("diffusers UniPCMultistepScheduler", "identity", "order"),
         order=2,
+        note=_LONG_STEP,
     ),
     Sampler(
         "uni_pc_bh2",
@@ -140,5 +145,6 @@ FAMILY = (
         "Zhao et al. (2023), arXiv 2302.04867",
         proofs=("diffusers UniPCMultistepScheduler", "identity", "order"),
         order=2,
+        note=_LONG_STEP,
     ),
 )

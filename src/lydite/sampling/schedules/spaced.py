@@ -70,7 +70,7 @@ def trailing(model: ModelSigmas, steps: int) -> Points:
     return _at_indices(model, (count - np.arange(steps) * (count / steps)).round() - 1)
 
 
-def lcm(model: ModelSigmas, steps: int, *, original_steps: int = 50) -> Points:
+def lcm_timesteps(model: ModelSigmas, steps: int, *, original_steps: int = 50) -> Points:
     """Even choices from the timesteps that an LCM was distilled on, from the top.
 
     More steps than those are chosen from as many timesteps; diffusers refuses them.
@@ -182,8 +182,8 @@ FAMILY = (
         count=_FEWER,
     ),
     ScheduleKind(
-        "lcm",
-        lcm,
+        "lcm_timesteps",
+        lcm_timesteps,
         "even choices from the timesteps of a consistency distillation",
         "Luo et al. (2023), arXiv 2310.04378",
         ("diffusers LCMScheduler",),

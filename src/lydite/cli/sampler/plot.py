@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lydite.cli.sampler_options import MODEL_HELP, kind_of, model_for, read_options, start
+from lydite.cli.complete import complete_sampler_or_schedule, complete_schedule
+from lydite.cli.sampler.options import (
+    MODEL_HELP,
+    kind_of,
+    model_for,
+    read_options,
+    shared_noise_models,
+    start,
+)
 from lydite.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
@@ -13,18 +21,19 @@ if TYPE_CHECKING:
 
 COUNTS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 LOG = ", logarithmic"
-MOST = 12  # lines that can still be told apart
+MOST = 12  # lines that can still be distinguished
 
 
 @click.command("plot")
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=complete_sampler_or_schedule)
 @click.option("-m", "--model", default=None, metavar="NAME|FOLDER",
               help=f"Whose noise levels: {MODEL_HELP}")  # fmt: skip
 @click.option("-n", "--steps", type=click.IntRange(1, 1000), default=None,
               help="Schedules: number of steps. Samplers run 4 to 64. [default: 20]")  # fmt: skip
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
               help="An option of the schedules; repeatable.")  # fmt: skip
-@click.option("--schedule", metavar="NAME", help="Samplers: the sigmas they run over.")
+@click.option("--schedule", metavar="NAME", shell_complete=complete_schedule,
+              help="Samplers: the sigmas they run over.")  # fmt: skip
 @click.option("--denoiser", default=None, type=click.Choice(["gaussian", "mixture"]),
               help="Samplers: their data. [default: gaussian]")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
@@ -57,7 +66,7 @@ def plot(
         raise InputError("names of samplers and of schedules; one picture shows one kind.")
     names = tuple(dict.fromkeys(names))
     if len(names) > MOST:
-        raise InputError(f"{len(names)} lines in one picture; {MOST} can still be told apart.")
+        raise InputError(f"{len(names)} lines in one picture; at most {MOST} are readable.")
     from lydite.core.files import write_atomic
     from lydite.report.chart import draw
     from lydite.report.page import made_here
@@ -78,7 +87,7 @@ def plot(
     if path.suffix.lower() != ".png":
         raise InputError(f"--output is {path}; expected a name that ends in .png.")
     if html and html.exists() and not (html.is_file() and made_here(html.read_bytes())):
-        raise FileError(f"{html}: is there, and no page of ours; it is left as it is.")
+        raise FileError(f"{html}: exists and is not a page of Lydite; not overwritten.")
     write_atomic(path, picture)
     click.echo(f"picture: {path}")
     if html:
@@ -89,20 +98,13 @@ def plot(
 def _sigmas(
     names: tuple[str, ...], model: str | None, steps: int, options: dict[str, Any]
 ) -> "Chart":
-    from lydite.cli.sampler_show import make
+    from lydite.cli.sampler.show import make
     from lydite.report.chart import Chart
     from lydite.sampling.schedules import find_schedule
 
-    noise_models = [find_schedule(name).noise_models for name in names]
-    shared = tuple(
-        noise_model
-        for noise_model in noise_models[0]
-        if all(noise_model in each for each in noise_models)
-    )
+    shared = shared_noise_models([find_schedule(name) for name in names])
     if not shared:
-        raise InputError(
-            "these schedules are for models of different noise models; plot them apart."
-        )
+        raise InputError("these schedules are for different noise models; plot them separately.")
     called = model_for(shared, model)
     known = {name: find_schedule(name).options for name in names}
     for option in options:
@@ -127,7 +129,7 @@ def _sigmas(
 
 
 def _noise_model(model: str) -> str:
-    from lydite.conform.models import find_model
+    from lydite.sampling.models import find_model
 
     return find_model(model).noise_model.name
 
@@ -142,16 +144,11 @@ def _errors(
     names: tuple[str, ...], model: str | None, schedule: str | None, denoiser: str
 ) -> "Chart":
     from lydite.conform.convergence import errors
-    from lydite.conform.models import default_schedule, find_model
     from lydite.report.chart import Chart, Line
+    from lydite.sampling.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 
-    noise_models = [find_sampler(name).noise_models for name in names]
-    shared = tuple(
-        noise_model
-        for noise_model in noise_models[0]
-        if all(noise_model in each for each in noise_models)
-    )
+    shared = shared_noise_models([find_sampler(name) for name in names])
     called = model_for(shared or ("ve",), model)
     levels = find_model(called)
     spacing = schedule or default_schedule(levels)

@@ -1,4 +1,4 @@
-"""`lydite sampler`: what there is, what it does, how two differ, and whether yours is right."""
+"""`lydite sampler list`: every sampler and schedule with its proofs and its source."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -7,11 +7,7 @@ import click
 from rich.table import Table
 
 from lydite.cli.aliases import AliasedOption
-from lydite.cli.sampler_compare import compare
-from lydite.cli.sampler_conform import conform
-from lydite.cli.sampler_options import wide_console
-from lydite.cli.sampler_plot import plot
-from lydite.cli.sampler_show import show
+from lydite.cli.sampler.options import wide_console
 
 if TYPE_CHECKING:
     from lydite.sampling.samplers.sampler import Sampler
@@ -32,31 +28,13 @@ PROOFS = (
 MORE = "Proofs and sources: lydite sampler show NAME, or this list in a window of 160 columns."
 
 
-@click.group("sampler", invoke_without_command=True)
-@click.pass_context
-def command(ctx: click.Context) -> None:
-    """List, show and compare samplers and schedules, and test your own. Needs no model.
-
-    \b
-    lydite sampler list                                 every name, its proof and its source
-    lydite sampler show karras --steps 10               sigmas, timesteps and c_in
-    lydite sampler show dpmpp_2m                        options, and a small run with its numbers
-    lydite sampler plot karras exponential beta_sigmas -o sigmas.png
-    lydite sampler compare normal sgm_uniform           where two differ, and by how much
-    lydite sampler conform --write problem.json         a problem for a sampler in any language …
-    lydite sampler conform problem.json answer.json     … and the verdict on its answer
-    """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-@command.command("list")
+@click.command("list")
 @click.argument("words", nargs=-1)
 @click.option("--noise-model", cls=AliasedOption, old=("--law",),
               type=click.Choice(["ve", "flow"]),
               help="Only those for eps and v models (ve), or for flow models.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def listing(words: tuple[str, ...], noise_model: str | None, as_json: bool) -> None:
+def list_(words: tuple[str, ...], noise_model: str | None, as_json: bool) -> None:
     """List samplers and schedules with what proves each of them and where it is from.
 
     WORDS choose names that contain one of them.
@@ -65,28 +43,34 @@ def listing(words: tuple[str, ...], noise_model: str | None, as_json: bool) -> N
     lydite sampler list
     lydite sampler list dpmpp karras
     lydite sampler list --noise-model flow
+    lydite sampler list | grep ancestral           one line each when it is piped
     lydite sampler list --json | jq -r '.samplers[] | [.name, .proof] | @tsv'
     """
     from lydite.core.errors import InputError
     from lydite.sampling.samplers import SAMPLERS
     from lydite.sampling.schedules import SCHEDULES
 
-    def wanted(each: "Sampler | ScheduleKind") -> bool:
+    def is_chosen(each: "Sampler | ScheduleKind") -> bool:
         named = not words or any(word.lower() in each.name for word in words)
         return named and (noise_model is None or noise_model in each.noise_models)
 
-    samplers = [each for each in SAMPLERS.values() if wanted(each)]
-    schedules = [each for each in SCHEDULES.values() if wanted(each)]
+    samplers = [each for each in SAMPLERS.values() if is_chosen(each)]
+    schedules = [each for each in SCHEDULES.values() if is_chosen(each)]
     if words and not samplers and not schedules:
         raise InputError(f"no sampler or schedule has {' or '.join(map(repr, words))} in its name.")
     if as_json:
-        found = {
+        records = {
             "samplers": [sampler_record(each) for each in samplers],
             "schedules": [schedule_record(each) for each in schedules],
         }
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(records, indent=1))
         return
     console = wide_console()
+    if not console.is_terminal:  # one line each, for grep and cut
+        for each in (*samplers, *schedules):
+            noise_models = ",".join(each.noise_models)
+            click.echo(f"{each.name}\t{each.kind}\t{noise_models}\t{each.about}")
+        return
     whole = console.width >= WIDE
     if samplers:
         console.print(_samplers(samplers, whole))
@@ -171,7 +155,3 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
-
-
-for _each in (show, plot, compare, conform):
-    command.add_command(_each)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from lydite.cli.sampler_options import (
+from lydite.cli.complete import complete_convention, complete_sampler_or_schedule, complete_schedule
+from lydite.cli.sampler.options import (
     kind_of,
     model_for,
     model_options,
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_sampler_or_schedule)
 @model_options
-@click.option("--schedule", metavar="NAME", help="For a sampler: the sigmas it runs over.")
+@click.option("--schedule", metavar="NAME", shell_complete=complete_schedule,
+              help="For a sampler: the sigmas it runs over.")  # fmt: skip
 @click.option("--denoiser", default="gaussian", show_default=True,
               type=click.Choice(["zero", "identity", "gaussian", "mixture"]),
               help="For a sampler: the analytic denoiser it runs on.")  # fmt: skip
-@click.option("--convention", metavar="NAME",
+@click.option("--convention", metavar="NAME", shell_complete=complete_convention,
               help="For a schedule: as k-diffusion, comfyui, a1111 or diffusers has "
                    "it.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -76,8 +78,8 @@ def make(
     sampler: str = "",
 ) -> "tuple[Schedule, ModelSigmas, str]":
     """A schedule, the model it is for, and that model's name."""
-    from lydite.conform.models import find_model
     from lydite.sampling.conventions import find_convention, plan_schedule
+    from lydite.sampling.models import find_model
     from lydite.sampling.schedules import find_schedule
 
     kind = find_schedule(name)
@@ -95,8 +97,8 @@ def make(
 def _schedule(
     name: str, model: str | None, steps: int, options: dict[str, Any], convention: str | None
 ) -> dict[str, Any]:
-    from lydite.cli.sampler import schedule_record
-    from lydite.conform.models import default_prediction
+    from lydite.cli.sampler.list import schedule_record
+    from lydite.sampling.models import default_prediction
     from lydite.sampling.prediction import find_prediction
     from lydite.sampling.schedules import find_schedule
 
@@ -124,9 +126,9 @@ def _sampler(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from lydite.cli.sampler import sampler_record
+    from lydite.cli.sampler.list import sampler_record
     from lydite.conform.convergence import denoiser_for, exact, trajectory
-    from lydite.conform.models import default_schedule, find_model
+    from lydite.sampling.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 
     found = find_sampler(name)
@@ -149,6 +151,7 @@ def _sampler(
     ]
     return {
         **sampler_record(found),
+        "note": found.note,
         "model": called,
         "schedule": spacing,
         "denoiser": denoiser,
@@ -164,8 +167,8 @@ def _print_schedule(found: dict[str, Any]) -> None:
     _print_record(found)
     count = len(found["timesteps"])
     more = f", not {found['asked']}" if count != found["asked"] else ""
-    said = f" as {found['convention']} has it" if found["convention"] else ""
-    click.echo(f"{found['model']}, {count} steps{more}{said}\n")
+    program = f" as {found['convention']} has it" if found["convention"] else ""
+    click.echo(f"{found['model']}, {count} steps{more}{program}\n")
     table = Table(box=None, padding=(0, 3, 0, 0))
     for title in ("step", "sigma", "timestep", "c_in"):
         table.add_column(title, justify="right")
@@ -191,6 +194,8 @@ def _print_sampler(found: dict[str, Any]) -> None:
         f"{noise[found['noise']]}, for {' and '.join(found['laws'])}"
         f"{', needs the unconditional prediction too' if found['pair'] else ''}\n"
     )
+    if found["note"]:
+        click.echo(f"note: {found['note']}\n")
     click.echo(f"{found['denoiser']} data, {found['schedule']} for {found['model']}:")
     table = Table(box=None, padding=(0, 3, 0, 0))
     for title in ("step", "sigma", "to", "x", "denoised"):
@@ -206,8 +211,10 @@ def _print_sampler(found: dict[str, Any]) -> None:
         )
     table.add_row("exact", "", "", _few(found["exact"]), "")
     wide_console().print(table)
-    said = "" if found["noise"] == "none" else " of the ODE, from which noise leads away by design"
-    click.echo(f"error against the exact end{said}: {found['error']:.3g}")
+    ode = (
+        "" if found["noise"] == "none" else " of the ODE, which a sampler with noise does not solve"
+    )
+    click.echo(f"error against the exact end{ode}: {found['error']:.3g}")
 
 
 def _print_record(found: dict[str, Any]) -> None:

@@ -1,29 +1,37 @@
 """`lydite sampler compare`: where two schedules or two samplers part, and by how much."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
-from lydite.cli.sampler_options import (
+from lydite.cli.complete import complete_sampler_or_schedule, complete_schedule
+from lydite.cli.sampler.options import (
     kind_of,
     model_for,
     model_options,
     read_options,
+    shared_noise_models,
     start,
     wide_console,
 )
 from lydite.core.errors import InputError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lydite.sampling.registry import Method
+
 SAME = 1e-9  # relative: two ways to write one formula
 
 
 @click.command("compare")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete_sampler_or_schedule)
+@click.argument("b", shell_complete=complete_sampler_or_schedule)
 @model_options
-@click.option("--schedule", metavar="NAME", help="For samplers: the sigmas they run over.")
+@click.option("--schedule", metavar="NAME", shell_complete=complete_schedule,
+              help="For samplers: the sigmas they run over.")  # fmt: skip
 @click.option("--denoiser", default="mixture", show_default=True,
               type=click.Choice(["zero", "identity", "gaussian", "mixture"]),
               help="For samplers: the analytic denoiser they run on.")  # fmt: skip
@@ -65,15 +73,13 @@ def compare(
         _print(found)
 
 
-def _noise_models(
-    a: tuple[str, ...], b: tuple[str, ...], names: tuple[str, str]
-) -> tuple[str, ...]:
-    both = tuple(noise_model for noise_model in a if noise_model in b)
-    if not both:
-        raise InputError(
-            f"{names[0]} and {names[1]} share no noise model: one is for flow models alone."
-        )
-    return both
+def _model(methods: "Sequence[Method]", model: str | None) -> str:
+    """The model that was named, or one that both are for."""
+    shared = shared_noise_models(methods)
+    if not shared:
+        names = " and ".join(each.name for each in methods)
+        raise InputError(f"{names} share no noise model: one is for flow models only.")
+    return model_for(shared, model)
 
 
 def _split(given: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
@@ -89,11 +95,11 @@ def _check_used(given: dict[str, Any], *known: dict[str, Any]) -> None:
 def _schedules(
     a: str, b: str, model: str | None, steps: int, given: dict[str, Any]
 ) -> dict[str, Any]:
-    from lydite.cli.sampler_show import make
+    from lydite.cli.sampler.show import make
     from lydite.sampling.schedules import find_schedule
 
     one, other = find_schedule(a), find_schedule(b)
-    called = model_for(_noise_models(one.noise_models, other.noise_models, (a, b)), model)
+    called = _model((one, other), model)
     _check_used(given, one.options, other.options)
     first = make(a, called, steps, _split(given, one.options))[0]
     second = make(b, called, steps, _split(given, other.options))[0]
@@ -103,11 +109,11 @@ def _schedules(
             float(each.sigmas[index]) if index < len(each.sigmas) else None
             for each in (first, second)
         ]
-        told = [
+        timesteps = [
             float(each.timesteps[index]) if index < len(each.timesteps) else None
             for each in (first, second)
         ]
-        rows.append({"step": index, "a": pair[0], "b": pair[1], "timesteps": told,
+        rows.append({"step": index, "a": pair[0], "b": pair[1], "timesteps": timesteps,
                      "difference": _relative(*pair)})  # fmt: skip
     measured = [row for row in rows if row["difference"] is not None]
     worst = max(measured, key=lambda row: row["difference"])
@@ -127,13 +133,12 @@ def _samplers(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from lydite.cli.sampler_show import make
+    from lydite.cli.sampler.show import make
     from lydite.conform.convergence import denoiser_for, trajectory
-    from lydite.conform.models import default_schedule, find_model
+    from lydite.sampling.models import default_schedule, find_model
     from lydite.sampling.samplers import find_sampler
 
-    noise_models = _noise_models(find_sampler(a).noise_models, find_sampler(b).noise_models, (a, b))
-    called = model_for(noise_models, model)
+    called = _model((find_sampler(a), find_sampler(b)), model)
     levels = find_model(called)
     spacing = schedule or default_schedule(levels)
     sigmas = make(spacing, called, steps, {})[0].sigmas.tolist()

@@ -1,4 +1,4 @@
-"""`lydite sampler conform`: a problem to solve, and the verdict on a stranger's solution."""
+"""`lydite sampler conform`: a problem to solve, and the verdict on an answer."""
 
 import json
 import sys
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from lydite.cli.sampler_options import MODEL_HELP, finite, read_options, wide_console
+from lydite.cli.complete import complete_convention, complete_sampler, complete_schedule
+from lydite.cli.sampler.options import MODEL_HELP, finite, read_options, wide_console
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ AROUND = 4  # rows shown on either side of the first wrong one
 @click.argument("answer", type=click.Path(path_type=Path), required=False)
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a problem instead of judging one.")  # fmt: skip
-@click.option("--sampler", default=None, metavar="NAME", help="[default: euler]")
-@click.option("--schedule", default=None, metavar="NAME",
+@click.option("--sampler", default=None, metavar="NAME", shell_complete=complete_sampler,
+              help="[default: euler]")  # fmt: skip
+@click.option("--schedule", default=None, metavar="NAME", shell_complete=complete_schedule,
               help="The sigmas. [default: karras, or flow_shift for flow models]")  # fmt: skip
 @click.option("--schedule-only", is_flag=True, help="Ask for the tables alone, no sampler.")
 @click.option("-n", "--steps", type=click.IntRange(1, 1000), default=None, help="[default: 8]")
@@ -38,7 +40,7 @@ AROUND = 4  # rows shown on either side of the first wrong one
               help="What its data is. [default: mixture]")  # fmt: skip
 @click.option("--guidance", type=float, default=None, metavar="SCALE",
               help="Classifier-free guidance, on two such networks.")  # fmt: skip
-@click.option("--convention", metavar="NAME",
+@click.option("--convention", metavar="NAME", shell_complete=complete_convention,
               help="Timesteps and start as k-diffusion, comfyui, a1111 or diffusers has "
                    "them.")  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Of all noise in the problem. [default: 0]")
@@ -54,7 +56,7 @@ def conform(
     write: Path | None,
     everything: bool,
     as_json: bool,
-    **asked: Any,
+    **spec: Any,
 ) -> None:
     """Judge a sampler or a schedule in any language, without a network.
 
@@ -62,7 +64,7 @@ def conform(
     of five lines. Your program reads it, runs its own loop, and writes x after each step: as JSON,
     {"x": [[…], […], …]}, or as event sampler/x of a trace (docs/conform.md;
     examples/sampler_candidate.py is one in NumPy). We run the same problem, say which step goes
-    wrong and by how much beyond rounding, and name what was done instead, if replaying 64 known
+    wrong and by how much beyond rounding, and name what was done instead, if replaying 65 known
     mistakes, every other sampler and every other schedule gives your numbers.
 
     \b
@@ -80,13 +82,13 @@ def conform(
             raise InputError(
                 "--write makes a problem; judging takes PROBLEM and ANSWER without it."
             )
-        _write(write, as_json, **asked)
+        _write(write, as_json, **spec)
         return
     if problem is None or answer is None:
         raise InputError(
             "nothing to judge: give PROBLEM and ANSWER, or --write FILE to make a problem."
         )
-    for name, value in asked.items():
+    for name, value in spec.items():
         if value not in (None, False, ()):
             raise InputError(
                 f"--{name.replace('_', '-')} goes with --write; a problem has its own."
@@ -119,14 +121,14 @@ def _write(
     options: tuple[str, ...],
     settings: tuple[str, ...],
 ) -> None:
-    from lydite.conform.pose import Asked, pose
+    from lydite.conform.make_problem import ProblemSpec, make_problem
     from lydite.conform.problem import write_problem
 
     if schedule_only and (sampler or options):
         raise InputError(
             "--schedule-only asks for tables; --sampler and --option are for a sampler."
         )
-    asked = Asked(
+    spec = ProblemSpec(
         None if schedule_only else sampler or "euler",
         schedule,
         8 if steps is None else steps,
@@ -139,7 +141,7 @@ def _write(
         read_options(settings),
         convention,
     )
-    made = pose(asked)
+    made = make_problem(spec)
     write_problem(path, made)
     if as_json:
         click.echo(json.dumps({"problem": str(path), "sampler": made.sampler,

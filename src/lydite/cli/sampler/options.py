@@ -11,7 +11,11 @@ from rich.console import Console
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from lydite.sampling.registry import Method
 
 MODEL_HELP = (
     "sd15, sdxl, sd3, flux, flow, edm, cosmos, or a folder with scheduler/scheduler_config.json."
@@ -51,6 +55,7 @@ def read_options(pairs: Iterable[str]) -> dict[str, Any]:
 
 def kind_of(name: str) -> str:
     """Whether a name is a sampler's or a schedule's."""
+    from lydite.sampling.registry import suggestion
     from lydite.sampling.samplers import SAMPLERS
     from lydite.sampling.schedules import SCHEDULES
 
@@ -58,10 +63,7 @@ def kind_of(name: str) -> str:
         return "sampler"
     if name in SCHEDULES:
         return "schedule"
-    import difflib
-
-    near = difflib.get_close_matches(name, [*SAMPLERS, *SCHEDULES], 3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = suggestion(name, [*SAMPLERS, *SCHEDULES])
     raise InputError(
         f"there is no sampler and no schedule {name!r:.60}.{hint} See `lydite sampler list`."
     )
@@ -70,6 +72,15 @@ def kind_of(name: str) -> str:
 def model_for(noise_models: tuple[str, ...], model: str | None) -> str:
     """The model that was named, or one that the name is for."""
     return model or ("sd15" if "ve" in noise_models else "sd3")
+
+
+def shared_noise_models(methods: "Sequence[Method]") -> tuple[str, ...]:
+    """The noise models that all of them are for."""
+    return tuple(
+        name
+        for name in methods[0].noise_models
+        if all(name in each.noise_models for each in methods)
+    )
 
 
 def start(sigma: float) -> "NDArray[Any]":
