@@ -30,8 +30,6 @@ import lydite  # noqa: F401  isort: skip - before MLX, for its BLAS
 
 import mlx.core as mx
 import numpy as np
-from lydite.pipelines.sd3 import Request
-from lydite.pipelines.sd3_denoiser import Denoiser
 
 from lydite import embedded
 from lydite.core.request import Request
