@@ -90,3 +90,23 @@ def test_sigmas_that_go_nowhere_are_refused(sigmas: list[float], message: str):
 def test_an_option_nobody_has_is_refused():
     with pytest.raises(InputError, match="sampler ddim has no option 'etta'; it has eta"):
         SAMPLERS["ddim"].run(Paired(), DRAWN[0], [5.0, 0.0], etta=1.0)
+
+
+@pytest.mark.parametrize(("name", "noise_model"), EACH)
+def test_a_sampler_goes_on_from_the_x_that_the_caller_leaves(name: str, noise_model: str) -> None:
+    """Which is how injected latents enter a run."""
+
+    def last(change: float) -> np.ndarray:
+        normals = cycle(DRAWN)
+        steps = SAMPLERS[name].run(
+            Paired(noise_model=NOISE_MODELS[noise_model]),
+            DRAWN[0],
+            SIGMAS[noise_model],
+            noise=lambda *_: next(normals),
+        )
+        step = next(steps)
+        step.x = step.x + change
+        *_, step = [step, *steps]
+        return step.x
+
+    assert np.abs(last(0.5) - last(0.0)).max() > 1e-6  # some steps forget most of it

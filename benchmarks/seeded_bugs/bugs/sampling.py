@@ -30,7 +30,9 @@ def sampled(step: Callable[[Any, Any, float, float], Any]) -> Apply:
         for index, (sigma, after) in enumerate(pairwise(map(float, sigmas))):
             denoised = denoise(x, sigma)
             x = step(x, denoised, sigma, after)
-            yield Step(index, sigma, after, x, denoised)
+            taken = Step(index, sigma, after, x, denoised)
+            yield taken
+            x = taken.x
 
     return attribute(
         pipeline,

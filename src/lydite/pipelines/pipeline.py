@@ -399,9 +399,7 @@ def _run_steps(
     for step in steps:
         mx.eval(step.x)  # one step's graph at a time
         observer.observe("denoised", step.denoised, step=step.index)
-        x = observer.observe("latents", step.x, step=step.index)
-        if x is not step.x:
-            step.x[:] = x  # the sampler goes on from it
+        x = step.x = observer.observe("latents", step.x, step=step.index)
         denoise.step = step.index + 1
     return x
 

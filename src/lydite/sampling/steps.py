@@ -40,9 +40,12 @@ class PairDenoise(Denoise[A], Protocol):
 Noise = Callable[[float, float], A]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step(Generic[A]):
-    """One step from `sigma` to `sigma_next`: `x` after it, and the `denoised` that directed it."""
+    """One step from `sigma` to `sigma_next`: `x` after it, and the `denoised` that directed it.
+
+    The sampler goes on from `x` as the caller leaves it.
+    """
 
     index: int
     sigma: float

@@ -31,7 +31,9 @@ def sample_dpm_2_ancestral(
         x, denoised = midpoint_step(denoise, x, sigma, down)
         if down < sigma_next:
             x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_dpmpp_2s_ancestral(
@@ -55,7 +57,9 @@ def sample_dpmpp_2s_ancestral(
         x = ddim_step(model, x, directed, sigma, down)
         if down < sigma_next:
             x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 FAMILY = (

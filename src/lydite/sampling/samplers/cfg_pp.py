@@ -37,7 +37,9 @@ def sample_euler_cfg_pp(
     for index, (sigma, sigma_next) in enumerate(pairwise(map(float, sigmas))):
         guided, uncond = denoise.pair(x, sigma)
         x = renoised(model, x, guided, uncond, sigma, sigma_next)
-        yield Step(index, sigma, sigma_next, x, guided)
+        step = Step(index, sigma, sigma_next, x, guided)
+        yield step
+        x = step.x
 
 
 def sample_euler_ancestral_cfg_pp(
@@ -61,7 +63,9 @@ def sample_euler_ancestral_cfg_pp(
         x = renoised(model, x, guided, uncond, sigma, down)
         if down < sigma_next:
             x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
-        yield Step(index, sigma, sigma_next, x, guided)
+        step = Step(index, sigma, sigma_next, x, guided)
+        yield step
+        x = step.x
 
 
 def sample_ddim_cfg_pp(
@@ -112,7 +116,9 @@ def sample_dpmpp_2s_ancestral_cfg_pp(
         x = ddim_step(model, shifted(model, x, guided, uncond, sigma), directed, sigma, down)
         if down < sigma_next:
             x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
-        yield Step(index, sigma, sigma_next, x, guided)
+        step = Step(index, sigma, sigma_next, x, guided)
+        yield step
+        x = step.x
 
 
 def sample_dpmpp_2m_cfg_pp(
@@ -132,7 +138,9 @@ def sample_dpmpp_2m_cfg_pp(
             share = model.alpha(sigma_next) * (1 - exp_minus_h(model, sigma, sigma_next))
             x = x + (guided - before[0]) * (share * h / (2 * before[1]))
         before = uncond, h
-        yield Step(index, sigma, sigma_next, x, guided)
+        step = Step(index, sigma, sigma_next, x, guided)
+        yield step
+        x = step.x
 
 
 def model_of(written_for: Written, denoise: Denoise[Any]) -> NoiseModel:

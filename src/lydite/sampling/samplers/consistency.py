@@ -22,7 +22,9 @@ def sample_lcm(
         x = denoised
         if sigma_next > 0:
             x = denoised * model.alpha(sigma_next) + noise(sigma, sigma_next) * sigma_next
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_tcd(
@@ -51,7 +53,9 @@ def sample_tcd(
         x = ddim_step(model, x, denoised, sigma, down)
         if down < sigma_next:
             x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next))
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 FAMILY = (

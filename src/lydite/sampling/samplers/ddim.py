@@ -36,7 +36,9 @@ def sample_ddim(
         x = denoised * model.alpha(sigma_next) + seen * kept
         if noise is not None and fresh > 0:
             x = x + noise(sigma, sigma_next) * fresh
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_ddpm(
@@ -61,7 +63,9 @@ def sample_ddim_inverse(denoise: Denoise[A], x: A, sigmas: Iterable[float]) -> I
         if asked > sigma:
             denoised = (x - seen * sigma) / model.alpha(sigma)
         x = denoised * model.alpha(sigma_next) + seen * sigma_next
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def reverse_spread(model: NoiseModel, sigma: float, sigma_next: float) -> float:

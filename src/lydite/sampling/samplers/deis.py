@@ -53,7 +53,9 @@ def sample_deis(
             x = x * (model.alpha(sigma_next) / model.alpha(sigma))
             for call, weight in zip(seen, exponential_weights(nodes, -nodes[0], -1.0), strict=True):
                 x = x - call.value * (sigma_next * weight)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_deis_tab(
@@ -73,7 +75,9 @@ def sample_deis_tab(
         used = seen if sigma_next > 0 else seen[:1]
         for each, weight in zip(slopes, _in_time(used, sigma_next), strict=False):
             x = x + each * weight
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def _in_time(nodes: Sequence[float], end: float) -> list[float]:

@@ -61,7 +61,9 @@ def sample_dpm_multistep(
             h = model.half_log_snr(sigma_next) - past[0].half_log_snr
             scale, g = bend_scale(kind, model, sigma_next, h)
             x = x - _bend(past[:allowed], h, g, solver, curvature) * scale
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_sde_dpm_multistep(
@@ -98,7 +100,9 @@ def sample_sde_dpm_multistep(
                 x = x - _bend(past[:2], h, h, solver) * twice
             spread = sigma_next * math.sqrt(math.expm1(2 * h))
             x = x + noise(sigma, sigma_next) * spread
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_dpm_singlestep(
@@ -129,7 +133,9 @@ def sample_dpm_singlestep(
             h = model.half_log_snr(sigma_next) - group[0].half_log_snr
             scale, g = bend_scale(kind, model, sigma_next, h)
             x = x - _group_bend(group, h, g, solver) * scale
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def _bend(past: Sequence[Call[A]], h: float, g: float, solver: Solver, curvature: float = 0.5) -> A:

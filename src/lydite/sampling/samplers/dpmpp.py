@@ -43,7 +43,9 @@ def sample_dpmpp_2m(
             directed = denoised + (denoised - before[0]) * (h / (2 * before[1]))
         x = ddim_step(model, x, directed, sigma, sigma_next)
         before = denoised, h
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_dpmpp_sde(
@@ -74,7 +76,9 @@ def sample_dpmpp_sde(
             second = denoise(drift(x, denoised, sigma, middle), middle)
             directed = denoised + (second - denoised) * (1 / (2 * r))
         x = drift(x, directed, sigma, sigma_next)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_dpmpp_2m_sde(
@@ -107,7 +111,9 @@ def sample_dpmpp_2m_sde(
                     _fresh_noise_share(h, eta) * sigma_next * s_noise
                 )
         before = denoised, h
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_dpmpp_2m_sde_heun(
@@ -157,7 +163,9 @@ def sample_dpmpp_3m_sde(
                     _fresh_noise_share(h, eta) * sigma_next * s_noise
                 )
         past = [(denoised, h), *past][:2]
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def _drift(model: NoiseModel, x: A, denoised: A, sigma: float, sigma_next: float, eta: float) -> A:

@@ -61,7 +61,9 @@ def sample_er_sde(
             fresh = here * math.sqrt(max(0.0, (there / here - keep) * (there / here + keep)))
             x = x + noise(sigma, sigma_next) * (scale * fresh * s_noise)
         last = denoised
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def _bends(

@@ -17,7 +17,9 @@ def sample_euler(
         x, start = churned(churn, denoise.noise_model, x, sigma, len(levels) - 1)
         denoised = denoise(x, start)
         x = x + slope(x, denoised, start) * (sigma_next - start)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_euler_ancestral(
@@ -40,7 +42,9 @@ def sample_euler_ancestral(
         x = x + slope(x, denoised, sigma) * (down - sigma)
         if down < sigma_next:
             x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 FAMILY = (

@@ -25,7 +25,9 @@ def sample_gradient_estimation(
             along = slope if last is None else slope * gamma + last * (1 - gamma)
             x = x + along * (sigma_next - sigma)
         last = slope
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_gradient_estimation_cfg_pp(
@@ -49,7 +51,9 @@ def sample_gradient_estimation_cfg_pp(
         if last is not None and sigma_next > 0:
             x = x + (slope - last) * ((gamma - 1) * (sigma_next - sigma))
         last = slope
-        yield Step(index, sigma, sigma_next, x, guided)
+        step = Step(index, sigma, sigma_next, x, guided)
+        yield step
+        x = step.x
 
 
 FAMILY = (

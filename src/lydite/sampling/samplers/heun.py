@@ -16,7 +16,9 @@ def sample_heun(
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         x, start = churned(churn, denoise.noise_model, x, sigma, len(levels) - 1)
         x, denoised = heun_step(denoise, x, start, sigma_next)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_dpm_2(
@@ -27,7 +29,9 @@ def sample_dpm_2(
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         x, start = churned(churn, denoise.noise_model, x, sigma, len(levels) - 1)
         x, denoised = midpoint_step(denoise, x, start, sigma_next)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_heunpp2(
@@ -50,7 +54,9 @@ def sample_heunpp2(
             last = slope(there, denoise(there, later), later)
             bent = bent + (last - first) * (later / ((len(ahead) + 1) * levels[0]))
         x = x + bent * (sigma_next - start)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 FAMILY = (

@@ -44,7 +44,9 @@ def sample_dpm_fast(
             x = add_noise(
                 denoise.noise_model, x, down, sigma_next, source(sigma, sigma_next) * s_noise
             )
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_dpm_adaptive(
@@ -97,7 +99,9 @@ def sample_dpm_adaptive(
                 x = add_noise(
                     denoise.noise_model, x, down, sigma_next, source(sigma, sigma_next) * s_noise
                 )
-            yield Step(index, sigma, sigma_next, x, denoised)
+            step = Step(index, sigma, sigma_next, x, denoised)
+            yield step
+            x = step.x
             t, sigma, denoised, index = t_next, sigma_next, None, index + 1
         elif controller.width < SMALLEST:
             raise InputError(

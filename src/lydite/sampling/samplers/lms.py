@@ -29,7 +29,9 @@ def sample_lms(
         slopes = [slope(x, denoised, sigma), *slopes][:most]
         for weight, each in zip(adams_weights(seen, sigma_next), slopes, strict=True):
             x = x + each * weight
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 FAMILY = (

@@ -30,7 +30,9 @@ def sample_plms(denoise: Denoise[A], x: A, sigmas: Iterable[float]) -> Iterator[
             denoised = denoise(x, sigma)
             slopes = [slope(x, denoised, sigma), *slopes][:4]
             x = x + _mean(slopes, EVEN[len(slopes) - 1]) * (sigma_next - sigma)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_pndm(
@@ -56,7 +58,9 @@ def sample_pndm(
         else:
             mean = slopes[0]
         x = x + mean * (sigma_next - sigma)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_ipndm(
@@ -78,7 +82,9 @@ def sample_ipndm(
         x = x + _mean(slopes, EVEN[len(slopes) - 1]) * (sigma_next - sigma)
         if sigma_next == 0 and end == "denoised":
             x = denoised
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_ipndm_v(
@@ -107,7 +113,9 @@ def sample_ipndm_v(
         else:
             shares = adams_weights(seen, sigma_next) if exact else _newton_weights(seen, sigma_next)
             x = x + _mean(slopes, shares)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def _mean(slopes: Sequence[A], shares: Sequence[float]) -> A:

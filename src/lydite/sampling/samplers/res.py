@@ -100,7 +100,9 @@ def _steps(
         if noise is not None and down < sigma_next:
             x = add_noise(model, x, down, sigma_next, noise(sigma, sigma_next) * s_noise)
         before = uncond, h
-        yield Step(index, sigma, sigma_next, x, guided)
+        step = Step(index, sigma, sigma_next, x, guided)
+        yield step
+        x = step.x
 
 
 FAMILY = (

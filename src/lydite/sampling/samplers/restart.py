@@ -51,7 +51,9 @@ def sample_restart(
             x = add_noise(model, x, sigma, sigma_next, noise(sigma, sigma_next) * s_noise)
             continue
         x, denoised = heun_step(denoise, x, sigma, sigma_next)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
         index += 1
 
 

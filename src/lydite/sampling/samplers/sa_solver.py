@@ -70,7 +70,9 @@ def sample_sa_solver(
             normals = noise(sigma, sigma_next) * s_noise
             jump = _Jump(x, sigma, sigma_next, jump.tau, normals)
         x = jump.land(model, past[:order], simple_order_2)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,9 @@ def sample_seeds_2(
             weight = slope_weight(whole) if solver == "phi_2" else -math.expm1(-whole) / 2
             x = ddim_step(model, x, denoised, sigma, sigma_next, eta)
             x = path.noised(x + lean * (model.alpha(sigma_next) * weight / r), middle, sigma_next)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_seeds_3(
@@ -87,7 +89,9 @@ def sample_seeds_3(
             weight = model.alpha(sigma_next) * slope_weight(whole) / r_2
             x = ddim_step(model, x, denoised, sigma, sigma_next, eta) + lean * weight
             x = path.noised(x, middles[1], sigma_next)
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def sample_exp_heun_2_x0(

@@ -65,7 +65,9 @@ def sample_uni_pc(
             scale, g = bend_scale(kind, model, sigma_next, h)
             bend = _prediction(past[:used], h, g, variant)
             x = x if bend is None else x - bend * scale
-        yield Step(index, sigma, sigma_next, x, denoised)
+        step = Step(index, sigma, sigma_next, x, denoised)
+        yield step
+        x = step.x
 
 
 def _prediction(past: Sequence[Call[A]], h: float, g: float, variant: Variant) -> A | None:
