@@ -28,7 +28,7 @@ from lydite import embedded  # noqa: E402
 from lydite.calibrate.activations.collect import Selection, collect  # noqa: E402
 from lydite.calibrate.activations.file import open_statistics  # noqa: E402
 from lydite.calibrate.activations.places import Places  # noqa: E402
-from lydite.calibrate.blocks import Tap  # noqa: E402
+from lydite.calibrate.blocks import BlockRecorder  # noqa: E402
 from lydite.calibrate.conditions import conditions_of  # noqa: E402
 from lydite.calibrate.model_session import Model, model_hash, open_pipeline  # noqa: E402
 from lydite.calibrate.replay import Replay, network, replaying  # noqa: E402
@@ -86,7 +86,7 @@ def settings_of(pipeline: Pipeline, steps: int) -> Settings:
 def cost(pipeline: Pipeline, settings: Settings, rounds: int) -> None:
     """One sample in three ways."""
     entry, x = sample(pipeline, settings)
-    model, tap = network(pipeline), Tap(pipeline.family.blocks, 0)
+    model, tap = network(pipeline), BlockRecorder(pipeline.family.blocks, 0)
     places = Places(model)
     times: dict[str, list[tuple[float, float]]] = {"plain": [], "statistics": [], "blocks": []}
     plain = Replay(pipeline, settings, Blind())

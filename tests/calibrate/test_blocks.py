@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lydite.calibrate.blocks import Kept, Tap, Volume, store_blocks
+from lydite.calibrate.blocks import BlockOptions, BlockRecorder, SizeEstimate, store_blocks
 from lydite.calibrate.replay import network, replaying
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.verify import verify
@@ -22,13 +22,13 @@ from lydite.weights.load import to_mlx
 from support import replays
 
 PLENTY = 10**9
-KEPT = Kept(tokens=5, dtype="F32")
+KEPT = BlockOptions(tokens=5, dtype="F32")
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from support import replays
-from lydite.calibrate.blocks import Kept, store_blocks
+from lydite.calibrate.blocks import BlockOptions, store_blocks
 from lydite.calibrate.store.reader import CalibrationSet
 
 def counted(done, total):
@@ -37,7 +37,8 @@ def counted(done, total):
 
 with CalibrationSet.open(sys.argv[2]) as opened:
     pipeline = replays.loaded(Path(sys.argv[3]))
-    store_blocks(opened, pipeline, Path(sys.argv[4]), Kept(5, "F32"), 10**9, on_sample=counted)
+    stored = BlockOptions(5, "F32")
+    store_blocks(opened, pipeline, Path(sys.argv[4]), stored, 10**9, on_sample=counted)
 """
 
 
@@ -45,7 +46,7 @@ def test_what_is_stored_is_what_the_modules_take_and_give(
     opened: CalibrationSet, pipeline: Pipeline, memory: Path
 ) -> None:
     store_blocks(opened, pipeline, memory / "blocks", KEPT, PLENTY)
-    observer = replays.Everything(Tap(pipeline.family.blocks, 0).wants)
+    observer = replays.Everything(BlockRecorder(pipeline.family.blocks, 0).wants)
     with (
         CalibrationSet.open(memory / "blocks") as made,
         replaying(pipeline, opened.settings, observer) as replay,
@@ -118,21 +119,21 @@ def test_a_killed_run_is_finished_to_the_same_content(
 def test_the_budget_is_kept_and_told_before_a_byte_is_written(
     opened: CalibrationSet, pipeline: Pipeline, memory: Path
 ) -> None:
-    told: list[tuple[Volume, bool]] = []
+    told: list[tuple[SizeEstimate, bool]] = []
 
-    def volume(found: Volume) -> None:
+    def volume(found: SizeEstimate) -> None:
         told.append((found, (memory / "some").exists()))
 
     whole = store_blocks(opened, pipeline, memory / "all", KEPT, PLENTY)
     assert (whole.images, whole.samples) == (3, 9)
     budget = whole.bytes * 3 // 4
-    found = store_blocks(opened, pipeline, memory / "some", KEPT, budget, on_volume=volume)
+    found = store_blocks(opened, pipeline, memory / "some", KEPT, budget, on_estimate=volume)
     assert told == [(found, False)] and found.images == 2 and found.bytes <= budget
     with CalibrationSet.open(memory / "some") as made:
         assert [image.number for image in made.plan.images] == [0, 1]
     shards = sum(path.stat().st_size for path in (memory / "some" / "shards").iterdir())
     assert 0.85 * found.bytes < shards < found.bytes
-    with pytest.raises(CalibrationError, match="begun for other images"):
+    with pytest.raises(CalibrationError, match="holds other images"):
         store_blocks(opened, pipeline, memory / "some", KEPT, PLENTY)
     with pytest.raises(InputError, match="one image with its 3 samples takes"):
         store_blocks(opened, pipeline, memory / "none", KEPT, 1000)
@@ -140,7 +141,7 @@ def test_the_budget_is_kept_and_told_before_a_byte_is_written(
 
 
 def test_one_block_at_a_time(opened: CalibrationSet, pipeline: Pipeline, memory: Path) -> None:
-    kept = Kept(5, "F32", "transformer_blocks.1.*")
+    kept = BlockOptions(5, "F32", "transformer_blocks.1.*")
     store_blocks(opened, pipeline, memory / "all", KEPT, PLENTY)
     store_blocks(opened, pipeline, memory / "one", kept, PLENTY)
     with CalibrationSet.open(memory / "all") as every, CalibrationSet.open(memory / "one") as one:
@@ -149,7 +150,7 @@ def test_one_block_at_a_time(opened: CalibrationSet, pipeline: Pipeline, memory:
     assert part.keys() == names | {"tokens.image"}  # its text goes nowhere: it is the last block
     assert all(np.array_equal(part[name], whole[name]) for name in part)
     with pytest.raises(InputError, match="fits no attention or feed-forward"):
-        store_blocks(opened, pipeline, memory / "none", Kept(modules="*.nothing"), PLENTY)
+        store_blocks(opened, pipeline, memory / "none", BlockOptions(modules="*.nothing"), PLENTY)
 
 
 def test_the_command(drawn: Path, tmp_path: Path) -> None:

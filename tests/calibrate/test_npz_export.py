@@ -140,7 +140,7 @@ def test_a_broken_folder_is_one_error(tmp_path: Path, monkeypatch: pytest.Monkey
     sample = tmp_path / "samples" / "0000_001.npz"
     good = sample.read_bytes()
     sample.write_bytes(good[:200])
-    with pytest.raises(CalibrationError, match=r"0000_001\.npz: no readable npz"):
+    with pytest.raises(CalibrationError, match=r"0000_001\.npz: not a readable npz"):
         import_npz(tmp_path, tmp_path / "set", given)
     np.savez_compressed(sample, x=np.zeros(2**20, np.uint8))
     assert sample.stat().st_size < 2**12

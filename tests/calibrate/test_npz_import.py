@@ -1,6 +1,8 @@
 """What an import takes in fits the settings and itself; what does not leaves no set behind."""
 
 import json
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from lydite.calibrate.npz_export import Exported, export_npz
 from lydite.calibrate.npz_import import import_npz
@@ -82,7 +85,7 @@ def test_a_sample_that_does_not_fit_is_named_and_leaves_no_set(
 
 def test_what_fits_is_taken_in_whatever_the_factor_of_the_model(tmp_path: Path) -> None:
     done = import_npz(folder_of(tmp_path / "npz"), tmp_path / "set", SIZED)
-    assert (done.items, done.missing, done.told_hash) == (4, 0, None)
+    assert (done.items, done.missing, done.exported_hash) == (4, 0, None)
     found = verify(tmp_path / "set")
     assert found.complete and found.content_hash == done.content_hash
     larger = Settings("f00d", {"height": 32, "width": 24})
@@ -205,7 +208,7 @@ def test_a_set_that_is_not_complete_stays_so_on_its_way(tmp_path: Path) -> None:
         writer.commit(items(writer.builder, 1))
     assert export_npz(tmp_path / "set", tmp_path / "npz") == Exported(3, 11, 15)
     done = import_npz(tmp_path / "npz", tmp_path / "back")
-    assert (done.items, done.missing) == (4, 11) and done.told_hash == done.content_hash
+    assert (done.items, done.missing) == (4, 11) and done.exported_hash == done.content_hash
     assert read_description(tmp_path / "back").plan == cut
     result = calibrate("export", tmp_path / "set", "--out", tmp_path / "again")
     assert "missing   11 of 15 items; the set is incomplete" in result.stdout
@@ -241,3 +244,24 @@ def test_an_item_that_the_plan_does_not_know_is_not_exported_under_another_name(
     with pytest.raises(CalibrationError, match="from another set"):
         export_npz(tmp_path / "set", tmp_path / "npz")
     assert not (tmp_path / "npz").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "jpeg", "shape", "brackets"])
+def test_files_that_would_hang_or_exhaust_memory_are_refused(tmp_path: Path, kind: str) -> None:
+    source = folder_of(tmp_path / "npz")
+    picture, sample = source / "images" / "0000.png", next((source / "samples").iterdir())
+    picture.parent.mkdir(exist_ok=True)
+    picture.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(picture)
+    elif kind == "jpeg":
+        Image.new("RGB", (8, 8)).save(picture, "JPEG")
+    else:
+        shape = "(1000000000000,)" if kind == "shape" else "(" * 5000
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+        with zipfile.ZipFile(sample, "w") as packed:
+            data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+            packed.writestr("x.npy", data)
+    with pytest.raises(CalibrationError, match="not a"):
+        import_npz(source, tmp_path / "set", SIZED)
+    assert not (tmp_path / "set").exists()

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from lydite.calibrate.activations.collect import Selection, collect
-from lydite.calibrate.blocks import Kept, store_blocks
+from lydite.calibrate.blocks import BlockOptions, store_blocks
 from lydite.calibrate.settings import Plan
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.verify import verify
@@ -57,7 +57,7 @@ def test_a_sample_that_the_network_cannot_take_is_one_error(
         with pytest.raises(CalibrationError, match=message):
             collect(opened, pipeline, tmp_path / "out.sqlite", Selection())
         with pytest.raises(CalibrationError, match=message):
-            store_blocks(opened, pipeline, tmp_path / "blocks", Kept(), 10**9)
+            store_blocks(opened, pipeline, tmp_path / "blocks", BlockOptions(), 10**9)
     assert os.listdir(tmp_path) == ["set"]
 
 
@@ -72,7 +72,7 @@ def test_blocks_that_are_not_finite_are_named_and_not_stored(
     folder = changed(drawn, tmp_path / "set", spoil)
     told = r"image 0 step 0: transformer_blocks\.0\..*: NaN or Inf among its values"
     with CalibrationSet.open(folder) as opened, pytest.raises(NotFiniteError, match=told):
-        store_blocks(opened, pipeline, tmp_path / "blocks", Kept(), 10**9)
+        store_blocks(opened, pipeline, tmp_path / "blocks", BlockOptions(), 10**9)
     assert os.listdir(tmp_path) == ["set"] and verify(folder).suspects
 
 

@@ -1,4 +1,4 @@
-"""What the attention and feed-forward modules of each block take and give, for reconstruction.
+"""Inputs and outputs of the modules of each block, for reconstruction.
 
 TaQ-DiT and QDrop learn rounding module by module, from a module's input and its output at full
 precision. The result is a calibration set of its own: one item for each sample, in the same shards,
@@ -41,8 +41,8 @@ Tensors = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """How much is kept of each sample."""
+class BlockOptions:
+    """How much is stored of each sample."""
 
     tokens: int = 0  # of each stream; 0: all
     dtype: Dtype = "F16"
@@ -50,8 +50,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Volume:
-    """What will be written, known before it is."""
+class SizeEstimate:
+    """What will be written, known before it begins."""
 
     images: int
     of: int
@@ -59,7 +59,7 @@ class Volume:
     bytes: int  # at most: arrays, and what the headers say of each
 
 
-class Tap:
+class BlockRecorder:
     """The observer that keeps what modules take and give, at the chosen tokens."""
 
     def __init__(self, rules: Sequence[BlockRule], tokens: int, modules: str = "*") -> None:
@@ -102,60 +102,60 @@ def store_blocks(
     opened: CalibrationSet,
     pipeline: Pipeline,
     folder: Path,
-    kept: Kept,
+    stored: BlockOptions,
     budget: int,
     *,
-    on_volume: Callable[[Volume], None] = lambda _: None,
+    on_estimate: Callable[[SizeEstimate], None] = lambda _: None,
     on_sample: Callable[[int, int], None] = lambda done, total: None,
     stopping: Callable[[], bool] = lambda: False,
     options: Sequence[str] = (),
-) -> Volume:
+) -> SizeEstimate:
     """Write the blocks of as many whole images as the budget allows, evenly spread over the set.
 
     `options` say where the model is, for the command that errors name.
     """
     rows = _whole_images(opened)
-    tap = Tap(pipeline.family.blocks, kept.tokens, kept.modules)
-    with replaying(pipeline, opened.settings, tap) as replay:
+    recorder = BlockRecorder(pipeline.family.blocks, stored.tokens, stored.modules)
+    with replaying(pipeline, opened.settings, recorder) as replay:
         first = next(iter(rows.values()))
-        size = _bytes(_tensors(opened, replay, tap, first[0]), kept.dtype)
+        size = _bytes(_tensors(opened, replay, recorder, first[0]), stored.dtype)
         if not size:
             raise InputError(
-                f"--modules is {shown(kept.modules)}, which fits no attention or feed-forward. "
+                f"--modules is {shown(stored.modules)}, which fits no attention or feed-forward. "
                 "Give a pattern such as transformer_blocks.0.* or *.ff."
             )
-        volume = _volume(size, len(rows), len(first), budget)
-        chosen = _spread(list(rows), volume.images)
-        on_volume(volume)
-        settings = _settings(opened.settings, kept)
+        estimate = _estimate(size, len(rows), len(first), budget)
+        chosen = _spread(list(rows), estimate.images)
+        on_estimate(estimate)
+        settings = _settings(opened.settings, stored)
         images = tuple(image for image in opened.plan.images if image.number in set(chosen))
         plan = Plan(images, opened.plan.steps, pictures=False)
         _check_same(folder, plan)
-        again = _command(opened.folder, folder, kept, budget, options)
+        again = _command(opened.folder, folder, stored, budget, options)
         with Writer.start(folder, settings, plan, resume=again) as writer:
             missing = {image.number: steps for image, steps in writer.missing().items()}
             todo = [row for n in chosen for row in rows[n] if row.step in missing.get(n, [])]
             require_space(folder, size * len(todo))
-            for done, row in enumerate(todo, volume.samples - len(todo) + 1):
-                tensors = _tensors(opened, replay, tap, row)
+            for done, row in enumerate(todo, estimate.samples - len(todo) + 1):
+                tensors = _tensors(opened, replay, recorder, row)
                 writer.commit([_item(writer, row, tensors)])
-                on_sample(done, volume.samples)
+                on_sample(done, estimate.samples)
                 if stopping():
                     raise KeyboardInterrupt
-    require_model(opened.settings, pipeline)  # nothing that looked on left a trace
-    return volume
+    require_model(opened.settings, pipeline)  # the observer changed nothing
+    return estimate
 
 
-def _tensors(opened: CalibrationSet, replay: Replay, tap: Tap, row: Row) -> Tensors:
-    tap.begin(row.key)
+def _tensors(opened: CalibrationSet, replay: Replay, recorder: BlockRecorder, row: Row) -> Tensors:
+    recorder.begin(row.key)
     replay.run(row.entry, latent_of(opened, row))
-    for name, array in tap.tensors.items():
+    for name, array in recorder.tensors.items():
         if not np.isfinite(array).all():
             raise NotFiniteError(
                 f"{row.entry.label}: {name}: NaN or Inf among its values. Nothing can "
                 "be learned from it; run the model in float32, or verify the set."
             )
-    return tap.tensors
+    return recorder.tensors
 
 
 def _item(writer: Writer, row: Row, tensors: Tensors) -> Any:
@@ -165,34 +165,36 @@ def _item(writer: Writer, row: Row, tensors: Tensors) -> Any:
     return writer.builder.sample(entry.image, entry.step, tensors, **labels)
 
 
-def _command(source: Path, folder: Path, kept: Kept, budget: int, options: Sequence[str]) -> str:
-    """What goes on with it."""
-    tokens = ("--tokens", kept.tokens) if kept.tokens else ()
-    modules = ("--modules", kept.modules) if kept.modules != "*" else ()
-    dtype = next(name for name, stored in STORE_DTYPES.items() if stored == kept.dtype)
-    asked = (*tokens, *modules, "--budget", budget, "--store-dtype", dtype, *options)
-    return command_line("lydite", "calibrate", "blocks", source, "--out", folder, *asked)
+def _command(
+    source: Path, folder: Path, stored: BlockOptions, budget: int, options: Sequence[str]
+) -> str:
+    """The command that resumes it."""
+    tokens = ("--tokens", stored.tokens) if stored.tokens else ()
+    modules = ("--modules", stored.modules) if stored.modules != "*" else ()
+    dtype = next(name for name, code in STORE_DTYPES.items() if code == stored.dtype)
+    words = (*tokens, *modules, "--budget", budget, "--store-dtype", dtype, *options)
+    return command_line("lydite", "calibrate", "blocks", source, "--out", folder, *words)
 
 
 def _check_same(folder: Path, plan: Plan) -> None:
     """A budget holds for the whole folder: what is there must be what is asked for."""
     if (folder / NAME).exists() and read_description(folder).plan != plan:
         raise CalibrationError(
-            f"{at(folder)}: was begun for other images: --budget, or the set, was another. Give "
-            "the same to go on with it, or another folder."
+            f"{at(folder)}: holds other images: --budget, or the set, was another. Give the same "
+            "to resume it, or another folder."
         )
 
 
-def _settings(source: Settings, kept: Kept) -> Settings:
-    """Those of the set, and how its blocks were kept; what was rounded on the way is in there."""
-    told: dict[str, Any] = {"tokens": kept.tokens, "latents": source.dtype}
-    if kept.modules != "*":
-        told["modules"] = kept.modules
-    conditions = {**source.conditions, BLOCKS: told}
-    return Settings(source.model_hash, conditions, kept.dtype, source.model)
+def _settings(source: Settings, stored: BlockOptions) -> Settings:
+    """Those of the set, and how its blocks were stored."""
+    details: dict[str, Any] = {"tokens": stored.tokens, "latents": source.dtype}
+    if stored.modules != "*":
+        details["modules"] = stored.modules
+    conditions = {**source.conditions, BLOCKS: details}
+    return Settings(source.model_hash, conditions, stored.dtype, source.model)
 
 
-def _volume(size: int, images: int, steps: int, budget: int) -> Volume:
+def _estimate(size: int, images: int, steps: int, budget: int) -> SizeEstimate:
     each = size * steps
     fit = min(images, (budget - EMPTY) // each)
     if fit < 1:
@@ -200,7 +202,7 @@ def _volume(size: int, images: int, steps: int, budget: int) -> Volume:
             f"--budget is {size_text(budget)}, and one image with its {steps} samples takes "
             f"{size_text(EMPTY + each)}. Give more, or keep fewer --tokens or --modules."
         )
-    return Volume(fit, images, fit * steps, EMPTY + fit * each)
+    return SizeEstimate(fit, images, fit * steps, EMPTY + fit * each)
 
 
 def _spread(numbers: list[int], count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A set in the layout other tools read: `samples/IIII_SSS.npz`, one file a step, and a manifest.
+"""A set as npz files for other tools: `samples/IIII_SSS.npz`, one file a step, and a manifest.
 
 A sample holds x, timestep, sigma and image_id; prompts and seeds stand in the manifest, by image.
 Floats travel as float32 (NumPy's files have no bfloat16), which loses nothing of what a set holds.
@@ -32,18 +32,18 @@ class Exported:
 
 
 def export_npz(folder: Path | str, target: Path) -> Exported:
-    """Write a set in the other layout into a new folder."""
+    """Write a set in the npz layout into a new folder."""
     check_outside(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileError(f"{at(target)}: exists and is not empty. Give a new folder.")
     with CalibrationSet.open(folder) as opened:
         first = _first_of_prompt(opened.plan)
-        _check_places(opened, first)
+        _check_paths(opened, first)
         for name in npz_files.FOLDERS:
             files.make_folder(target / name)
         for row in opened.rows(None):
             data = _bytes(row.entry, dict(opened.read(row)))
-            files.write_atomic(target / _place(row.entry, first), data)
+            files.write_atomic(target / _path_of(row.entry, first), data)
         text = msgspec.json.format(msgspec.json.encode(_manifest(opened)), indent=2)
         files.write_atomic(target / npz_files.MANIFEST, text)  # last: it says that all is there
         missing = sum(len(steps) for steps in opened.missing().values())
@@ -51,7 +51,7 @@ def export_npz(folder: Path | str, target: Path) -> Exported:
         return Exported(opened.index.counts().get("sample", 0), missing, planned)
 
 
-def _place(entry: Entry, first: dict[str, int]) -> Path:
+def _path_of(entry: Entry, first: dict[str, int]) -> Path:
     """Where an item goes in the other npz_files."""
     if entry.kind == "conditioning":
         return npz_files.conditioning_path(Path(), first[entry.prompt])
@@ -75,7 +75,7 @@ def _bytes(entry: Entry, arrays: dict[str, NDArray[Any]]) -> bytes:
     return npz_files.npz_bytes(wide | labels)
 
 
-def _check_places(opened: CalibrationSet, first: dict[str, int]) -> None:
+def _check_paths(opened: CalibrationSet, first: dict[str, int]) -> None:
     """Before anything is written: each item has a file of its own, of an image in the manifest."""
     images: dict[int | None, tuple[str, int | None]] = {
         image.number: (image.prompt, image.seed) for image in opened.plan.images

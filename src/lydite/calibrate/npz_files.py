@@ -1,4 +1,4 @@
-"""The files of the other layout: where each lies, and how those of a stranger are read.
+"""The npz layout of other tools: paths of its files, and readers that trust none of them.
 
 `samples/IIII_SSS.npz` holds one step of one image, `images/IIII.png` its picture, and
 `conditioning/IIII_conditioning.npz` what the text encoders made of its prompt.
@@ -6,6 +6,7 @@
 
 import io
 import re
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -24,6 +25,8 @@ FOLDERS = SAMPLES, PICTURES, CONDITIONING = "samples", "images", "conditioning"
 EXAMPLE = f"{SAMPLES}/0001_004.npz (image 1, step 4)"
 _SAMPLE = re.compile(r"(\d{4,})_(\d{3,})\.npz")
 _UNREADABLE = (
+    MemoryError,  # a header may declare any shape
+    tokenize.TokenError,
     OSError,
     ValueError,
     EOFError,
@@ -50,7 +53,7 @@ def conditioning_path(root: Path, number: int) -> Path:
 
 
 def samples_in(source: Path) -> dict[int, dict[int, Path]]:
-    """The file of each step of each image; a npz file of another name is an error."""
+    """The file of each step of each image; an npz file of another name is an error."""
     folder = source / SAMPLES
     if not folder.is_dir():
         raise CalibrationError(f"{at(source)}: no folder {SAMPLES}/ in it.")
@@ -79,7 +82,7 @@ def npz_bytes(arrays: dict[str, NDArray[Any]]) -> bytes:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file from a stranger: no pickle, and no more than it may unpack to."""
+    """The arrays of a file: no pickle, and no more than MAX_BYTES."""
     try:
         with zipfile.ZipFile(path) as packed:
             size = sum(member.file_size for member in packed.infolist())
@@ -88,7 +91,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: np.asarray(arrays[name]) for name in arrays.files}
     except _UNREADABLE as error:
-        raise CalibrationError(f"no readable npz file ({error}).") from error
+        raise CalibrationError(f"not a readable npz file ({error}).") from error
 
 
 def read_label(name: str, value: NDArray[Any] | None) -> float | None:
@@ -108,9 +111,11 @@ def png_bytes(pixels: NDArray[Any]) -> bytes:
 
 
 def read_picture(path: Path) -> NDArray[Any]:
-    """The pixels of a picture from a stranger."""
+    """The pixels of a PNG."""
+    if not path.is_file():  # a pipe would wait for a writer
+        raise CalibrationError("not a file.")
     try:
-        with Pictures.open(path) as picture:
+        with Pictures.open(path, formats=("PNG",)) as picture:
             return np.asarray(picture.convert("RGB"))
     except (*_UNREADABLE, SyntaxError, Pictures.DecompressionBombError) as error:
-        raise CalibrationError(f"no readable picture ({error}).") from error
+        raise CalibrationError(f"not a readable PNG ({error}).") from error

@@ -1,4 +1,4 @@
-"""A set made of a folder that another tool wrote, or an export: what does not fit is refused."""
+"""A set from a folder of npz files, made by `export` or by another tool."""
 
 import contextlib
 import shutil
@@ -23,23 +23,23 @@ _Files = dict[int, dict[int, Path]]  # of each step of each image
 
 @dataclass(frozen=True)
 class Imported:
-    """What a folder of other tools brought."""
+    """What an import added."""
 
     items: int
     missing: int  # of what its manifest plans
     content_hash: str
-    told_hash: str | None  # of the set that was exported, by its manifest
+    exported_hash: str | None  # of the set that was exported, by its manifest
 
 
 class _Listed(msgspec.Struct):
-    """What a manifest must say of an image; it may say more."""
+    """The required fields of an image in a manifest."""
 
     prompt: str
     seed: int
 
 
-class _Told(msgspec.Struct):
-    """What a manifest of ours says of the plan; one of another tool may say none of it."""
+class _PlanFields(msgspec.Struct):
+    """The plan in a manifest that lydite wrote; one of another tool may lack it."""
 
     steps: tuple[int, ...] = ()
     pictures: bool | None = None
@@ -54,7 +54,7 @@ def import_npz(
     *,
     options: Sequence[str] = (),
 ) -> Imported:
-    """Make a set of a folder in the other layout; the same call goes on when it was cut short.
+    """Make a set from a folder of npz files; the same call resumes an interrupted import.
 
     `settings` are needed for a manifest that another tool wrote. `options` say where they come
     from, for the command that errors name.
@@ -64,28 +64,28 @@ def import_npz(
     files = npz_files.samples_in(source)
     ours = manifest.get("lydite") is not None
     settings = _settings(source, manifest.get("lydite"), settings)
-    told = _told(source, manifest) if ours else _Told()
-    plan = _plan(source, _images(source, manifest, files, every=ours), files, told)
+    fields = _plan_fields(source, manifest) if ours else _PlanFields()
+    plan = _plan(source, _images(source, manifest, files, every=ours), files, fields)
     again = command_line("lydite", "calibrate", "import", source, "--out", folder, *options)
     latents = LatentShapes(settings.conditions)
     added = 0
-    with _whole_or_not_there(folder, settings, plan, again) as writer:
+    with _removed_on_failure(folder, settings, plan, again) as writer:
         for image in plan.images:
             items = _items(writer, source, image, files.get(image.number, {}), latents)
             added += writer.commit(items).items
         missing = sum(len(steps) for steps in writer.missing().values())
-        return Imported(added, missing, writer.content_hash, told.content_hash)
+        return Imported(added, missing, writer.content_hash, fields.content_hash)
 
 
 @contextlib.contextmanager
-def _whole_or_not_there(
+def _removed_on_failure(
     folder: Path | str, settings: Settings, plan: Plan, again: str
 ) -> Iterator[Writer]:
-    """A writer whose folder goes again when it made it, and what is brought in cannot be used."""
-    was_there, is_new = Path(folder).exists(), False
+    """A writer whose new folder is removed when the import fails."""
+    existed, is_new = Path(folder).exists(), False
     try:
         with Writer.start(folder, settings, plan, resume=again) as writer:
-            is_new = not was_there and not writer.index.counts()  # nor was another one faster
+            is_new = not existed and not writer.index.counts()  # and no other process made it
             yield writer
     except CalibrationError:
         if is_new:
@@ -97,22 +97,22 @@ def _items(
     writer: Writer, source: Path, image: Image, files: dict[int, Path], latents: LatentShapes
 ) -> Iterator[Item]:
     for step, path in sorted(files.items()):
-        with _named(path):
+        with _with_path(path):
             yield _sample(writer, image, step, path, latents)
     if (path := npz_files.picture_path(source, image.number)).exists():
-        with _named(path):
+        with _with_path(path):
             yield writer.builder.picture(image.number, npz_files.read_picture(path))
     if (path := npz_files.conditioning_path(source, image.number)).exists():
-        with _named(path):
+        with _with_path(path):
             yield writer.builder.conditioning(image.prompt, npz_files.read_npz(path))
 
 
 def _sample(writer: Writer, image: Image, step: int, path: Path, latents: LatentShapes) -> Item:
     arrays = npz_files.read_npz(path)
     labels = {name: npz_files.read_label(name, arrays.pop(name, None)) for name in npz_files.LABELS}
-    found = labels.pop("image_id")
-    if found is not None and found != image.number:
-        raise CalibrationError(f"image_id is {found:g}, not {image.number}.")
+    number = labels.pop("image_id")
+    if number is not None and number != image.number:
+        raise CalibrationError(f"image_id is {number:g}, not {image.number}.")
     if not arrays:
         raise CalibrationError("no array in it but labels. Expected a latent x.")
     item = writer.builder.sample(image.number, step, arrays, **labels)
@@ -123,8 +123,8 @@ def _sample(writer: Writer, image: Image, step: int, path: Path, latents: Latent
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """What is wrong with a file, with its name."""
+def _with_path(path: Path) -> Iterator[None]:
+    """Adds the path to errors about a file."""
     try:
         yield
     except CalibrationError as error:
@@ -154,14 +154,14 @@ def _settings(source: Path, own: object, given: Settings | None) -> Settings:
     return found
 
 
-def _told(source: Path, manifest: dict[str, Any]) -> _Told:
+def _plan_fields(source: Path, manifest: dict[str, Any]) -> _PlanFields:
     try:
-        return msgspec.convert(manifest, _Told)
+        return msgspec.convert(manifest, _PlanFields)
     except msgspec.ValidationError as error:
         raise CalibrationError(f"{at(source)}/{npz_files.MANIFEST}: {error}.") from error
 
 
-def _plan(source: Path, images: tuple[Image, ...], files: _Files, told: _Told) -> Plan:
+def _plan(source: Path, images: tuple[Image, ...], files: _Files, fields: _PlanFields) -> Plan:
     """What the manifest plans, and all that has a file."""
     seen: dict[tuple[str, int], int] = {}
     for image in images:
@@ -178,9 +178,9 @@ def _plan(source: Path, images: tuple[Image, ...], files: _Files, told: _Told) -
     steps = {step for steps in files.values() for step in steps}
     return Plan(
         images,
-        tuple(sorted(steps | set(told.steps))),
-        pictures or bool(told.pictures),
-        conditioning or bool(told.conditioning),
+        tuple(sorted(steps | set(fields.steps))),
+        pictures or bool(fields.pictures),
+        conditioning or bool(fields.conditioning),
     )
 
 

@@ -34,7 +34,7 @@ class Prompts:
 
 
 def read_prompts(path: Path) -> Prompts:
-    """The prompts in `path`; what is wrong is said with the number of its line."""
+    """The prompts in `path`; errors name the line."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(
@@ -103,7 +103,7 @@ def _layout(text: str) -> _Layout:
 
 
 def _first_row(text: str, delimiter: str) -> list[str]:
-    with contextlib.suppress(csv.Error):  # told with its line when the file is read
+    with contextlib.suppress(csv.Error):  # reported with its line when the file is read
         for row in _rows(text, delimiter):
             if any(cell.strip() for cell in row):
                 return [cell.strip().lower() for cell in row]

@@ -105,7 +105,7 @@ def collect(
 
 
 def _command(folder: Path, out: Path, selection: Selection, options: Sequence[str]) -> str:
-    """What goes on with it."""
+    """The command that resumes it."""
     part = "/".join(map(str, selection.part))
     options_used = (
         "--group-steps",

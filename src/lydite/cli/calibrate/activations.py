@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from lydite.cli.aliases import AliasedOption
-from lydite.cli.calibrate.draw_missing import Stop
+from lydite.cli.calibrate.draw_missing import StopRequest
 from lydite.cli.calibrate.set_model import (
     SampleBar,
-    kept_on_stop,
     model_options,
     model_words,
+    note_on_stop,
     open_model,
 )
 from lydite.core.errors import InputError, at
@@ -109,8 +109,8 @@ def _collect(
             click.echo(f"note: the set is incomplete: {left} images miss items.", err=True)
         from lydite.calibrate.activations.collect import Selection, collect
 
-        stop = Stop()
-        with SampleBar(quiet=quiet) as bar, stop.listening(), kept_on_stop():
+        stop = StopRequest()
+        with SampleBar(quiet=quiet) as bar, stop.listening(), note_on_stop():
             new = collect(
                 opened,
                 pipeline,

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 import click
 
 from lydite.cli.aliases import AliasedOption, StoreDtype
-from lydite.cli.calibrate.draw_missing import Stop
+from lydite.cli.calibrate.draw_missing import StopRequest
 from lydite.cli.calibrate.set_model import (
     SampleBar,
-    kept_on_stop,
     model_options,
     model_words,
+    note_on_stop,
     open_model,
 )
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
-    from lydite.calibrate.blocks import Volume
+    from lydite.calibrate.blocks import SizeEstimate
 
 
 @click.command("blocks")
@@ -71,18 +71,18 @@ def blocks(
         raise InputError("--out is the set itself; give another folder.")
     with CalibrationSet.open(folder) as opened:
         pipeline = open_model(opened, model, components)
-        from lydite.calibrate.blocks import Kept, store_blocks
+        from lydite.calibrate.blocks import BlockOptions, store_blocks
         from lydite.calibrate.settings import STORE_DTYPES
 
-        stop = Stop()
-        with SampleBar(quiet=quiet) as bar, stop.listening(), kept_on_stop():
+        stop = StopRequest()
+        with SampleBar(quiet=quiet) as bar, stop.listening(), note_on_stop():
             volume = store_blocks(
                 opened,
                 pipeline,
                 out,
-                Kept(tokens or 0, STORE_DTYPES[store_dtype], modules),
+                BlockOptions(tokens or 0, STORE_DTYPES[store_dtype], modules),
                 allowed,
-                on_volume=lambda volume: (
+                on_estimate=lambda volume: (
                     None if quiet else click.echo(_size_text(volume), err=True)
                 ),
                 on_sample=bar.done,
@@ -93,7 +93,7 @@ def blocks(
         click.echo(f"{out}: {volume.samples} samples of {volume.images} images.")
 
 
-def _size_text(volume: "Volume") -> str:
+def _size_text(volume: "SizeEstimate") -> str:
     from lydite.core.files import size_text
 
     return (

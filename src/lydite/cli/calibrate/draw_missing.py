@@ -1,4 +1,4 @@
-"""What `lydite calibrate run` and `repair` share: a set is drawn until nothing is missing."""
+"""What `lydite calibrate run` and `repair` share: draw what a set misses."""
 
 import contextlib
 import signal
@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from lydite import embedded
+from lydite.cli.calibrate.set_model import model_options
 from lydite.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
@@ -25,12 +26,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Hands:
-    """Who draws, and whether that is told."""
+class WorkerOptions:
+    """Which processes draw, and whether progress is printed."""
 
     workers: int
     ray: str | None
     quiet: bool
+
+    def __post_init__(self) -> None:
+        if self.ray is not None and self.workers > 1:
+            raise InputError(
+                "--workers and --ray exclude each other; a cluster has its own workers."
+            )
 
     @property
     def words(self) -> tuple[object, ...]:
@@ -40,33 +47,28 @@ class Hands:
         return ("--workers", self.workers) if self.workers > 1 else ()
 
 
-def hands_options(command: F) -> F:
-    """The options that decide who draws; none of them changes a value."""
+def worker_options(command: F) -> F:
+    """Options of the model and of the processes that draw; none of them changes a value."""
     options = (
-        click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
-                     help="As for `lydite generate`; the set's own, or the embedded one, by "
-                          "default."),
-        click.option("--components", metavar="FOLDER",
-                     help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here."),
         click.option("--workers", type=click.IntRange(1, MOST_WORKERS), default=1,
                      show_default=True,
                      help="Processes that draw, each with a model of its own on one core."),
         click.option("--ray", metavar="auto|ADDRESS",
                      help="Draw on a Ray cluster; each machine needs lydite and the model."),
-        click.option("-q", "--quiet", is_flag=True, help="No progress bar, only errors."),
     )  # fmt: skip
+    command = model_options(command)
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def finish(
+def draw_missing(
     folder: Path,
     settings: "Settings",
     plan: "Plan",
     pipeline: "Pipeline",
     model: "Model",
-    hands: Hands,
+    options: WorkerOptions,
     begin: str | None = None,
 ) -> None:
     """Draw all that the set misses; the pipeline is loaded, and its hash is the settings'.
@@ -78,38 +80,42 @@ def finish(
     from lydite.calibrate.run import require_space_for, resume_command
     from lydite.calibrate.store.writer import Writer, resumable
 
-    again = resume_command(folder, model, *hands.words)
+    command = resume_command(folder, model, *options.words)
     run = pipeline.plan(request_of(settings.conditions)[0])
     sizes = item_sizes(pipeline, run, conditioning=plan.conditioning)
-    with resumable(again):
+    with resumable(command):
         require_space_for(folder, settings, plan, sizes)
-    with Writer.start(folder, settings, plan, resume=again, begin=begin) as writer:
+    with Writer.start(folder, settings, plan, resume=command, begin=begin) as writer:
         if writer.recovered.added:
-            _tell(hands, f"recovered {writer.recovered.added} items from an interrupted run.")
+            _print_note(
+                options, f"recovered {writer.recovered.added} items from an interrupted run."
+            )
         if writer.plan != plan:
             known = f"{len(writer.plan.images)} images and {len(writer.plan.steps)} steps of each"
-            _tell(
-                hands,
+            _print_note(
+                options,
                 f"note: the set plans {known}; images and steps are never removed from a set.",
             )
         missing = len(writer.missing())
         if missing:
-            _draw(writer, pipeline, model, hands, images=missing, steps=run.steps, again=again)
+            _draw(
+                writer, pipeline, model, options, images=missing, steps=run.steps, command=command
+            )
         held = len(writer.plan.images) - len(writer.missing())
-        _tell(hands, f"{folder}: {held} of {len(writer.plan.images)} images complete.")
-        if not hands.quiet:
+        _print_note(options, f"{folder}: {held} of {len(writer.plan.images)} images complete.")
+        if not options.quiet:
             click.echo(f"content   {writer.content_hash}")
 
 
-def resume(folder: Path, name: str | None, components: str | None, hands: Hands) -> None:
-    """Go on with a set by what it says of itself."""
+def resume(folder: Path, name: str | None, components: str | None, options: WorkerOptions) -> None:
+    """Resume a set with its own settings."""
     from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import open_pipeline, require_model
     from lydite.calibrate.store.set_file import read_description
 
     description = read_description(folder)
     _, dtype = request_of(description.settings.conditions)
-    model = lasting_model(name or description.settings.model or embedded.NAME, components)
+    model = absolute_model(name or description.settings.model or embedded.NAME, components)
     try:
         pipeline = open_pipeline(model, dtype)
     except FileError as error:
@@ -118,32 +124,32 @@ def resume(folder: Path, name: str | None, components: str | None, hands: Hands)
     pipeline.model.prepare()
     require_model(description.settings, pipeline)
     settings = msgspec.structs.replace(description.settings, model=model.name)
-    finish(folder, settings, description.plan, pipeline, model, hands)
+    draw_missing(folder, settings, description.plan, pipeline, model, options)
 
 
-def lasting_model(name: str, components: str | None) -> "Model":
-    """Paths that are good from any folder; a hub id and the embedded model stay as they are."""
+def absolute_model(name: str, components: str | None) -> "Model":
+    """The model with absolute paths; a hub id and the embedded model stay as they are."""
     from lydite.calibrate.run import Model
 
-    def lasting(word: str) -> str:
+    def absolute(word: str) -> str:
         if word == embedded.NAME or not Path(word).exists():
             return word
         return str(Path(word).absolute())
 
-    return Model(lasting(name), lasting(components) if components else None)
+    return Model(absolute(name), absolute(components) if components else None)
 
 
-class Stop:
-    """Ctrl-C and SIGTERM as a wish to stop after the step under way; a second one stops at once."""
+class StopRequest:
+    """Ctrl-C or SIGTERM: stop after the current step; a second one stops at once."""
 
     def __init__(self) -> None:
         self.asked = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen, and afterwards leave the signals as they were."""
-        heard = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._ask) for number in heard}
+        """Handle the signals, and restore the old handlers afterwards."""
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._ask) for number in signals}
         try:
             yield
         finally:
@@ -160,17 +166,17 @@ def _draw(
     writer: "Writer",
     pipeline: "Pipeline",
     model: "Model",
-    hands: Hands,
+    options: WorkerOptions,
     *,
     images: int,
     steps: int,
-    again: str,
+    command: str,
 ) -> None:
     from lydite.calibrate.run import RunCallbacks
     from lydite.cli.progress import StepBar
 
-    stop, seen, finished = Stop(), set[tuple[int, int]](), 0
-    with StepBar(images * steps, quiet=hands.quiet) as bar, stop.listening():
+    stop, seen, finished = StopRequest(), set[tuple[int, int]](), 0
+    with StepBar(images * steps, quiet=options.quiet) as bar, stop.listening():
 
         def stepped(image: int, step: int) -> None:
             if (image, step) not in seen:  # an image that a lost worker began comes again
@@ -180,24 +186,24 @@ def _draw(
         def counted(image: int) -> None:
             nonlocal finished
             finished += 1
-            for step in range(steps):  # a cluster tells of whole images only
+            for step in range(steps):  # a cluster reports whole images only
                 stepped(image, step)
 
-        watcher = RunCallbacks(stepped, counted, bar.print, lambda: stop.asked)
+        callbacks = RunCallbacks(stepped, counted, bar.print, lambda: stop.asked)
         try:
-            _by_hands(writer, pipeline, model, hands, watcher)
+            _run_on_workers(writer, pipeline, model, options, callbacks)
         except KeyboardInterrupt:
             bar.print(f"stopped: {finished} of the {images} missing images are drawn. Resume with:")
-            bar.print(again)
+            bar.print(command)
             raise
 
 
-def _by_hands(
+def _run_on_workers(
     writer: "Writer",
     pipeline: "Pipeline",
     model: "Model",
-    hands: Hands,
-    watcher: "RunCallbacks",
+    options: WorkerOptions,
+    callbacks: "RunCallbacks",
 ) -> None:
     from lydite.calibrate.model_session import ModelSession
     from lydite.calibrate.ray_cluster import run_ray
@@ -205,22 +211,18 @@ def _by_hands(
     from lydite.calibrate.settings import Description
     from lydite.calibrate.workers import run_workers
 
-    if hands.ray is None and hands.workers == 1:
-        run_here(writer, ModelSession(Description(writer.settings, writer.plan), pipeline), watcher)
+    if options.ray is None and options.workers == 1:
+        run_here(
+            writer, ModelSession(Description(writer.settings, writer.plan), pipeline), callbacks
+        )
         return
     pipeline.model.unload()  # workers have their own
-    if hands.ray is None:
-        run_workers(writer, model, hands.workers, watcher)
+    if options.ray is None:
+        run_workers(writer, model, options.workers, callbacks)
     else:
-        run_ray(writer, model, hands.ray, watcher)
+        run_ray(writer, model, options.ray, callbacks)
 
 
-def _tell(hands: Hands, line: str) -> None:
-    if not hands.quiet:
+def _print_note(options: WorkerOptions, line: str) -> None:
+    if not options.quiet:
         click.echo(line, err=True)
-
-
-def check_hands(hands: Hands) -> None:
-    """Refuse what cannot be meant."""
-    if hands.ray is not None and hands.workers > 1:
-        raise InputError("--workers and --ray exclude each other; a cluster has its own workers.")

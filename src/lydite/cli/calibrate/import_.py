@@ -40,8 +40,8 @@ def import_(source: Path, out: Path, settings: Path | None) -> None:
     if done.missing:
         click.echo(f"missing   {done.missing} items; the set is incomplete")
     click.echo(f"content   {done.content_hash}")
-    if done.told_hash not in (None, done.content_hash):
-        click.echo(f"differs   from what was exported, {done.told_hash:.64}")
+    if done.exported_hash not in (None, done.content_hash):
+        click.echo(f"differs   from what was exported, {done.exported_hash:.64}")
 
 
 def _settings(path: Path) -> "Settings":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lydite.cli.calibrate.draw_missing import Hands, check_hands, hands_options, resume
+from lydite.cli.calibrate.draw_missing import WorkerOptions, resume, worker_options
 from lydite.cli.calibrate.set_model import model_words
 from lydite.cli.calibrate.verify import first_names
 
@@ -18,7 +18,7 @@ FOLDER = click.Path(path_type=Path)
 @click.command("repair")
 @click.argument("folder", metavar="SET", type=FOLDER)
 @click.option("--no-run", is_flag=True, help="Only drop what is damaged; draw nothing.")
-@hands_options
+@worker_options
 def repair(
     folder: Path,
     no_run: bool,
@@ -40,9 +40,8 @@ def repair(
     from lydite.calibrate.store.set_file import read_description
     from lydite.calibrate.store.status import is_drawable, resume_advice
 
-    hands = Hands(workers, ray, quiet)
-    check_hands(hands)
-    options = ["--no-run"] if no_run else [*model_words(model, components), *hands.words]
+    worker_settings = WorkerOptions(workers, ray, quiet)
+    options = ["--no-run"] if no_run else [*model_words(model, components), *worker_settings.words]
     done = repair_set(folder, *options)
     _print(folder, done)
     settings = read_description(folder).settings
@@ -53,7 +52,7 @@ def repair(
             f"missing   {done.missing} items. Resume with: {resume_advice(folder, settings)}"
         )
         return
-    resume(folder, model, components, hands)
+    resume(folder, model, components, worker_settings)
 
 
 @click.command("rebuild", hidden=True)

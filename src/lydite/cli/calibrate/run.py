@@ -1,4 +1,4 @@
-"""`lydite calibrate run`: prompts to a calibration set, or on with one that was interrupted."""
+"""`lydite calibrate run`: make a calibration set from prompts, or resume one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,12 +8,11 @@ import click
 from lydite import embedded
 from lydite.cli.aliases import AliasedOption, ComputeDtype, StoreDtype
 from lydite.cli.calibrate.draw_missing import (
-    Hands,
-    check_hands,
-    finish,
-    hands_options,
-    lasting_model,
+    WorkerOptions,
+    absolute_model,
+    draw_missing,
     resume,
+    worker_options,
 )
 from lydite.cli.request_options import read_request, request_options
 from lydite.core.errors import InputError, at, shown
@@ -82,40 +81,39 @@ ANY_TIME = {"out", "model", "components", "workers", "ray", "quiet"}  # options 
     required=True,
     type=click.Path(path_type=Path),
     metavar="SET",
-    help="The set: a new folder, or one to go on with.",
+    help="The set: a new folder, or one to resume.",
 )
-@hands_options
+@worker_options
 @click.pass_context
 def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
-    """Draw images and store what the network is given on the way, step by step.
+    """Draw images and store the inputs of the network at each kept step.
 
     A sample is the latent x at the beginning of a kept step, with its sigma and timestep. The
-    finished pictures are stored too. Prompts, seeds and all settings stand in the set.
+    finished pictures are stored too. The set holds prompts, seeds and all settings.
 
     \b
     lydite calibrate run --prompts prompts.txt --out set/
     lydite calibrate run --prompts coco.csv --images 256 --keep-steps every:4 --out set/
     lydite calibrate run -m sd3-folder/ --prompts p.jsonl --sampler dpmpp_2m --steps 20 --out set/
     lydite calibrate run --prompts prompts.txt --workers 4 --out set/
-    lydite calibrate run --out set/                go on where it stopped
+    lydite calibrate run --out set/                resume it
 
-    The same command again goes on where it stopped; other settings are refused, more images or
-    steps are added. Ctrl-C and SIGTERM finish the step under way and leave a whole set; the image
-    under way is drawn again by the next run.
+    The same command again resumes it; other settings are refused, more images or steps are added.
+    Ctrl-C and SIGTERM finish the current step and leave a valid set; the image that was being
+    drawn is drawn again by the next run.
     """
-    hands = Hands(options["workers"], options["ray"], options["quiet"])
-    check_hands(hands)
+    worker_settings = WorkerOptions(options["workers"], options["ray"], options["quiet"])
     default = click.core.ParameterSource.DEFAULT
     typed = {name for name in options if ctx.get_parameter_source(name) is not default}
     if options["prompts"] is None:
         _check_resumable(options["out"], typed - ANY_TIME)
-        resume(options["out"], options["model"], options["components"], hands)
+        resume(options["out"], options["model"], options["components"], worker_settings)
     else:
-        _start(options, hands, _command(ctx, typed))
+        _start(options, worker_settings, _command(ctx, typed))
 
 
-def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
-    """Everything that can be refused is, before the model is loaded."""
+def _start(options: dict[str, Any], worker_settings: WorkerOptions, command: str) -> None:
+    """Make a set; all options are checked before the model is loaded."""
     from lydite.calibrate.conditions import conditions_of, read_keep
     from lydite.calibrate.model_session import count_steps, model_hash, open_pipeline
     from lydite.calibrate.prompts import read_prompts
@@ -123,7 +121,7 @@ def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
     from lydite.calibrate.store.set_file import encode_description
 
     prompts = read_prompts(options["prompts"])
-    model = lasting_model(options["model"] or embedded.NAME, options["components"])
+    model = absolute_model(options["model"] or embedded.NAME, options["components"])
     pipeline = open_pipeline(model, options["dtype"])
     run = pipeline.plan(read_request(options))
     count = options["images"] or len(prompts.texts)
@@ -140,16 +138,16 @@ def _start(options: dict[str, Any], hands: Hands, command: str) -> None:
     conditions = conditions_of(run.request, pipeline.model.dtype)
     encode_description(Description(Settings("0" * 64, conditions), plan))  # checks its size
     stored = STORE_DTYPES[options["store_dtype"]]
-    _check_agreed(options["out"], conditions, stored, plan)
-    if not hands.quiet:
-        _tell_prompts(options["prompts"], prompts)
+    _check_settings(options["out"], conditions, stored, plan)
+    if not worker_settings.quiet:
+        _note_prompts(options["prompts"], prompts)
     pipeline.model.prepare()
     settings = Settings(model_hash(pipeline), conditions, stored, model.name)
-    finish(options["out"], settings, plan, pipeline, model, hands, begin=command)
+    draw_missing(options["out"], settings, plan, pipeline, model, worker_settings, begin=command)
 
 
-def _tell_prompts(path: Path, prompts: "Prompts") -> None:
-    """What a reader of the file may not have meant."""
+def _note_prompts(path: Path, prompts: "Prompts") -> None:
+    """Notes about what the author of the file may not expect."""
     if prompts.guessed:
         click.echo(
             f"note: {at(path)}: no column is called prompt, caption or text; its first is taken, "
@@ -174,23 +172,23 @@ def _command(ctx: click.Context, typed: set[str]) -> str:
 
 
 def _check_resumable(folder: Path, typed: set[str]) -> None:
-    """Without prompts a set goes on as it was begun."""
+    """Without prompts a set is resumed with its own settings."""
     from lydite.calibrate.store.set_file import NAME, has_shards, read_description
 
     if has_shards(folder):
         read_description(folder)
     if not (folder / NAME).exists():
-        raise InputError(f"{folder}: no set to go on with. Begin one with --prompts FILE.")
+        raise InputError(f"{folder}: no set to resume. Make one with --prompts FILE.")
     if typed:
         option = sorted(typed)[0].replace("_", "-")
         raise InputError(
-            f"--{option} without --prompts: a set goes on with its own settings. Leave it out, or "
-            "give --prompts too."
+            f"--{option} without --prompts: a set is resumed with its own settings. Leave it out, "
+            "or give --prompts too."
         )
 
 
-def _check_agreed(folder: Path, conditions: dict[str, Any], dtype: Any, plan: Any) -> None:
-    """A set that is there is held against the options before the model is loaded."""
+def _check_settings(folder: Path, conditions: dict[str, Any], dtype: Any, plan: Any) -> None:
+    """Compare the options with the settings of an existing set, before the model is loaded."""
     from lydite.calibrate.settings import Settings
     from lydite.calibrate.store.set_file import NAME, extend_plan, read_description
 

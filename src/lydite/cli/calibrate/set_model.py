@@ -1,4 +1,4 @@
-"""What `lydite calibrate activations` and `blocks` share: the set's model, and a bar of samples."""
+"""The model of a set: its options, how it is opened; and a progress bar of samples."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +20,7 @@ def model_options(command: F) -> F:
     """Where the set's model is."""
     options = (
         click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
-                     help="The model the set was made with; by default where it was then."),
+                     help="As for `lydite generate`; by default the set's own."),
         click.option("--components", metavar="FOLDER",
                      help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here."),
         click.option("-q", "--quiet", is_flag=True, help="No progress bar, only errors."),
@@ -47,17 +47,17 @@ def model_words(model: str | None, components: str | None) -> list[str]:
 
 
 @contextmanager
-def kept_on_stop() -> Iterator[None]:
-    """Says, when the user stops it, that nothing is lost."""
+def note_on_stop() -> Iterator[None]:
+    """Prints, when the user stops it, that nothing is lost."""
     try:
         yield
     except KeyboardInterrupt:
-        click.echo("stopped; what is done is kept. The same command goes on with it.", err=True)
+        click.echo("stopped; what is done is saved. The same command resumes it.", err=True)
         raise
 
 
 class SampleBar:
-    """Counts samples on stderr, from the first that is told."""
+    """Counts samples on stderr."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet, self._stack = quiet, ExitStack()
