@@ -67,6 +67,16 @@ CREATE VIEW channels AS
 """
 
 
+_UNREADABLE = (
+    sqlite3.Error,
+    LookupError,
+    ValueError,
+    TypeError,
+    RecursionError,  # of JSON
+    zlib.error,
+)
+
+
 def _made_here(head: bytes) -> bool:
     """An SQLite file with our mark: `application_id` stands at byte 68."""
     return head.startswith(b"SQLite format 3\0") and head[68:72] == APPLICATION.to_bytes(4, "big")
@@ -144,7 +154,7 @@ def open_statistics(path: Path) -> Generator[sqlite3.Connection]:
                     "another SQLite file. Run: lydite calibrate activations SET --out FILE"
                 )
             yield connection
-    except (sqlite3.Error, KeyError, ValueError, TypeError, zlib.error) as error:
+    except _UNREADABLE as error:
         raise CalibrationError(
             f"{at(path)}: not statistics of activations, or damaged ({error})."
         ) from error

@@ -74,16 +74,18 @@ def read_curves(path: Path) -> tuple[list[Curve], dict[str, Any]]:
             f"SELECT place.id, layer, place.place, band, {_columns()} FROM statistic "
             "JOIN place ON place.id = statistic.place ORDER BY layer, place.place, band"
         ).fetchall()
-    found: dict[int, list[Any]] = {}
-    for row in rows:
-        found.setdefault(row[0], []).append(row)
-    curves: list[Curve] = []
-    for number, lines in found.items():
-        _, layer, place, *_ = lines[0]
-        steps = tuple(firsts[line[3]] for line in lines)
-        table = np.array([line[4:] for line in lines], np.float64).T
-        values: dict[str, Any] = dict(zip((*COLUMNS, *QUANTILES), table, strict=True))
-        curves.append(Curve(layer, place, steps, values, channels[number]))
+        found: dict[int, list[Any]] = {}
+        for row in rows:
+            found.setdefault(row[0], []).append(row)
+        curves: list[Curve] = []
+        for number, lines in found.items():
+            _, layer, place, *_ = lines[0]
+            steps = tuple(firsts[line[3]] for line in lines)
+            table = np.array([line[4:] for line in lines], np.float64).T
+            values: dict[str, Any] = dict(zip((*COLUMNS, *QUANTILES), table, strict=True))
+            curves.append(Curve(layer, place, steps, values, channels[number]))
+        if not curves:
+            raise ValueError("no layer in it")
     return curves, summary
 
 
