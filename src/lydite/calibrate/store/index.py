@@ -91,9 +91,9 @@ class Index:
     def check_content(self, entries: Iterable[Entry]) -> None:
         """Refuse items that the set holds with other values."""
         for entry in entries:
-            if self.digest(entry.key) not in (None, entry.digest):
-                other = self._rows[entry.key].shard
-                raise CalibrationError(f"{entry.label} has other values in shard {other[:12]}…")
+            row = self._rows.get(entry.key)
+            if row is not None and row.digest != entry.digest:
+                raise CalibrationError(f"{entry.label} has other values in shard {row.shard[:12]}…")
 
     def check_numbers(self, entries: Iterable[Entry]) -> None:
         """Refuse items whose image number means another prompt or seed in this set."""

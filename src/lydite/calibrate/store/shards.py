@@ -82,7 +82,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             return f"image {self.image}"
         return f"conditioning of {shown(self.prompt)}"
 
-    @cached_property
+    @property
     def text(self) -> str:
         """Canonical JSON."""
         return canonical(msgspec.to_builtins(self)).decode()
