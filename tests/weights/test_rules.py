@@ -97,10 +97,10 @@ def test_two_stored_names_for_one_parameter_leave_one_over() -> None:
     assert "already stored as one" in resolution.surplus["two"]
 
 
-def test_a_name_that_two_rules_claim_is_left_over_not_guessed() -> None:
-    """A stranger's file can hold such a name; it must not stop the program."""
+def test_a_name_that_two_rules_match_is_surplus() -> None:
+    """A hostile file can hold such a name; it must not stop the program."""
     resolution = resolve(["old.1.x.qkv"], RULES)
-    assert resolution.surplus == {"old.1.x.qkv": "two rules of the table claim it"}
+    assert resolution.surplus == {"old.1.x.qkv": "two rules of the table match it"}
     assert not resolution.recipes
 
 

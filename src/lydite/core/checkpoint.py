@@ -21,12 +21,12 @@ STEMS = ("diffusion_pytorch_model", "model")  # diffusers' name, then that of tr
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Open weights: every tensor is known, none is read before it is asked for."""
+    """Open weights: the names of all tensors are known, values are read on demand."""
 
     path: Path  # the file or the index
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
-    _homes: Mapping[str, TensorFile]
+    _file_of_tensor: Mapping[str, TensorFile]
     _closer: contextlib.ExitStack
 
     @property
@@ -36,11 +36,11 @@ class Checkpoint:
 
     def read(self, name: str) -> NDArray[Any]:
         """The tensor in its stored dtype, as a read-only view of its file."""
-        return self._home(name).read(name)
+        return self._find(name).read(name)
 
     def file_of(self, name: str) -> Path:
         """The file that holds the tensor."""
-        return self._home(name).header.path
+        return self._find(name).header.path
 
     def close(self) -> None:
         """Close every file; arrays already read stay valid."""
@@ -52,10 +52,10 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _home(self, name: str) -> TensorFile:
-        if name not in self._homes:
-            raise unknown_tensor(self.path, name, self._homes)
-        return self._homes[name]
+    def _find(self, name: str) -> TensorFile:
+        if name not in self._file_of_tensor:
+            raise unknown_tensor(self.path, name, self._file_of_tensor)
+        return self._file_of_tensor[name]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -68,9 +68,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         opened = [stack.enter_context(TensorFile.open(file)) for file in files]
         if weight_map is not None:
             _check_index(path, weight_map, opened)
-        homes = {name: file for file in opened for name in file.header.tensors}
-        tensors = {name: file.header.tensors[name] for name, file in homes.items()}
-        return Checkpoint(path, tuple(files), tensors, homes, stack.pop_all())
+        file_of = {name: file for file in opened for name in file.header.tensors}
+        tensors = {name: file.header.tensors[name] for name, file in file_of.items()}
+        return Checkpoint(path, tuple(files), tensors, file_of, stack.pop_all())
 
 
 _SHARD = re.compile(r"-\d+-of-\d+\.")  # model-00001-of-00002.safetensors, model.fp16-00001-of-…
@@ -78,12 +78,12 @@ _INDEX = re.compile(r".+\.safetensors\.index(\.[^.]+)?\.json")
 
 
 def _find_weights(folder: Path) -> Path:
-    """The one file or index in `folder` that must be meant."""
+    """The only file or index of weights in `folder`."""
     try:
         listed = sorted(os.listdir(folder))
     except OSError as error:
         raise FileError(f"{folder}: cannot be read ({error.strerror or error}).") from error
-    names = [n for n in listed if n[0] != "." and n.isprintable()]  # macOS leaves ._ doubles about
+    names = [n for n in listed if n[0] != "." and n.isprintable()]  # macOS writes ._ copies
     singles = [n for n in names if n.endswith(".safetensors") and not _SHARD.search(n)]
     weights = singles + [n for n in names if _INDEX.fullmatch(n)]
     plain = [stem + end for stem in STEMS for end in (".safetensors", ".safetensors.index.json")]
@@ -100,7 +100,7 @@ def _find_weights(folder: Path) -> Path:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    # metadata.total_size is not looked at: published indexes with tied weights often have it wrong.
+    # metadata.total_size is not checked: published indexes with tied weights often have it wrong.
     weight_map = read_json(index).get("weight_map")
     entries = cast(dict[str, object], weight_map if isinstance(weight_map, dict) else {})
     if not entries or not all(isinstance(shard, str) for shard in entries.values()):
@@ -149,15 +149,15 @@ def _places(folder: Path) -> list[Path]:
 
 def _check_index(index: Path, weight_map: Mapping[str, str], files: Sequence[TensorFile]) -> None:
     """Each tensor is in exactly one shard, the one that the index names."""
-    found: dict[str, str] = {}
+    shards: dict[str, str] = {}
     for file in files:
         for name in file.header.tensors:
             shard = file.header.path.name
-            if found.setdefault(name, shard) != shard:
-                both = f"{found[name]} and {shard}. Download the index and its shards again."
+            if shards.setdefault(name, shard) != shard:
+                both = f"{shards[name]} and {shard}. Download the index and its shards again."
                 raise TensorFileError(f"{index}: tensor {shown(name)} is in both {both}")
-    for name in (*found, *weight_map):
-        held, listed = found.get(name, "no shard"), weight_map.get(name, "no shard")
-        if held != listed:
-            fault = f"tensor {shown(name)} is in {held}, by the index in {listed}"
+    for name in (*shards, *weight_map):
+        actual, listed = shards.get(name, "no shard"), weight_map.get(name, "no shard")
+        if actual != listed:
+            fault = f"tensor {shown(name)} is in {actual}, by the index in {listed}"
             raise TensorFileError(f"{index}: {fault}. Download the index and its shards again.")

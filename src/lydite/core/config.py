@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from lydite.core.errors import ConfigError, shown
 
-# A config comes from a stranger: bounds keep a typing error from asking for a terabyte.
+# A config may be hostile or mistyped: without bounds it could ask for a terabyte.
 Count = Annotated[int, Meta(ge=1, le=1024)]  # layers, heads, groups, buckets
 Size = Annotated[int, Meta(ge=1, le=2**20)]  # widths, vocabularies, resolutions
 MAX_ITEMS = 64  # a list has one item per layer or per resolution
@@ -17,7 +17,7 @@ Epsilon = Annotated[float, Meta(gt=0, lt=1)]
 
 
 class Config(Protocol):
-    """What `read_config` can fill: a dataclass, and the keys it knows but does not store."""
+    """What `read_config` can fill: a dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

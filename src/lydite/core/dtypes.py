@@ -1,5 +1,6 @@
-"""Dtype names as safetensors writes them, their NumPy types, and the bf16 crossing."""
+"""Dtype names as safetensors writes them, their NumPy types, and conversions between them."""
 
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -43,3 +44,12 @@ def widen(array: NDArray[Any]) -> NDArray[Any]:
     if NAMES.get(array.dtype) in {"F8_E5M2", "F8_E4M3", "F8_E8M0", "F16", "BF16"}:
         return array.astype(np.float32)
     return array
+
+
+def mlx_to_numpy(array: Any) -> NDArray[Any]:
+    """An MLX array, evaluated, as a view of its memory; NumPy's buffer protocol has no bf16."""
+    mx = sys.modules["mlx.core"]  # imported by whoever made the array
+    mx.eval(array)
+    if array.dtype == mx.bfloat16:
+        return np.array(array.view(mx.uint16), copy=False).view(ml_dtypes.bfloat16)
+    return np.array(array, copy=False)

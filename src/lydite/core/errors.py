@@ -1,17 +1,18 @@
-"""One exception per kind of trouble; each message says what, where, expected, found, next."""
+"""One exception per kind of error; each message says what, where, expected, found, next."""
 
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
 
 
 class LyditeError(Exception):
-    """Anything a user can mend: one line on the command line, which ends with `exit_code`."""
+    """Anything a user can correct: one line on the command line, which ends with `exit_code`."""
 
     exit_code = 2
 
 
 class FileError(LyditeError):
-    """A path that is missing, not readable, or of a kind we do not open."""
+    """A path that is missing, not readable, or of a format that is not supported."""
 
 
 class TensorFileError(LyditeError):
@@ -19,7 +20,7 @@ class TensorFileError(LyditeError):
 
 
 class ConfigError(LyditeError):
-    """A config with keys we miss, do not understand, or whose value we cannot run."""
+    """A config with missing or unknown keys, or with a value that is not supported."""
 
 
 class WeightsError(LyditeError):
@@ -41,13 +42,13 @@ class CalibrationError(LyditeError):
 
 
 class NotFiniteError(LyditeError):
-    """NaN or Inf where a number should be, with the name of the place."""
+    """NaN or Inf where a number should be; the message names the value."""
 
     exit_code = 1
 
 
 def shown(value: object) -> str:
-    """`value` for an error message: one line, and short whatever a stranger put in it."""
+    """`value` for an error message: one line, and short whatever a file contains."""
     return _SHORT.repr(value)
 
 
@@ -55,6 +56,12 @@ def at(path: Path) -> str:
     """A path for an error message: one line whatever its name."""
     text = str(path)
     return text if text.isprintable() else repr(text)
+
+
+def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first `most` items in one line, and how many more there are."""
+    text = separator.join(items[:most])
+    return f"{text}{separator}and {len(items) - most} more" if len(items) > most else text
 
 
 _SHORT = reprlib.Repr()

@@ -1,4 +1,4 @@
-"""JSON from strangers: bounded, UTF-8, no duplicate keys, no NaN, one clear error."""
+"""JSON from untrusted files: bounded, UTF-8, no duplicate keys, no NaN, one clear error."""
 
 import json
 import math
@@ -10,11 +10,11 @@ from typing import Any, NoReturn, cast
 from lydite.core.errors import FileError, at
 from lydite.core.files import read_bounded
 
-MAX_BYTES = 16 * 2**20  # configs and shard indexes are far below; tokenizer.json is read elsewhere
+MAX_BYTES = 16 * 2**20  # configs, shard indexes and tokenizers are far below
 
 
 class JsonError(ValueError):
-    """Why a text is not the JSON object we need; the caller adds the file's name."""
+    """Why a text is not a JSON object; the caller adds the file's name."""
 
 
 def read_json(path: Path, most: int = MAX_BYTES, *, infinity: bool = False) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def parse_object(data: bytes, *, infinity: bool = False) -> dict[str, Any]:
         raise JsonError(f"not JSON ({error.msg}, at character {error.pos})") from error
     except RecursionError as error:
         raise JsonError("JSON nested too deep") from error
-    except ValueError as error:  # ours, and Python's limit on the digits of an integer
+    except ValueError as error:  # those below, and Python's limit on the digits of an integer
         raise JsonError(str(error)) from error
     if not isinstance(value, dict):
         raise JsonError(f"expected a JSON object, found {type(value).__name__}")
@@ -70,12 +70,12 @@ def _infinity(token: str) -> float:
 
 def _finite(text: str) -> float:
     if math.isinf(value := float(text)):
-        raise ValueError(f"{reprlib.repr(text)} is beyond any number we can hold")
+        raise ValueError(f"{reprlib.repr(text)} is beyond the range of numbers")
     return value
 
 
 def _integer(text: str) -> int:
-    # Other parsers read -0 as a float; as an integer it would slip past their checks and ours.
+    # Other parsers read -0 as a float; as an integer it would pass their checks and ours.
     if text == "-0":
         raise ValueError("-0 is not an integer")
     return int(text)

@@ -13,8 +13,8 @@ _TOKEN = re.compile(r"\{(\w+)\}|\*")
 
 def match(pattern: str, name: str) -> Slots | None:
     """What the placeholders of `pattern` stand for in `name`, or None when it does not fit."""
-    found = compiled(pattern).fullmatch(name)
-    return found.groupdict() if found else None
+    matched = compiled(pattern).fullmatch(name)
+    return matched.groupdict() if matched else None
 
 
 def fill(pattern: str, slots: Mapping[str, str]) -> str:
@@ -24,7 +24,7 @@ def fill(pattern: str, slots: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The pattern as a regular expression, for those who match it often."""
+    """The pattern as a regular expression, for callers that match it often."""
     parts: list[str] = []
     position = 0
     for token in _TOKEN.finditer(pattern):

@@ -29,7 +29,7 @@ def read_header(path: Path) -> Header:
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """An open safetensors file. Arrays it gave out stay valid after it is closed."""
+    """An open safetensors file. Arrays read from it stay valid after it is closed."""
 
     header: Header
     _file: BinaryIO
@@ -63,7 +63,7 @@ class TensorFile:
         return flat.reshape(info.shape)
 
     def close(self) -> None:
-        """Close the file; the mapping goes with the last array that looks into it."""
+        """Close the file; the mapping is freed with the last array that uses it."""
         self._file.close()
         with contextlib.suppress(BufferError):
             self._map.close()
@@ -89,7 +89,7 @@ def save(
     """Write `tensors` to `path`; equal input gives equal bytes.
 
     Not through the safetensors package: its metadata order is random, it takes raw pointers without
-    asking whether an array is contiguous, and only the owner may read the file it leaves.
+    checking whether an array is contiguous, and only the owner may read the file it writes.
     """
     head = encoded_header(path, {name: (a.dtype, a.shape) for name, a in tensors.items()}, metadata)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
@@ -134,10 +134,10 @@ def _open(path: Path) -> BinaryIO:
     try:
         if path.is_file():  # never a pipe, which would wait for a writer
             return path.open("rb")
-        found = "not a file" if path.exists() else "no such file"
+        problem = "not a file" if path.exists() else "no such file"
     except OSError as error:
-        found = f"cannot be read ({error.strerror or error})"
-    raise FileError(f"{at(path)}: {found}. Expected the path of a safetensors file.")
+        problem = f"cannot be read ({error.strerror or error})"
+    raise FileError(f"{at(path)}: {problem}. Expected the path of a safetensors file.")
 
 
 def _stamp(file: BinaryIO) -> tuple[int, int]:
@@ -151,7 +151,7 @@ def _read_header(path: Path, file: BinaryIO) -> Header:
         size = _stamp(file)[0]
         start = file.read(64)
         if size < 8:
-            raise BrokenRule(f"{size} bytes, no room for a header" if size else "empty (0 bytes)")
+            raise BrokenRule(f"{size} bytes, too short for a header" if size else "empty (0 bytes)")
         length = int.from_bytes(start[:8], "little")
         if length > MAX_HEADER_BYTES:
             raise BrokenRule(f"header length {length} bytes, limit {MAX_HEADER_BYTES}")

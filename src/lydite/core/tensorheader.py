@@ -130,8 +130,8 @@ def _tensor(name: str, entry: object, data_start: int, size: int) -> TensorInfo:
         raise BrokenRule(f"shape {shown(shape)} of {dtype} overflows 63 bits")
     nbytes = math.prod(shape) * itemsize(dtype)
     if nbytes != offsets[1] - offsets[0]:
-        asked = f"shape {shown(shape)} of {dtype} ({nbytes} bytes)"
-        raise BrokenRule(f"data_offsets {offsets} do not match {asked}")
+        expected = f"shape {shown(shape)} of {dtype} ({nbytes} bytes)"
+        raise BrokenRule(f"data_offsets {offsets} do not match {expected}")
     return TensorInfo(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
 
 

@@ -1,6 +1,6 @@
 """What a prompt states and what the judge read off the picture, in comparable words."""
 
-from lydite.embedded.accuracy import THIRDS, Found, Reading
+from lydite.embedded.accuracy import THIRDS, Reading, SeenObject
 from lydite.embedded.captions import CELL_KEYWORDS
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
@@ -46,7 +46,7 @@ def _thing(thing: Thing) -> str:
     return " ".join(word for word in (size, color, shape) if word)
 
 
-def _cell(found: Found) -> str:
+def _cell(found: SeenObject) -> str:
     row, column = (sum(value >= edge for edge in THIRDS) for value in (found.y, found.x))
     return CELL_KEYWORDS[3 * row + column][0]
 

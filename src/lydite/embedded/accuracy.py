@@ -1,6 +1,6 @@
-"""Prompt accuracy: what was read off pictures, held against what their prompts say.
+"""Prompt accuracy: what was recognised in pictures, compared with what their prompts say.
 
-NumPy only: the judge's network runs in MLX here and in torch where it is trained, and both hand
+NumPy only: the judge's network runs in MLX here and in torch where it is trained, and both give
 their answers to `read`.
 """
 
@@ -29,8 +29,8 @@ ATTRIBUTES = ("count", "shape", "color", "size", "position", "relation", "backgr
 
 
 @dataclass(frozen=True)
-class Found:
-    """An object seen in a picture."""
+class SeenObject:
+    """An object recognised in a picture."""
 
     thing: Thing
     x: float  # pixels
@@ -42,13 +42,13 @@ class Found:
 class Reading:
     """What the judge sees in one picture."""
 
-    objects: tuple[Found, ...]
+    objects: tuple[SeenObject, ...]
     background: tuple[int, int]  # nearest named colours at the top and at the bottom
 
 
 @dataclass(frozen=True)
 class PromptAccuracy:
-    """The share of prompts kept, of each attribute where prompts state it and of all at once."""
+    """Share of prompts that the pictures follow: in each attribute that is stated, and in all."""
 
     prompts: int
     everything: float
@@ -62,28 +62,28 @@ def read(answers: NDArray[np.float32], pictures: NDArray[np.uint8]) -> list[Read
     grounds = _grounds(pictures)
     readings: list[Reading] = []
     for index, ground in enumerate(grounds):
-        found = [
-            _found(answers[index, row, column], row, column, float(present[index, row, column]))
+        objects = [
+            _seen_object(answers[index], row, column, float(present[index, row, column]))
             for row, column in zip(*peaks[index].nonzero(), strict=True)
         ]
-        readings.append(Reading(tuple(found), ground))
+        readings.append(Reading(tuple(objects), ground))
     return readings
 
 
 def check(reading: Reading, says: Scene) -> dict[str, list[bool]]:
     """Right or wrong for everything the prompt says; objects are matched as well as they can be."""
 
-    def fit(found: tuple[Found | None, ...]) -> tuple[int, bool]:  # place decides between equals
-        ordered = says.relation is not None and _in_order(found, says.relation)
-        return _agreement(found, says.things), ordered
+    def fit(objects: tuple[SeenObject | None, ...]) -> tuple[int, bool]:
+        ordered = says.relation is not None and _in_order(objects, says.relation)
+        return _agreement(objects, says.things), ordered
 
     best = max(_assignments(reading, says), key=fit)
     marks: dict[str, list[bool]] = {name: [] for name in ATTRIBUTES}
     marks["count"].append(len(reading.objects) == len(says.things))
-    for found, thing in zip(best, says.things, strict=True):
+    for seen, thing in zip(best, says.things, strict=True):
         for name in ("shape", "color", "size"):
             if (wanted := getattr(thing, name)) is not None:
-                marks[name].append(found is not None and getattr(found.thing, name) == wanted)
+                marks[name].append(seen is not None and getattr(seen.thing, name) == wanted)
     if says.cell is not None:
         first = best[0]
         marks["position"].append(first is not None and _cell(first) == says.cell)
@@ -100,9 +100,9 @@ def score(readings: Sequence[Reading], says: Sequence[Scene]) -> PromptAccuracy:
     attributes = {
         name: float(np.mean(flat))
         for name in ATTRIBUTES
-        if (flat := [mark for each in marks for mark in each[name]])
+        if (flat := [mark for row in marks for mark in row[name]])
     }
-    right = [all(mark for row in each.values() for mark in row) for each in marks]
+    right = [all(mark for values in row.values() for mark in values) for row in marks]
     return PromptAccuracy(len(marks), float(np.mean(right)), attributes)
 
 
@@ -122,41 +122,42 @@ def _grounds(pictures: NDArray[np.uint8]) -> list[tuple[int, int]]:
     return [(int(top), int(bottom)) for top, bottom in nearest]
 
 
-def _found(answer: NDArray[np.float32], row: int, column: int, sure: float) -> Found:
+def _seen_object(answers: NDArray[np.float32], row: int, column: int, sure: float) -> SeenObject:
+    answer = answers[row, column]
     right, down = answer[OFFSET].tolist()
     large = float(answer[RADIUS]) * RADIUS_UNIT > LARGE_FROM
     thing = Thing(int(answer[SHAPE].argmax()), int(answer[COLOR].argmax()), int(large))
     x, y = (column + 0.5 + right) * STRIDE, (row + 0.5 + down) * STRIDE
-    return Found(thing, min(max(x, 0.0), SIDE), min(max(y, 0.0), SIDE), sure)
+    return SeenObject(thing, min(max(x, 0.0), SIDE), min(max(y, 0.0), SIDE), sure)
 
 
-def _assignments(reading: Reading, says: Scene) -> list[tuple[Found | None, ...]]:
-    """Every way to give each wanted thing a found object, or none when there are too few."""
-    surest = sorted(reading.objects, key=lambda found: -found.sure)[:4]
+def _assignments(reading: Reading, says: Scene) -> list[tuple[SeenObject | None, ...]]:
+    """Every way to assign recognised objects to the wanted things; None where there are too few."""
+    surest = sorted(reading.objects, key=lambda seen: -seen.sure)[:4]
     missing = max(0, len(says.things) - len(surest))
     return list(permutations([*surest, *[None] * missing], len(says.things)))
 
 
-def _agreement(found: Sequence[Found | None], things: Sequence[Thing]) -> int:
+def _agreement(objects: Sequence[SeenObject | None], things: Sequence[Thing]) -> int:
     """How well objects fit what was wanted; shape counts a little more than colour, then size."""
     return sum(
         101 * (one.thing.shape == thing.shape)
         + 100 * (one.thing.color == thing.color)
         + 30 * (one.thing.size == thing.size)
-        for one, thing in zip(found, things, strict=True)
+        for one, thing in zip(objects, things, strict=True)
         if one is not None
     )
 
 
-def _cell(found: Found) -> int:
-    row, column = (sum(value >= edge for edge in THIRDS) for value in (found.y, found.x))
+def _cell(seen: SeenObject) -> int:
+    row, column = (sum(value >= edge for edge in THIRDS) for value in (seen.y, seen.x))
     return 3 * row + column
 
 
-def _in_order(found: Sequence[Found | None], relation: int) -> bool:
+def _in_order(objects: Sequence[SeenObject | None], relation: int) -> bool:
     """Each clearly before the next: further along the axis than it is off to the side."""
-    there = [one for one in found if one is not None]
-    if len(there) < len(found):
+    there = [one for one in objects if one is not None]
+    if len(there) < len(objects):
         return False
     steps = [(b.x - a.x, b.y - a.y) for a, b in pairwise(there)]
     return all(step[relation] > abs(step[1 - relation]) for step in steps)

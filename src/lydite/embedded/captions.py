@@ -137,8 +137,8 @@ def words() -> list[str]:
     rows += [*BACKGROUND_WORDS.values(), *CELLS, *CELL_KEYWORDS, *PAIRS, *KEYWORD_PAIRS]
     rows += [*THREES, *KEYWORD_THREES, *OPEN.values(), *KEYWORD_OPEN.values(), ON_PLAIN]
     rows += [ON_GRADIENT, LEAD_INS, ("a", "an")]
-    found = {word for row in rows for phrase in row for word in split(phrase)}
-    return sorted(word for word in found if "{" not in word)
+    words = {word for row in rows for phrase in row for word in split(phrase)}
+    return sorted(word for word in words if "{" not in word)
 
 
 def split(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The judge: a small convolutional network that reads objects off a picture of a drawn scene.
 
-It marks the cell of an 8-pixel grid where an object has its centre, and says there what it is. It
+It marks the cell of an 8-pixel grid where an object has its centre, and classifies the object. It
 was trained on drawn scenes by tools/train_embedded.py, which holds the same network in torch.
 """
 

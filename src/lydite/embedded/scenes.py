@@ -1,6 +1,6 @@
 """Scenes of one to three coloured shapes: drawn at random from a seed, and painted.
 
-Many scenes are kept as one set of arrays. Painting is written against an array namespace, so that
+Many scenes are stored as one set of arrays. Painting is written against an array namespace, so that
 the same lines run in NumPy here and in torch on the machine that trains.
 """
 

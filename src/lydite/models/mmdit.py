@@ -203,8 +203,8 @@ class JointAttention(nn.Module):
                 text, ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
             )
             q, k, v = (
-                join_tokens(ours, theirs)  # image first, as the reference
-                for ours, theirs in zip((q, k, v), added, strict=True)
+                join_tokens(x, y)  # image first, as the reference
+                for x, y in zip((q, k, v), added, strict=True)
             )
         x = attention(q, k, v, scale=self.scale)  # (B, H, L+S, D/H)
         x = join_heads(x)  # (B, L+S, D)
@@ -216,8 +216,8 @@ class JointAttention(nn.Module):
     def _project(
         self, x: mx.array, projections: tuple[str, str, str], norms: tuple[str, str]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        each = project(x, [self[name] for name in projections])
-        q, k, v = (split_heads(y, self.heads) for y in each)
+        projected = project(x, [self[name] for name in projections])
+        q, k, v = (split_heads(y, self.heads) for y in projected)
         if norms[0] in self:
             q, k = self[norms[0]](q), self[norms[1]](k)
         return q, k, v

@@ -1,4 +1,4 @@
-"""Statistics of activations as a page or a picture: what drifts over the steps, what sticks out."""
+"""Statistics of activations as a page or a picture: drift over the steps, outlier channels."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ DRIFT = (
     "says that two more layers see the very same values. The layers of the modulation come below."
 )
 TOGETHER = (
-    "All steps are counted together here, so nothing is told of how ranges change over them. "
+    "All steps are counted together here, so changes over the steps are not shown. "
     "Statistics made with --per step have it."
 )
 OUTLIERS = (
@@ -39,8 +39,8 @@ AFTER_GELU = (
 
 def page(path: Path) -> bytes:
     """The page of a file of statistics."""
-    curves, told = read_curves(path)
-    shown = _Shown(curves, told["per"])
+    curves, about = read_curves(path)
+    shown = _Shown(curves, about["per"])
     blocks = (_figure(shown.ranked), _worst(shown.outliers))
     chapters = [Chapter("Outlier channels", OUTLIERS, blocks)]
     if shown.over_steps:
@@ -55,26 +55,26 @@ def page(path: Path) -> bytes:
         chapters.append(Chapter("Modulation", MODULATION, blocks))
     folded = Fold(f"All {len(curves)} places", (_all(curves, shown.over_steps),))
     chapters.append(Chapter("Every layer", "Over all steps.", (folded,)))
-    lead = " ".join([*_lead(told), *([] if shown.over_steps else [TOGETHER])])
+    lead = " ".join([*_lead(about), *([] if shown.over_steps else [TOGETHER])])
     footer = f"lydite calibrate activations, {path.name}"
-    facts = shown.facts(int(told["samples"]))
+    facts = shown.facts(int(about["samples"]))
     return render(Page("Activations", lead, tuple(chapters), facts, footer)).encode()
 
 
-def _lead(told: dict[str, Any]) -> list[str]:
+def _lead(about: dict[str, Any]) -> list[str]:
     """Which model, which set, how it was drawn, and what part of it was counted."""
-    model = f"Model {told['model'] or 'without a name'}, parameters {told['model_hash'][:12]}."
-    which = f"Set {told['set'][:12]}" if told["set"] else "Several sets"
-    how = ", ".join(_how(told["conditions"]))
+    model = f"Model {about['model'] or 'without a name'}, parameters {about['model_hash'][:12]}."
+    which = f"Set {about['set'][:12]}" if about["set"] else "Several sets"
+    how = ", ".join(_how(about["conditions"]))
     sentences = [model, f"{which}: {how}." if how else f"{which}."]
-    part, parts = told["part"] or (1, 1)
+    part, parts = about["part"] or (1, 1)
     if parts > 1:
         sentences.append(f"Part {part} of {parts} of its samples.")
     return sentences
 
 
 def _how(conditions: dict[str, Any]) -> Iterator[str]:
-    """The conditions that people ask for; a set of another tool may not tell them."""
+    """The main conditions; a set of another tool may lack them."""
     if "sampler" in conditions:
         yield f"{conditions['sampler']}"
     if "steps" in conditions:
@@ -89,8 +89,8 @@ def _how(conditions: dict[str, Any]) -> Iterator[str]:
 
 def picture(path: Path) -> bytes:
     """The charts of the page, one below the other."""
-    curves, told = read_curves(path)
-    shown = _Shown(curves, told["per"])
+    curves, about = read_curves(path)
+    shown = _Shown(curves, about["per"])
     charts = [shown.ranked, *shown.gelu_charts]
     if shown.over_steps:
         charts.insert(0, shown.ranges)
@@ -107,16 +107,19 @@ def picture(path: Path) -> bytes:
 
 
 class _Shown:
-    """The places of a file, sorted into what the page tells of them."""
+    """The curves of a file, sorted by the parts of the page."""
 
     def __init__(self, curves: Sequence[Curve], per: str) -> None:
-        self.places, self.bands = len(curves), len({s for each in curves for s in each.steps})
+        self.places, self.bands = (
+            len(curves),
+            len({step for curve in curves for step in curve.steps}),
+        )
         self.over_steps = self.bands > 1
         self.unit = "steps" if per == "step" else "parts of the steps"
         across = "step" if per == "step" else "first step of a part"
-        each = sorted(distinct(list(curves)), key=lambda curve: -curve.drift)
-        self.modulation = [curve for curve in each if curve.modulates]
-        self.drifting = [curve for curve in each if not curve.modulates]
+        ranked = sorted(distinct(list(curves)), key=lambda curve: -curve.drift)
+        self.modulation = [curve for curve in ranked if curve.modulates]
+        self.drifting = [curve for curve in ranked if not curve.modulates]
         self.outliers = sorted(self.drifting, key=lambda curve: -curve.outlier)
         self.gelu = [curve for curve in curves if curve.after_gelu]
         most = "Layers whose range changes most over the steps"
@@ -186,7 +189,7 @@ def _over_steps(curve: Curve, values: Sequence[float] | np.ndarray) -> Line:
 
 def _figure(chart: Chart) -> Figures:
     names = ", ".join(line.name for line in chart.lines)
-    alt = f"{chart.title}: {chart.up} over {chart.across} for {names}"
+    alt = f"{chart.title}: {chart.y_label} over {chart.x_label} for {names}"
     return Figures((Figure(png_bytes(draw(chart)), alt),), size="whole")
 
 

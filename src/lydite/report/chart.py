@@ -1,4 +1,4 @@
-"""Lines over numbers as one picture: a title, two axes, a name at the end of each line."""
+"""A line chart as a picture: a title, two axes, a name at the end of each line."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lydite.report.sheets import INK, PAPER
 
-# Okabe and Ito's colours, told apart by most eyes, without the yellow that paper swallows
+# Okabe and Ito's colours, which most colour-blind people can distinguish, without the yellow
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5f4690", "#000000")
-FAINT, GRID, WORDS = "#d9d5cb", "#ebe8e0", "#6b675e"
-FINER = 3  # drawn larger and scaled down: Pillow does not smooth its lines
+FAINT, GRID, TEXT = "#d9d5cb", "#ebe8e0", "#6b675e"
+SCALE_UP = 3  # drawn larger and scaled down: Pillow does not smooth its lines
 Scale = Literal["linear", "log"]
 
 
@@ -26,11 +26,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn."""
+    """Title, labels of the axes, and lines."""
 
     title: str
-    across: str
-    up: str
+    x_label: str
+    y_label: str
     lines: Sequence[Line]
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
@@ -40,29 +40,29 @@ class Chart:
 
 def draw(chart: Chart) -> Image.Image:
     """The chart as an image."""
-    return _Sheet(chart).drawn()
+    return _Canvas(chart).draw()
 
 
-class _Sheet:
-    """One chart on its paper, FINER times as large as it will be."""
+class _Canvas:
+    """One chart, drawn SCALE_UP times as large as it will be."""
 
     def __init__(self, chart: Chart):
         self.chart = chart
-        width, height = (each * FINER for each in chart.size)
+        width, height = (length * SCALE_UP for length in chart.size)
         self.image = Image.new("RGB", (width, height), PAPER)
         self.pen = ImageDraw.Draw(self.image)
         self.small, self.plain, self.large = (
-            ImageFont.load_default(size * FINER) for size in (14, 15, 21)
+            ImageFont.load_default(size * SCALE_UP) for size in (14, 15, 21)
         )
         self.lines = [self._usable(line) for line in chart.lines]
         names = max((self.plain.getlength(line.name) for line in self.lines), default=0)
-        self.left, self.right = 84 * FINER, width - 28 * FINER - int(names)
-        self.top, self.bottom = 74 * FINER, height - 74 * FINER
+        self.left, self.right = 84 * SCALE_UP, width - 28 * SCALE_UP - int(names)
+        self.top, self.bottom = 74 * SCALE_UP, height - 74 * SCALE_UP
         points = [point for line in self.lines for point in line.points]
         self.x_range = _range([x for x, _ in points], chart.x_scale)
         self.y_range = _range([y for _, y in points], chart.y_scale)
 
-    def drawn(self) -> Image.Image:
+    def draw(self) -> Image.Image:
         self._axes()
         for line, color in zip(self.lines, _colors(len(self.lines)), strict=True):
             self._line(line, color)
@@ -89,31 +89,47 @@ class _Sheet:
 
     def _axes(self) -> None:
         chart, pen = self.chart, self.pen
-        pen.text((self.left, 22 * FINER), chart.title, fill=INK, font=self.large)
+        pen.text((self.left, 22 * SCALE_UP), chart.title, fill=INK, font=self.large)
         for y in _ticks(self.y_range, chart.y_scale):
             at = self._at(self.x_range[0], y)[1]
-            pen.line([(self.left, at), (self.right, at)], fill=GRID, width=FINER)
+            pen.line([(self.left, at), (self.right, at)], fill=GRID, width=SCALE_UP)
             pen.text(
-                (self.left - 10 * FINER, at), _word(y), fill=WORDS, font=self.small, anchor="rm"
+                (self.left - 10 * SCALE_UP, at),
+                _label(y),
+                fill=TEXT,
+                font=self.small,
+                anchor="rm",
             )
         for x in _ticks(self.x_range, chart.x_scale, whole=True):
             at = self._at(x, self.y_range[0])[0]
-            pen.line([(at, self.bottom), (at, self.bottom + 6 * FINER)], fill=FAINT, width=FINER)
-            pen.text(
-                (at, self.bottom + 10 * FINER), _word(x), fill=WORDS, font=self.small, anchor="mt"
+            pen.line(
+                [(at, self.bottom), (at, self.bottom + 6 * SCALE_UP)],
+                fill=FAINT,
+                width=SCALE_UP,
             )
-        pen.line([(self.left, self.bottom), (self.right, self.bottom)], fill=FAINT, width=2 * FINER)
-        below = self.bottom + 38 * FINER
-        pen.text((self.right, below), chart.across, fill=WORDS, font=self.small, anchor="rt")
-        pen.text((self.left, 52 * FINER), chart.up, fill=WORDS, font=self.small, anchor="lt")
+            pen.text(
+                (at, self.bottom + 10 * SCALE_UP),
+                _label(x),
+                fill=TEXT,
+                font=self.small,
+                anchor="mt",
+            )
+        pen.line(
+            [(self.left, self.bottom), (self.right, self.bottom)],
+            fill=FAINT,
+            width=2 * SCALE_UP,
+        )
+        below = self.bottom + 38 * SCALE_UP
+        pen.text((self.right, below), chart.x_label, fill=TEXT, font=self.small, anchor="rt")
+        pen.text((self.left, 52 * SCALE_UP), chart.y_label, fill=TEXT, font=self.small, anchor="lt")
         if chart.note:
-            pen.text((self.left, below), chart.note, fill=WORDS, font=self.small, anchor="lt")
+            pen.text((self.left, below), chart.note, fill=TEXT, font=self.small, anchor="lt")
 
     def _line(self, line: Line, color: str) -> None:
         places = [self._at(x, y) for x, y in line.points]
         if len(places) > 1:
-            self.pen.line(places, fill=color, width=int(2.2 * FINER), joint="curve")
-        dot = 3.4 * FINER if len(places) <= 24 else 1.6 * FINER
+            self.pen.line(places, fill=color, width=int(2.2 * SCALE_UP), joint="curve")
+        dot = 3.4 * SCALE_UP if len(places) <= 24 else 1.6 * SCALE_UP
         for x, y in places:
             self.pen.ellipse([x - dot, y - dot, x + dot, y + dot], fill=color)
 
@@ -124,13 +140,13 @@ class _Sheet:
             for line, color in zip(self.lines, _colors(len(self.lines)), strict=True)
             if line.points
         ]
-        height = 20 * FINER
+        height = 20 * SCALE_UP
         for place, (_, name, color) in zip(
             _apart([end[0] for end in sorted(ends)], height, self.top, self.bottom),
             sorted(ends),
             strict=True,
         ):
-            at = (self.right + 12 * FINER, place)
+            at = (self.right + 12 * SCALE_UP, place)
             self.pen.text(at, name, fill=color, font=self.plain, anchor="lm")
 
 
@@ -143,10 +159,10 @@ def _range(values: Sequence[float], scale: Scale) -> tuple[float, float]:
         return (1.0, 10.0) if scale == "log" else (0.0, 1.0)
     low, high = min(values), max(values)
     if scale == "log":
-        room = math.exp(0.04 * (math.log(high) - math.log(low))) if high > low else 2.0
-        return max(low / room, 5e-324), min(high * room, 1e308)
-    room = 0.03 * (high - low) or 0.5
-    return low - room, high + room
+        margin = math.exp(0.04 * (math.log(high) - math.log(low))) if high > low else 2.0
+        return max(low / margin, 5e-324), min(high * margin, 1e308)
+    margin = 0.03 * (high - low) or 0.5
+    return low - margin, high + margin
 
 
 def _share(value: float, limits: tuple[float, float], scale: Scale) -> float:
@@ -176,14 +192,14 @@ def _ticks(limits: tuple[float, float], scale: Scale, *, whole: bool = False) ->
     return [index * step for index in range(first, math.floor(high / step) + 1)]
 
 
-def _word(value: float) -> str:
+def _label(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.6g}"
     return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _apart(places: Sequence[float], height: float, top: float, bottom: float) -> list[float]:
-    """Places moved as little as may be so that neighbours are a height apart, inside the chart."""
+    """Positions moved as little as possible so that neighbours are `height` apart."""
     result = list(places)
     for index in range(1, len(result)):
         result[index] = max(result[index], result[index - 1] + height)

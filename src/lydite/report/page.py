@@ -11,7 +11,7 @@ from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-GENERATOR = "lydite report"  # how a page of ours is told from a stranger's
+GENERATOR = "lydite report"  # by which `made_here` knows a page
 
 Tone = Literal["note", "good", "warn", "bad"]
 
@@ -25,7 +25,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Callout:
-    """One sentence that must not be missed."""
+    """One highlighted sentence."""
 
     text: str
     tone: Tone = "note"
@@ -33,7 +33,7 @@ class Callout:
 
 @dataclass(frozen=True)
 class Fact:
-    """A figure to remember, and what it counts."""
+    """A key figure and its label."""
 
     value: str
     label: str
@@ -73,7 +73,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One picture beside what there is to say of it, as terms and texts."""
+    """One picture beside a list of terms and texts."""
 
     figure: Figure
     title: str
@@ -82,7 +82,7 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Exhibits:
-    """Pictures that each need a few lines."""
+    """Pictures with a few lines each."""
 
     items: tuple[Exhibit, ...]
 
@@ -110,7 +110,7 @@ class Commands:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that are closed until a reader asks for them."""
+    """Blocks that are collapsed until a reader opens them."""
 
     summary: str
     blocks: "tuple[Block, ...]"
@@ -145,7 +145,7 @@ def render(page: Page) -> str:
 
 
 def made_here(data: bytes) -> bool:
-    """Whether `data` is a page that `render` made, so that a newer one may take its place."""
+    """Whether `data` is a page that `render` made, and may be overwritten by a newer one."""
     return f'<meta name="generator" content="{GENERATOR}">'.encode() in data
 
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.core.dtypes import NAMES, NUMPY_DTYPES
+from lydite.core.dtypes import NAMES, mlx_to_numpy
 from lydite.core.errors import TraceError, shown
 
 # torch hands NumPy nothing narrower than f16, but for the bits
@@ -43,7 +43,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
         if framework == "torch":
             return _from_torch(value)
         if framework == "mlx":
-            return _from_mlx(value)
+            return mlx_to_numpy(value)
         if hasattr(type(value), "__dlpack__") and not hasattr(type(value), "__array__"):
             array = np.from_dlpack(value)
         else:
@@ -96,11 +96,3 @@ def _to_torch(tensor: Any, new: NDArray[Any]) -> Any:
     if bits is not None:
         new = new.view(getattr(np, bits))
     return torch.from_numpy(new).view(tensor.dtype).to(tensor.device)
-
-
-def _from_mlx(array: Any) -> NDArray[Any]:
-    mx = sys.modules["mlx.core"]
-    mx.eval(array)
-    if array.dtype == mx.bfloat16:  # no buffer format has it
-        return np.array(array.view(mx.uint16), copy=False).view(NUMPY_DTYPES["BF16"])
-    return np.array(array, copy=False)

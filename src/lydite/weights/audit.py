@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 from lydite.core.dtypes import FLOAT_NAMES
-from lydite.core.errors import WeightsError
+from lydite.core.errors import WeightsError, first_of
 from lydite.weights.layout import Shape
 from lydite.weights.rules import Recipe, Resolution, Rule, filling, resolve, stored_names
 from lydite.weights.tensor_view import TensorView
@@ -57,9 +57,8 @@ class Ledger:
         for name in self.WRONG:
             rows: tuple[Finding, ...] = getattr(self, name)
             if rows:
-                shown = "; ".join(f"{row.tensor:.500}: {row.detail:.500}" for row in rows[:5])
-                more = f"; and {len(rows) - 5} more" if len(rows) > 5 else ""
-                parts.append(f"{len(rows)} {name.replace('_', ' ')} ({shown}{more})")
+                lines = [f"{row.tensor:.500}: {row.detail:.500}" for row in rows]
+                parts.append(f"{len(rows)} {name.replace('_', ' ')} ({first_of(lines, 5, '; ')})")
         raise WeightsError(
             f"{self.where}: the checkpoint does not fit its model: {', '.join(parts)}. "
             "`lydite audit` lists everything."
@@ -111,7 +110,7 @@ def audit(
 
 
 def findings(source: TensorView, rows: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What is said of each tensor, under its name in the file."""
+    """One finding per tensor, under its name in the file."""
     return tuple(Finding(source.full_name(name), detail) for name, detail in rows.items())
 
 

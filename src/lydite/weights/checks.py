@@ -1,4 +1,4 @@
-"""What the values of a checkpoint show: NaN and Inf, odd statistics, a difference from another."""
+"""Checks that read values: NaN and Inf, odd statistics, differences from another checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,15 +41,15 @@ def describe_nonfinite(array: Array) -> str | None:
 
 def unequal_copies(source: TensorView, resolution: Resolution) -> tuple[Finding, ...]:
     """Tensors stored under two names with two values: nobody knows which one is meant."""
-    found: dict[str, str] = {}
+    unequal: dict[str, str] = {}
     for name, original in resolution.copies.items():
-        ours, theirs = source.read(name), source.read(original)
-        if ours.dtype == theirs.dtype and np.array_equal(ours, theirs):
+        first, second = source.read(name), source.read(original)
+        if first.dtype == second.dtype and np.array_equal(first, second):
             continue
-        pair = digest(ours), digest(theirs)
+        pair = digest(first), digest(second)
         if comparable(*pair) and not same_values(*pair):
-            found[name] = f"should repeat {source.full_name(original)}, but its values differ"
-    return findings(source, found)
+            unequal[name] = f"should repeat {source.full_name(original)}, but its values differ"
+    return findings(source, unequal)
 
 
 def parameter(
@@ -68,12 +68,12 @@ def digests(
 ) -> dict[str, Digest]:
     """Digest of every parameter of a clean checkpoint, under the model's names in any layout."""
     resolution = resolve(source.tensors, rules)
-    found: dict[str, Digest] = {}
+    digested: dict[str, Digest] = {}
     for target, shape in expected.items():
         array = parameter(target, shape, source, resolution, rules)
         if array is not None:
-            found[target] = digest(array)
-    return found
+            digested[target] = digest(array)
+    return digested
 
 
 def compare(
@@ -83,11 +83,11 @@ def compare(
     rules: Sequence[Rule],
     reference: Mapping[str, Digest],
 ) -> Ledger:
-    """The same ledger with every loaded parameter held against the digests of a reference."""
+    """The same ledger with every loaded parameter compared with the digests of a reference."""
     different: dict[str, str] = {}
     undecidable: dict[str, str] = {}
     resolution = resolve(source.tensors, rules)
-    fine = {*ledger.loaded, *(each.tensor for each in ledger.filled)}
+    fine = {*ledger.loaded, *(finding.tensor for finding in ledger.filled)}
     for target, shape in expected.items():
         recipe, wanted = resolution.recipes.get(target), reference.get(target)
         names = recipe.sources if recipe else (target,)
@@ -95,13 +95,13 @@ def compare(
             continue  # in another bin already
         array = parameter(target, shape, source, resolution, rules)
         assert array is not None
-        ours = digest(array)
+        actual = digest(array)
         if wanted is None:
             different[names[0]] = f"the reference has no {target}"
-        elif not comparable(ours, wanted):
-            reason = f"{ours.dtype}, not comparable with the reference's {wanted.dtype}"
+        elif not comparable(actual, wanted):
+            reason = f"{actual.dtype}, not comparable with the reference's {wanted.dtype}"
             undecidable[names[0]] = reason
-        elif not same_values(ours, wanted):
+        elif not same_values(actual, wanted):
             different[names[0]] = _difference(array, wanted)
     extra = sorted(reference.keys() - expected.keys())
     return replace(

@@ -31,25 +31,25 @@ def digest(array: Array) -> Digest:
     return Digest(tuple(array.shape), NAMES[array.dtype], *hashes)
 
 
-def comparable(ours: Digest, theirs: Digest) -> bool:
+def comparable(first: Digest, second: Digest) -> bool:
     """Whether one of the two could be a plain cast of the other.
 
     F16 and BF16 could not, neither holds the other's values. F8 might be a cast of a cast, which
     rounds differently from a cast of the original.
     """
-    dtypes = {ours.dtype, theirs.dtype}
+    dtypes = {first.dtype, second.dtype}
     return len(dtypes) == 1 or (dtypes <= {"F64", "F32", "F16", "BF16"} and len(dtypes & _HALF) < 2)
 
 
-def same_values(ours: Digest, theirs: Digest) -> bool:
+def same_values(first: Digest, second: Digest) -> bool:
     """Equal at the narrower of the two stored precisions."""
-    if ours.shape != theirs.shape:
+    if first.shape != second.shape:
         return False
-    if "F16" in (ours.dtype, theirs.dtype):
-        return ours.float16 == theirs.float16
-    if "BF16" in (ours.dtype, theirs.dtype):
-        return ours.bfloat16 == theirs.bfloat16
-    return ours.float32 == theirs.float32
+    if "F16" in (first.dtype, second.dtype):
+        return first.float16 == second.float16
+    if "BF16" in (first.dtype, second.dtype):
+        return first.bfloat16 == second.bfloat16
+    return first.float32 == second.float32
 
 
 _HALF = {"F16", "BF16"}

@@ -24,10 +24,10 @@ class Layout:
 def _permutation(name: str, axes: tuple[int, ...]) -> Layout:
     back = tuple(int(axis) for axis in np.argsort(axes))
 
-    def shape(found: Shape) -> Shape:
-        if len(found) != len(axes):
-            raise ValueError(f"expected {len(axes)} dimensions, found {found}")
-        return tuple(found[axis] for axis in axes)
+    def shape(stored: Shape) -> Shape:
+        if len(stored) != len(axes):
+            raise ValueError(f"expected {len(axes)} dimensions, found {stored}")
+        return tuple(stored[axis] for axis in axes)
 
     return Layout(name, lambda x: x.transpose(axes), lambda x: x.transpose(back), shape)
 
@@ -37,16 +37,16 @@ def _swap(x: Array) -> Array:
     return np.concatenate([x[half:], x[:half]])
 
 
-def _even_rows(found: Shape) -> Shape:
-    if not found or found[0] % 2:
-        raise ValueError(f"expected an even number of rows, found {found}")
-    return found
+def _even_rows(stored: Shape) -> Shape:
+    if not stored or stored[0] % 2:
+        raise ValueError(f"expected an even number of rows, found {stored}")
+    return stored
 
 
-def _one_by_one(found: Shape) -> Shape:
-    if len(found) != 4 or found[2:] != (1, 1):
-        raise ValueError(f"expected (O, I, 1, 1), found {found}")
-    return found[:2]
+def _one_by_one(stored: Shape) -> Shape:
+    if len(stored) != 4 or stored[2:] != (1, 1):
+        raise ValueError(f"expected (O, I, 1, 1), found {stored}")
+    return stored[:2]
 
 
 # A 2-d convolution's weight: torch's channels-first to MLX's channels-last.

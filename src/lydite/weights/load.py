@@ -1,4 +1,4 @@
-"""The one door into a model: audit, finite check, strict load."""
+"""Fill a model: audit, finite check, strict load. The only place that calls `load_weights`."""
 # pyright: standard
 
 import hashlib
@@ -49,14 +49,14 @@ def load(
         names = recipe.sources if recipe else ()
         for name in names:
             if name not in checked and (trouble := describe_nonfinite(source.read(name))):
-                found = (Finding(source.full_name(name), trouble),)
-                Ledger(where, not_finite=found).require_clean()
+                finding = Finding(source.full_name(name), trouble)
+                Ledger(where, not_finite=(finding,)).require_clean()
             checked.add(name)
         array = parameter(target, shape, source, resolution, rules)
         assert array is not None  # the audit would have called it missing
-        keep = any(fnmatchcase(target, each) for each in keep_float32)
+        keep = any(fnmatchcase(target, pattern) for pattern in keep_float32)
         value = to_mlx(array).astype(mx.float32 if keep else dtype)
-        mx.eval(value)  # one tensor at a time, so that the stored copy can go
+        mx.eval(value)  # one tensor at a time, so that the stored copy can be freed
         narrower = array.dtype.itemsize > value.itemsize or value.dtype == mx.float16
         if narrower and not mx.isfinite(value).all().item():
             label = ", ".join(source.full_name(name) for name in names)

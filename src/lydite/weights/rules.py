@@ -1,7 +1,7 @@
 """Weight maps as tables: rename, alias, convert, split, join, fill, drop with a reason.
 
 A name of the file that no rule mentions keeps its name. `resolve` turns a table and the names of a
-file into one recipe per parameter; a name with no place, or with two, is said to be surplus.
+file into one recipe per parameter; a name that fills no parameter, or two, is surplus.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,13 +109,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What a table makes of the names of a file."""
+    """The result of applying a table to the names of a file."""
 
     recipes: Mapping[str, Recipe]  # by target
     dropped: Mapping[str, str]  # source -> reason
     copies: Mapping[str, str]  # source -> the source it repeats
-    surplus: Mapping[str, str]  # source -> why it has no place
-    aliases: frozenset[Alias]  # those the file makes use of
+    surplus: Mapping[str, str]  # source -> why it fills no parameter
+    aliases: frozenset[Alias]  # those that the file uses
 
 
 def resolve(names: Iterable[str], rules: Sequence[Rule]) -> Resolution:
@@ -126,7 +126,7 @@ def resolve(names: Iterable[str], rules: Sequence[Rule]) -> Resolution:
 def stored_names(
     target: str, rules: Sequence[Rule], aliases: frozenset[Alias] = frozenset()
 ) -> tuple[str, ...]:
-    """Where a parameter is looked for in a file that goes by these of the table's aliases."""
+    """The names under which a file that uses these aliases stores a parameter."""
     for rule in rules:
         if isinstance(rule, Convert | Fill | Drop) or (
             isinstance(rule, Alias) and rule not in aliases
@@ -156,26 +156,26 @@ def layout_of(target: str, rules: Sequence[Rule]) -> Layout | None:
     return None
 
 
-@lru_cache(maxsize=4)  # one load asks several times
+@lru_cache(maxsize=4)  # one load calls it several times
 def _resolve(names: tuple[str, ...], rules: tuple[Rule, ...]) -> Resolution:
     recipes: dict[str, Recipe] = {}
     dropped: dict[str, str] = {}
     copies: dict[str, str] = {}
     surplus: dict[str, str] = {}
     aliases: dict[str, tuple[Alias, str]] = {}
-    claimants = [
+    matchers = [
         (rule, compiled(source).fullmatch)
         for rule in rules
         if not isinstance(rule, Convert | Fill)
         for source in (rule.sources if isinstance(rule, Join) else (rule.source,))
     ]
     for name in names:
-        claims = [
-            (rule, found.groupdict()) for rule, fit in claimants if (found := fit(name)) is not None
+        matches = [
+            (rule, found.groupdict()) for rule, fit in matchers if (found := fit(name)) is not None
         ]
-        rule, slots = claims[0] if claims else (None, {})
-        if len(claims) > 1:
-            surplus[name] = "two rules of the table claim it"
+        rule, slots = matches[0] if matches else (None, {})
+        if len(matches) > 1:
+            surplus[name] = "two rules of the table match it"
         elif isinstance(rule, Drop):
             dropped[name] = rule.because
         elif isinstance(rule, Alias):

@@ -1,14 +1,12 @@
-"""Parameters back on disk under the names and in the layout a rule table reads."""
+"""Write parameters under the names and in the layout that a rule table reads."""
 # pyright: standard
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import ml_dtypes
-import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
+from lydite.core.dtypes import mlx_to_numpy
 from lydite.core.tensorfile import save as save_tensors
 from lydite.weights.layout import Array
 from lydite.weights.load import parameters
@@ -22,13 +20,6 @@ def save(model: nn.Module, path: Path, rules: Sequence[Rule]) -> None:
     """
     tensors: dict[str, Array] = {}
     for target, value in parameters(model).items():
-        array, layout = to_numpy(value), layout_of(target, rules)
+        array, layout = mlx_to_numpy(value), layout_of(target, rules)
         tensors[target] = layout.inverse(array) if layout else array
     save_tensors(path, tensors, {"format": "pt"})
-
-
-def to_numpy(value: mx.array) -> Array:
-    """An MLX array as NumPy, bf16 included."""
-    if value.dtype == mx.bfloat16:
-        return np.array(value.view(mx.uint16)).view(ml_dtypes.bfloat16)
-    return np.array(value)

@@ -1,4 +1,4 @@
-"""What the numbers of one tensor give away: NaN, zeros, a constant, a fresh initialisation."""
+"""Checks of one tensor's values: NaN, zeros, a constant, a fresh initialisation."""
 
 import math
 

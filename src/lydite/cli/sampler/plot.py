@@ -195,17 +195,18 @@ def _page(chart: "Chart", picture: bytes, read: str) -> str:
         values = [dict(line.points).get(place) for line in chart.lines]
         rows.append((f"{place:g}", *("" if each is None else f"{each:.6g}" for each in values)))
     names = ", ".join(line.name for line in chart.lines)
-    head = (chart.across, *(line.name for line in chart.lines))
+    label = chart.y_label.removesuffix(LOG)
+    head = (chart.x_label, *(line.name for line in chart.lines))
     return render(
         Page(
             chart.title,
             read,
             (
                 Chapter("Picture", "", (
-                    Figures((Figure(picture, f"{chart.up} over {chart.across} for {names}"),),
+                    Figures((Figure(picture, f"{chart.y_label} over {chart.x_label} for {names}"),),
                             size="whole"),
                 )),
-                Chapter("Numbers", f"{chart.up[0].upper()}{chart.up[1:].removesuffix(LOG)}.", (
+                Chapter("Numbers", f"{label[0].upper()}{label[1:]}.", (
                     Table(head, tuple(rows), numeric=frozenset(range(len(head)))),
                 )),
             ),

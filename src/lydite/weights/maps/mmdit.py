@@ -20,10 +20,10 @@ def original(depth: int) -> tuple[Rule, ...]:
         Rename("t_embedder.mlp.2.{p}", "time_text_embed.timestep_embedder.linear_2.{p}"),
         Rename("y_embedder.mlp.0.{p}", "time_text_embed.text_embedder.linear_1.{p}"),
         Rename("y_embedder.mlp.2.{p}", "time_text_embed.text_embedder.linear_2.{p}"),
-        *(Rename(_THEIRS + theirs, _OURS + ours) for theirs, ours in _BLOCK.items()),
+        *(Rename(_ORIGINAL + original, _OURS + name) for original, name in _BLOCK.items()),
         *(
-            Split(f"{_THEIRS}{theirs}.qkv.{{p}}", tuple(f"{_OURS}{each}.{{p}}" for each in ours))
-            for theirs, ours in _QKV.items()
+            Split(f"{_ORIGINAL}{fused}.qkv.{{p}}", tuple(f"{_OURS}{name}.{{p}}" for name in names))
+            for fused, names in _QKV.items()
         ),
         Rename("final_layer.adaLN_modulation.1.{p}", "norm_out.linear.{p}"),
         Rename("final_layer.linear.{p}", "proj_out.{p}"),
@@ -33,7 +33,7 @@ def original(depth: int) -> tuple[Rule, ...]:
     )
 
 
-_THEIRS = "joint_blocks.{i}."
+_ORIGINAL = "joint_blocks.{i}."
 _OURS = "transformer_blocks.{i}."
 
 _BLOCK = {

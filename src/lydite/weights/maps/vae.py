@@ -44,12 +44,12 @@ def original(levels: int) -> tuple[Rule, ...]:
         ),
         Rename("{p}.mid.attn_1.norm.{q}", "{p}.mid_block.attentions.0.group_norm.{q}"),
         *(
-            Rename(f"{{p}}.mid.attn_1.{theirs}.{{q}}", f"{{p}}.mid_block.attentions.0.{ours}.{{q}}")
-            for theirs, ours in _ATTENTION.items()
+            Rename(f"{{p}}.mid.attn_1.{old}.{{q}}", f"{{p}}.mid_block.attentions.0.{name}.{{q}}")
+            for old, name in _ATTENTION.items()
         ),
         *(
-            Convert(f"{{p}}.mid_block.attentions.0.{ours}.weight", CONV1X1_TO_LINEAR)
-            for ours in _ATTENTION.values()
+            Convert(f"{{p}}.mid_block.attentions.0.{name}.weight", CONV1X1_TO_LINEAR)
+            for name in _ATTENTION.values()
         ),
         Rename("{p}coder.norm_out.{q}", "{p}coder.conv_norm_out.{q}"),
     )
@@ -67,6 +67,6 @@ _LEVEL = {
 }
 
 
-def _level(theirs: str, ours: str) -> list[Rule]:
+def _level(original: str, level: str) -> list[Rule]:
     """The blocks of one resolution."""
-    return [Rename(f"{theirs}.{their}", f"{ours}.{our}") for their, our in _LEVEL.items()]
+    return [Rename(f"{original}.{old}", f"{level}.{new}") for old, new in _LEVEL.items()]
