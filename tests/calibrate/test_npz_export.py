@@ -10,7 +10,8 @@ from PIL import Image
 
 from lydite.calibrate.npz_export import export_npz
 from lydite.calibrate.npz_import import import_npz
-from lydite.calibrate.settings import Plan, Settings, plan_of
+from lydite.calibrate.settings import Image as PlannedImage
+from lydite.calibrate.settings import Plan, Settings
 from lydite.calibrate.store.merge import merge
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.set_file import SHARDS, read_description
@@ -42,14 +43,18 @@ def test_sets_made_apart_become_the_set_made_at_once(tmp_path: Path) -> None:
 
 
 def test_equal_numbers_of_different_images_are_renumbered(tmp_path: Path) -> None:
-    for name, prompt in (("a", "a cat"), ("b", "a dog")):
-        with Writer.start(tmp_path / name, SETTINGS, plan_of([(prompt, 0)], [0])) as writer:
-            writer.commit([writer.builder.sample(0, 0, {"x": latent(0, len(prompt))})])
-    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    for name in ("cat", "dog"):
+        images = (PlannedImage(0, f"a {name}", 0), PlannedImage(3, f"a large {name}", 0))
+        with Writer.start(tmp_path / name, SETTINGS, Plan(images, (0,), pictures=False)) as writer:
+            for image in images:
+                x = latent(image.number, len(image.prompt))
+                writer.commit([writer.builder.sample(image.number, 0, {"x": x})])
+    merge([tmp_path / "cat", tmp_path / "dog"], tmp_path / "both")
     with CalibrationSet.open(tmp_path / "both") as both:
-        assert [(r.image, r.entry.prompt) for r in both.rows()] == [(0, "a cat"), (1, "a dog")]
-        assert [i.prompt for i in both.plan.images] == ["a cat", "a dog"]
-    assert verify(tmp_path / "both").sound
+        numbered = [(image.number, image.prompt) for image in both.plan.images]
+        assert [(row.image, row.entry.prompt) for row in both.rows()] == numbered
+    assert numbered == [(0, "a cat"), (3, "a large cat"), (4, "a dog"), (5, "a large dog")]
+    assert verify(tmp_path / "both").complete
 
 
 def test_two_contents_of_one_sample_are_named_before_anything_is_written(tmp_path: Path) -> None:
