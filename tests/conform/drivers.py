@@ -121,11 +121,7 @@ def scm(name: str, config: Any, steps: int, denoiser: str) -> Driven:
     scheduler = made(name, **config)
     angles = np.linspace(1.5, 0, steps + 1, dtype=np.float32)
     respaced(
-        scheduler,
-        steps,
-        timesteps=angles.tolist(),
-        max_timesteps=None,
-        intermediate_timesteps=None,
+        scheduler, steps, timesteps=angles.tolist(), max_timesteps=None, intermediate_timesteps=None
     )
     sigmas = [0.5 * math.tan(angle) for angle in angles.tolist()]
 

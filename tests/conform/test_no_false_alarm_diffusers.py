@@ -14,16 +14,7 @@ from lydite.conform.replay import predict
 from lydite.sampling.noise_model import FLOW, VE
 from lydite.sampling.schedules import ContinuousSigmas, FlowSigmas
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
-from support.schedulers import (
-    ABOVE_ZERO,
-    DRAWN,
-    FLOW_SIGMAS,
-    MULTISTEP,
-    SD,
-    SHAPE,
-    Scheduler,
-    size,
-)
+from support.schedulers import ABOVE_ZERO, DRAWN, FLOW_SIGMAS, MULTISTEP, SD, SHAPE, Scheduler, size
 
 from .planted import margin, written
 

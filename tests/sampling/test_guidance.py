@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.guidance import (
-    Guided,
-    PerStep,
-    cfg,
-    cfg_rescale,
-    constant,
-    over_steps,
-)
+from lydite.sampling.guidance import Guided, PerStep, cfg, cfg_rescale, constant, over_steps
 from lydite.sampling.noise_model import VE
 from lydite.sampling.prediction import EPS, VELOCITY, X0, Prediction, V
 

@@ -134,8 +134,7 @@ def test_vp_and_align_your_steps_keep_the_signal_to_noise_ratio_on_a_flow_model(
 
 @settings(deadline=None, max_examples=40)
 @given(
-    case=st.sampled_from([case for case in CASES if case[1] != "custom"]),
-    steps=st.integers(1, 60),
+    case=st.sampled_from([case for case in CASES if case[1] != "custom"]), steps=st.integers(1, 60)
 )
 @example(case=("sd", "linspace"), steps=7)  # whose timesteps are not those of the model
 def test_the_grid_tells_its_own_timesteps(case: tuple[str, str], steps: int):

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from lydite.core.errors import InputError
 from lydite.sampling.conventions import CONVENTIONS, plan_schedule
-from lydite.sampling.schedules import (
-    FlowSigmas,
-    Schedule,
-    from_step,
-    make_schedule,
-)
+from lydite.sampling.schedules import FlowSigmas, Schedule, from_step, make_schedule
 
 STEPS = (1, 2, 3, 4, 7, 20, 28, 50, 1000)
 SHIFTS = (0.5, 1.0, 1.73, 3.0, 6.0, 12.0)

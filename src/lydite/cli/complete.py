@@ -1,45 +1,46 @@
-"""Shell completion of names; see `lydite generate --help` for how to switch it on."""
+"""Shell completion of the names of samplers, schedules and conventions."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import click
 from click.shell_completion import CompletionItem
 
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-def complete_sampler(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+
+def _samplers() -> Mapping[str, str]:
     from lydite.sampling.samplers import SAMPLERS
 
-    return _items(((each.name, each.about) for each in SAMPLERS.values()), incomplete)
+    return {name: each.about for name, each in SAMPLERS.items()}
 
 
-def complete_schedule(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def _schedules() -> Mapping[str, str]:
     from lydite.sampling.schedules import SCHEDULES
 
-    return _items(((each.name, each.about) for each in SCHEDULES.values()), incomplete)
+    return {name: each.about for name, each in SCHEDULES.items()}
 
 
-def complete_sampler_or_schedule(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    samplers = complete_sampler(ctx, param, incomplete)
-    return samplers + complete_schedule(ctx, param, incomplete)
-
-
-def complete_convention(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def _conventions() -> Iterable[str]:
     from lydite.sampling.conventions import CONVENTIONS
 
-    return _items(((name, "") for name in CONVENTIONS), incomplete)
+    return CONVENTIONS
 
 
-def _items(names: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    return [
-        CompletionItem(name, help=about or None)
-        for name, about in names
-        if name.startswith(incomplete)
-    ]
+def _complete(*sources: Callable[[], Mapping[str, str]]) -> Complete:
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        names = {name: about for source in sources for name, about in source().items()}
+        return [
+            CompletionItem(name, help=about or None)
+            for name, about in names.items()
+            if name.startswith(incomplete)
+        ]
+
+    return complete
+
+
+complete_sampler = _complete(_samplers)
+complete_schedule = _complete(_schedules)
+complete_sampler_or_schedule = _complete(_samplers, _schedules)
+complete_convention = _complete(lambda: dict.fromkeys(_conventions(), ""))

@@ -211,11 +211,7 @@ def _by_step(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
         else:
             fix = "The last step goes to 0, these do not: check what depends on the next sigma."
     return (
-        Finding(
-            "some-steps",
-            f"Started from the candidate's own x, {listed} would be wrong.",
-            fix,
-        ),
+        Finding("some-steps", f"Started from the candidate's own x, {listed} would be wrong.", fix),
     )
 
 

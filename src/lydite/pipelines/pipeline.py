@@ -124,6 +124,8 @@ class Pipeline:
         # What the checkpoint itself says holds where its own sampler or schedule is used.
         own_sampler = request.sampler == self.scheduler.sampler
         own_schedule = request.schedule == self.scheduler.schedule
+        if own_sampler and own_schedule:
+            self.scheduler.check_steps(request.steps)
         schedule = plan_schedule(
             convention,
             sampler=request.sampler,

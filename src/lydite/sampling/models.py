@@ -5,12 +5,7 @@ from pathlib import Path
 from lydite.core.errors import InputError, at
 from lydite.core.jsonfile import read_json
 from lydite.sampling.scheduler_config import read_scheduler_config
-from lydite.sampling.schedules import (
-    STABLE_DIFFUSION,
-    ContinuousSigmas,
-    FlowSigmas,
-    ModelSigmas,
-)
+from lydite.sampling.schedules import STABLE_DIFFUSION, ContinuousSigmas, FlowSigmas, ModelSigmas
 from lydite.sampling.schedules.flow import mu_of_tokens, shift_of_mu
 
 MODELS: dict[str, ModelSigmas] = {

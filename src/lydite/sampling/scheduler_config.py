@@ -47,13 +47,22 @@ class SchedulerConfig:
     final: Final = "zero"
     # The first noise is √(1 + σ²) wide, not σ: `Prediction.start` takes it as `unit_variance`.
     unit_variance: bool = False
+    # The number of steps has to divide this one, or its steps do not end at its timesteps.
+    divides: int | None = None
+
+    def check_steps(self, steps: int) -> None:
+        """Refuse a number of steps that the class does not run on its own timesteps."""
+        if self.divides is not None and self.divides % steps:
+            raise InputError(
+                f"{steps} steps of {self.class_name} with trailing timesteps do not end at its "
+                f"timesteps; take a number that divides {self.divides}, or another sampler."
+            )
 
     def make_schedule(self, steps: int, image_tokens: int = 0) -> Schedule:
         """The schedule in `steps` steps; the tokens count where the shift depends on them."""
-        levels = self.levels(image_tokens, steps)
-        return make_schedule(
-            self.schedule, steps, levels, final=self.final, **self.schedule_options
-        )
+        self.check_steps(steps)
+        levels, options = self.levels(image_tokens, steps), self.schedule_options
+        return make_schedule(self.schedule, steps, levels, final=self.final, **options)
 
 
 class _Keys(msgspec.Struct, frozen=True):
@@ -153,8 +162,7 @@ class _Flow:
     def levels(self, keys: _Keys, shift: float, rule: Rule = "interpolate") -> Levels:
         train = keys.num_train_timesteps
         if not keys.use_dynamic_shifting:
-            fixed = FlowSigmas(shift, train, float(train), rule)
-            return lambda image_tokens, steps: fixed
+            return _constant(FlowSigmas(shift, train, float(train), rule))
         if self.mu is None and keys.base_image_seq_len >= keys.max_image_seq_len:
             raise _Unsupported("base_image_seq_len is not below max_image_seq_len.")
 
@@ -186,24 +194,19 @@ def _flow_match(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
     else:
         schedule, options = "sd3_diffusers" if twice else "flow_shift", terminal
     sampler = {"FlowMatchHeunDiscreteScheduler": "heun", "FlowMatchLCMScheduler": "lcm"}.get(name)
-    return SchedulerConfig(
-        name,
-        VELOCITY,
-        sampler or ("lcm" if keys.stochastic_sampling else "euler"),
-        schedule,
-        flow.levels(keys, keys.shift),
-        schedule_options=options,
-    )
+    sampler = sampler or ("lcm" if keys.stochastic_sampling else "euler")
+    levels = flow.levels(keys, keys.shift)
+    return SchedulerConfig(name, VELOCITY, sampler, schedule, levels, schedule_options=options)
 
 
 def _table(keys: _Keys, rule: Rule = "interpolate", clamp: float = DIFFUSERS_CLAMP) -> Levels:
     spaced = betas(keys.beta_schedule, keys.beta_start, keys.beta_end, keys.num_train_timesteps)
-    table = noise_table(
-        alphas_cumprod(spaced, float32=True),
-        clamp=clamp if keys.rescale_betas_zero_snr else None,
-        rule=rule,
-    )
-    return lambda image_tokens, steps: table
+    last = clamp if keys.rescale_betas_zero_snr else None
+    return _constant(noise_table(alphas_cumprod(spaced, float32=True), clamp=last, rule=rule))
+
+
+def _constant(levels: ModelSigmas) -> Levels:
+    return lambda image_tokens, steps: levels
 
 
 def _prediction(keys: _Keys) -> Prediction:
@@ -231,33 +234,23 @@ _K_DIFFUSION = {
 
 def _k_diffusion(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
     """Euler, Euler ancestral, LMS, Heun, KDPM2: VE latents, timesteps with fractions."""
-    levels = _table(keys)
-    schedule, options = _spacing(keys)
+    levels, (schedule, options) = _table(keys), _spacing(keys)
     if keys.curve:
         schedule, options = _curve_schedule(keys)
-        if schedule == "karras" and name.startswith("KDPM2"):
-            options["whole"] = True
         if len(options) < 2 and keys.timestep_spacing != "linspace":
             raise _Unsupported(
                 f"use_{keys.curve}_sigmas with timestep_spacing {keys.timestep_spacing} takes its "
                 "ends from the timesteps; supported with linspace, or with sigma_min and sigma_max."
             )
+        if schedule == "karras" and name.startswith("KDPM2"):
+            options["whole"] = True
     if keys.timestep_type == "continuous" and keys.prediction_type == "v_prediction":  # SVD
         if not keys.curve or keys.sigma_min is None or keys.sigma_max is None:
             raise _Unsupported(
                 "timestep_type continuous is supported with use_karras_sigmas, sigma_min and "
                 "sigma_max."
             )
-        continuous = ContinuousSigmas(keys.sigma_min, keys.sigma_max)
-        return SchedulerConfig(
-            name,
-            _prediction(keys),
-            _K_DIFFUSION[name],
-            schedule,
-            lambda image_tokens, steps: continuous,
-            final=keys.final_sigmas_type,
-            unit_variance=keys.timestep_spacing == "leading",
-        )
+        levels = _constant(ContinuousSigmas(keys.sigma_min, keys.sigma_max))
     return SchedulerConfig(
         name,
         _prediction(keys),
@@ -274,48 +267,27 @@ def _spacing(keys: _Keys, *, whole: bool = False) -> tuple[str, dict[str, Any]]:
     """`whole`: DDIM and its kin round the timesteps."""
     if keys.timestep_spacing == "leading":
         return "leading", {"offset": keys.steps_offset}
-    return keys.timestep_spacing, {
-        "whole": True
-    } if whole and keys.timestep_spacing == "linspace" else {}
+    rounded = whole and keys.timestep_spacing == "linspace"
+    return keys.timestep_spacing, {"whole": True} if rounded else {}
 
 
 def _ddim(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
-    """DDIM and PNDM: a step goes from t to t − T//n, which has to be the next timestep."""
-    table, train = _table(keys, clamp=NEARLY_ZERO), keys.num_train_timesteps
-    if keys.timestep_spacing == "linspace":
+    """DDIM, PNDM, DDPM. A step of the first two goes from t to t − T//n, not to the next t."""
+    sampler = {"PNDMScheduler": "plms", "DDPMScheduler": "ddpm"}.get(name, "ddim")
+    apart = sampler != "ddpm" and keys.timestep_spacing != "leading"
+    if apart and keys.timestep_spacing == "linspace":
         raise _Unsupported("timestep_spacing linspace: its steps do not end at its timesteps.")
-
-    def levels(image_tokens: int, steps: int) -> ModelSigmas:
-        if keys.timestep_spacing == "trailing" and train % steps:
-            raise InputError(
-                f"{steps} steps of {name} with trailing timesteps do not end at its timesteps; "
-                f"take a number of steps that divides {train}, or choose a sampler and a schedule."
-            )
-        return table(image_tokens, steps)
-
-    schedule, options = _spacing(keys)
-    return SchedulerConfig(
-        name,
-        _prediction(keys),
-        "plms" if name == "PNDMScheduler" else "ddim",
-        schedule,
-        levels,
-        schedule_options=options,
-        final="zero" if keys.set_alpha_to_one else "sigma_min",
-        unit_variance=True,
-    )
-
-
-def _ddpm(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
     schedule, options = _spacing(keys, whole=True)
     return SchedulerConfig(
         name,
         _prediction(keys),
-        "ddpm",
+        sampler,
         schedule,
         _table(keys, clamp=NEARLY_ZERO),
         schedule_options=options,
+        final="zero" if keys.set_alpha_to_one else "sigma_min",
         unit_variance=True,
+        divides=keys.num_train_timesteps if apart else None,
     )
 
 
@@ -324,14 +296,10 @@ def _lcm(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
     stride = keys.num_train_timesteps // keys.original_inference_steps
     if (stride - 1) * keys.timestep_scaling < 50:
         raise _Unsupported("timestep_scaling is too small for its c_skip to be left out.")
+    options = {"original_steps": keys.original_inference_steps}
+    levels = _table(keys, clamp=NEARLY_ZERO)
     return SchedulerConfig(
-        name,
-        _prediction(keys),
-        "lcm",
-        "lcm_timesteps",
-        _table(keys, clamp=NEARLY_ZERO),
-        schedule_options={"original_steps": keys.original_inference_steps},
-        unit_variance=True,
+        name, _prediction(keys), "lcm", "lcm_timesteps", levels, {}, options, unit_variance=True
     )
 
 
@@ -357,14 +325,14 @@ def _solver(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
         schedule, options = "leading_dpm", {"offset": keys.steps_offset}
     else:
         schedule, options = "trailing", {}
-    sampler, sampler_options = _solver_method(keys, name, final)
+    method = _solver_method(keys, name, final)
     return SchedulerConfig(
         name,
         _prediction(keys),
-        sampler,
+        method[0],
         schedule,
         _table(keys, rule),
-        sampler_options,
+        method[1],
         options,
         final,
         unit_variance=True,
@@ -384,15 +352,8 @@ def _flow_solver(keys: _Keys, name: str, flow: _Flow, final: Final) -> Scheduler
     else:
         options = {"grid": "below_one"}
     sampler, sampler_options = _solver_method(keys, name, final)
-    return SchedulerConfig(
-        name,
-        VELOCITY,
-        sampler,
-        "flow_match",
-        flow.levels(keys, keys.flow_shift, "truncate"),
-        sampler_options,
-        options,
-    )
+    levels = flow.levels(keys, keys.flow_shift, "truncate")
+    return SchedulerConfig(name, VELOCITY, sampler, "flow_match", levels, sampler_options, options)
 
 
 def _solver_method(keys: _Keys, name: str, final: Final) -> tuple[str, dict[str, Any]]:
@@ -438,7 +399,9 @@ def _edm(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
     """EDMEuler and EDMDPMSolverMultistep."""
     if keys.prediction_type != "epsilon" or keys.sigma_min is None or keys.sigma_max is None:
         raise _Unsupported("EDM is supported with prediction_type epsilon.")
-    levels = ContinuousSigmas(keys.sigma_min, keys.sigma_max, count=keys.num_train_timesteps)
+    levels = _constant(
+        ContinuousSigmas(keys.sigma_min, keys.sigma_max, count=keys.num_train_timesteps)
+    )
     solver = _solver_method(keys, name, keys.final_sigmas_type)
     sampler, options = ("euler", {}) if name == "EDMEulerScheduler" else solver
     return SchedulerConfig(
@@ -446,7 +409,7 @@ def _edm(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
         Prediction("edm", keys.sigma_data),
         sampler,
         keys.sigma_schedule,
-        lambda image_tokens, steps: levels,
+        levels,
         options,
         {"rho": keys.rho} if keys.sigma_schedule == "karras" else {},
         keys.final_sigmas_type,
@@ -467,174 +430,83 @@ class _Class:
 # The value that is supported where it is not the default of the class.
 _ONLY: dict[str, Any] = {"clip_sample": False, "skip_prk_steps": True}
 
-_BETAS = {
-    "num_train_timesteps": 1000,
-    "beta_start": 0.0001,
-    "beta_end": 0.02,
-    "beta_schedule": "linear",
-    "prediction_type": "epsilon",
-}
+# fmt: off
+_BETAS = {"num_train_timesteps": 1000, "beta_start": 0.0001, "beta_end": 0.02,
+          "beta_schedule": "linear", "prediction_type": "epsilon"}
 _OTHER_BETAS = _BETAS | {"beta_start": 0.00085, "beta_end": 0.012}
-_BETAS_REFUSED = {"trained_betas": None}
+_LEARNED = {"trained_betas": None}
 _SPACED = {"timestep_spacing": "linspace", "steps_offset": 0}
-_CURVES = dict.fromkeys(("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"), False)
+_CURVES = {"use_karras_sigmas": False, "use_exponential_sigmas": False, "use_beta_sigmas": False}
 _RESCALED = {"rescale_betas_zero_snr": False}
 _LEADING = _BETAS | {"timestep_spacing": "leading", "steps_offset": 0}
-_CLIPPED = _BETAS_REFUSED | {"clip_sample": True, "thresholding": False}
-_CLIP_RANGES = frozenset({"clip_sample_range", "dynamic_thresholding_ratio", "sample_max_value"})
-_FLOW = {
-    "num_train_timesteps": 1000,
-    "shift": 1.0,
-    "use_dynamic_shifting": False,
-    "base_shift": 0.5,
-    "max_shift": 1.15,
-    "base_image_seq_len": 256,
-    "max_image_seq_len": 4096,
-    "shift_terminal": None,
-    **_CURVES,
-    "time_shift_type": "exponential",
-}
-_SOLVER = {
-    **_BETAS,
-    "solver_order": 2,
-    "lower_order_final": True,
-    **_CURVES,
-    "use_flow_sigmas": False,
-    "flow_shift": 1.0,
-    "use_dynamic_shifting": False,
-    "time_shift_type": "exponential",
-}
-_THRESHOLD = _BETAS_REFUSED | {"thresholding": False}
-_DPM = _SOLVER | {
-    "algorithm_type": "dpmsolver++",
-    "solver_type": "midpoint",
-    "final_sigmas_type": "zero",
-}
+_CLIPPED = _LEARNED | {"clip_sample": True, "thresholding": False}
+_THRESHOLDS = frozenset({"dynamic_thresholding_ratio", "sample_max_value"})
+_CLIP_RANGES = _THRESHOLDS | {"clip_sample_range"}
+_FLOW = {"num_train_timesteps": 1000, "shift": 1.0, "use_dynamic_shifting": False,
+         "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256,
+         "max_image_seq_len": 4096, "shift_terminal": None, "time_shift_type": "exponential",
+         **_CURVES}
+_SOLVER = {"solver_order": 2, "lower_order_final": True, "use_flow_sigmas": False,
+           "flow_shift": 1.0, "use_dynamic_shifting": False, "time_shift_type": "exponential",
+           **_BETAS, **_CURVES}
+_SIGMAS = {"sigma_min": None, "sigma_max": None, "final_sigmas_type": "zero"}
+_THRESHOLD = _LEARNED | {"thresholding": False}
+_METHOD = {"algorithm_type": "dpmsolver++", "solver_type": "midpoint"}
+_DPM = _SOLVER | _METHOD | {"final_sigmas_type": "zero"}
 _DPM_REFUSED = _THRESHOLD | {"lambda_min_clipped": float("-inf"), "variance_type": None}
-_EDM = {
-    "sigma_min": 0.002,
-    "sigma_max": 80.0,
-    "sigma_data": 0.5,
-    "sigma_schedule": "karras",
-    "num_train_timesteps": 1000,
-    "prediction_type": "epsilon",
-    "rho": 7.0,
-    "final_sigmas_type": "zero",
-}
+_EDM = {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5, "sigma_schedule": "karras",
+        "num_train_timesteps": 1000, "prediction_type": "epsilon", "rho": 7.0,
+        "final_sigmas_type": "zero"}
+_K = _SPACED | _CURVES
 _CLASSES = {
     "FlowMatchEulerDiscreteScheduler": _Class(
-        _flow_match, _FLOW | {"stochastic_sampling": False}, {"invert_sigmas": False}
-    ),
+        _flow_match, _FLOW | {"stochastic_sampling": False}, {"invert_sigmas": False}),
     "FlowMatchHeunDiscreteScheduler": _Class(
-        _flow_match, {"num_train_timesteps": 1000, "shift": 1.0}
-    ),
+        _flow_match, {"num_train_timesteps": 1000, "shift": 1.0}),
     "FlowMatchLCMScheduler": _Class(
-        _flow_match,
-        _FLOW,
-        {"invert_sigmas": False, "scale_factors": None},
-        frozenset({"upscale_mode"}),
-    ),
+        _flow_match, _FLOW, {"invert_sigmas": False, "scale_factors": None},
+        frozenset({"upscale_mode"})),
     "EulerDiscreteScheduler": _Class(
-        _k_diffusion,
-        {
-            **_BETAS,
-            **_SPACED,
-            **_CURVES,
-            **_RESCALED,
-            "sigma_min": None,
-            "sigma_max": None,
-            "timestep_type": "discrete",
-            "final_sigmas_type": "zero",
-        },
-        _BETAS_REFUSED | {"interpolation_type": "linear"},
-    ),
+        _k_diffusion, _BETAS | _K | _RESCALED | _SIGMAS | {"timestep_type": "discrete"},
+        _LEARNED | {"interpolation_type": "linear"}),
     "EulerAncestralDiscreteScheduler": _Class(
-        _k_diffusion, _BETAS | _SPACED | _RESCALED, _BETAS_REFUSED
-    ),
-    "LMSDiscreteScheduler": _Class(_k_diffusion, _BETAS | _SPACED | _CURVES, _BETAS_REFUSED),
+        _k_diffusion, _BETAS | _SPACED | _RESCALED, _LEARNED),
+    "LMSDiscreteScheduler": _Class(_k_diffusion, _BETAS | _K, _LEARNED),
     "HeunDiscreteScheduler": _Class(
-        _k_diffusion,
-        _OTHER_BETAS | _SPACED | _CURVES,
-        _BETAS_REFUSED | {"clip_sample": False},
-        frozenset({"clip_sample_range"}),
-    ),
-    "KDPM2DiscreteScheduler": _Class(
-        _k_diffusion, _OTHER_BETAS | _SPACED | _CURVES, _BETAS_REFUSED
-    ),
-    "KDPM2AncestralDiscreteScheduler": _Class(
-        _k_diffusion, _OTHER_BETAS | _SPACED | _CURVES, _BETAS_REFUSED
-    ),
+        _k_diffusion, _OTHER_BETAS | _K, _LEARNED | {"clip_sample": False},
+        frozenset({"clip_sample_range"})),
+    "KDPM2DiscreteScheduler": _Class(_k_diffusion, _OTHER_BETAS | _K, _LEARNED),
+    "KDPM2AncestralDiscreteScheduler": _Class(_k_diffusion, _OTHER_BETAS | _K, _LEARNED),
     "DDIMScheduler": _Class(
-        _ddim, _LEADING | _RESCALED | {"set_alpha_to_one": True}, _CLIPPED, _CLIP_RANGES
-    ),
+        _ddim, _LEADING | _RESCALED | {"set_alpha_to_one": True}, _CLIPPED, _CLIP_RANGES),
     "PNDMScheduler": _Class(
-        _ddim, _LEADING | {"set_alpha_to_one": False}, _BETAS_REFUSED | {"skip_prk_steps": False}
-    ),
+        _ddim, _LEADING | {"set_alpha_to_one": False}, _LEARNED | {"skip_prk_steps": False}),
     "DDPMScheduler": _Class(
-        _ddpm, _LEADING | _RESCALED, _CLIPPED | {"variance_type": "fixed_small"}, _CLIP_RANGES
-    ),
+        _ddim, _LEADING | _RESCALED, _CLIPPED | {"variance_type": "fixed_small"}, _CLIP_RANGES),
     "LCMScheduler": _Class(
-        _lcm,
-        {
-            **_OTHER_BETAS,
-            **_RESCALED,
-            "beta_schedule": "scaled_linear",
-            "original_inference_steps": 50,
-            "timestep_scaling": 10.0,
-        },
+        _lcm, _OTHER_BETAS | _RESCALED | {"beta_schedule": "scaled_linear",
+                                          "original_inference_steps": 50, "timestep_scaling": 10.0},
         _CLIPPED | {"clip_sample": False},
-        _CLIP_RANGES | {"set_alpha_to_one", "steps_offset", "timestep_spacing"},
-    ),
+        _CLIP_RANGES | {"set_alpha_to_one", "steps_offset", "timestep_spacing"}),
     "DPMSolverMultistepScheduler": _Class(
-        _solver,
-        _DPM | _SPACED | _RESCALED | {"euler_at_final": False},
-        _DPM_REFUSED | {"use_lu_lambdas": False},
-        _CLIP_RANGES - {"clip_sample_range"},
-    ),
+        _solver, _DPM | _SPACED | _RESCALED | {"euler_at_final": False},
+        _DPM_REFUSED | {"use_lu_lambdas": False}, _THRESHOLDS),
     "DPMSolverSinglestepScheduler": _Class(
-        _solver,
-        _DPM | {"lower_order_final": False},
-        _DPM_REFUSED,
-        _CLIP_RANGES - {"clip_sample_range"},
-    ),
+        _solver, _DPM | {"lower_order_final": False}, _DPM_REFUSED, _THRESHOLDS),
     "UniPCMultistepScheduler": _Class(
-        _solver,
-        {
-            **_SOLVER,
-            **_SPACED,
-            **_RESCALED,
-            "solver_type": "bh2",
-            "predict_x0": True,
-            "disable_corrector": [],
-            "final_sigmas_type": "zero",
-            "sigma_min": None,
-            "sigma_max": None,
-            "shift_terminal": None,
-        },
-        _THRESHOLD | {"solver_p": None},
-        _CLIP_RANGES - {"clip_sample_range"},
-    ),
+        _solver, _SOLVER | _SPACED | _RESCALED | _SIGMAS | {
+            "solver_type": "bh2", "predict_x0": True, "disable_corrector": [],
+            "shift_terminal": None},
+        _THRESHOLD | {"solver_p": None}, _THRESHOLDS),
     "DEISMultistepScheduler": _Class(
-        _solver,
-        _SOLVER | _SPACED,
-        _THRESHOLD,
-        (_CLIP_RANGES - {"clip_sample_range"}) | {"algorithm_type", "solver_type"},
-    ),
+        _solver, _SOLVER | _SPACED, _THRESHOLD, _THRESHOLDS | {"algorithm_type", "solver_type"}),
     "EDMEulerScheduler": _Class(_edm, _EDM),
     "EDMDPMSolverMultistepScheduler": _Class(
-        _edm,
-        {
-            **_EDM,
-            "solver_order": 2,
-            "algorithm_type": "dpmsolver++",
-            "solver_type": "midpoint",
-            "lower_order_final": True,
-            "euler_at_final": False,
-        },
-        {"thresholding": False},
-        _CLIP_RANGES - {"clip_sample_range"},
-    ),
+        _edm, _EDM | _METHOD | {"solver_order": 2, "lower_order_final": True,
+                                "euler_at_final": False},
+        {"thresholding": False}, _THRESHOLDS),
 }
+# fmt: on
 _READ_BY_SOME = frozenset().union(
     *({*kind.defaults, *kind.refused, *kind.ignored} for kind in _CLASSES.values())
 )

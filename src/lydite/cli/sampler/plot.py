@@ -158,9 +158,7 @@ def _errors(
             [
                 (float(count), error)
                 for count, error in zip(
-                    COUNTS,
-                    errors(name, spacing, levels, denoiser, COUNTS, start(1.0)),
-                    strict=True,
+                    COUNTS, errors(name, spacing, levels, denoiser, COUNTS, start(1.0)), strict=True
                 )
             ],
         )

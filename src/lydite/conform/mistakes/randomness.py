@@ -99,10 +99,7 @@ FIX_SCALE = "Add normals × the step's standard deviation (s_up in an ancestral 
 
 RANDOMNESS = (
     Mistake(
-        "noise-left-out",
-        "adds no noise",
-        FIX_SCALE,
-        rescaled(lambda right, sigma, sigma_next: 0.0),
+        "noise-left-out", "adds no noise", FIX_SCALE, rescaled(lambda right, sigma, sigma_next: 0.0)
     ),
     Mistake(
         "variance-for-deviation",

@@ -23,11 +23,7 @@ from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
 def sample_dpmpp_2m(
-    denoise: Denoise[A],
-    x: A,
-    sigmas: Iterable[float],
-    *,
-    clock: Literal["snr", "sigma"] = "snr",
+    denoise: Denoise[A], x: A, sigmas: Iterable[float], *, clock: Literal["snr", "sigma"] = "snr"
 ) -> Iterator[Step[A]]:
     """DPM-Solver++(2M), algorithm 2. The first step and a step to 0 are of order 1.
 

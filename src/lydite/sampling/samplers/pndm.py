@@ -64,12 +64,7 @@ def sample_pndm(
 
 
 def sample_ipndm(
-    denoise: Denoise[A],
-    x: A,
-    sigmas: Iterable[float],
-    *,
-    order: int = 4,
-    end: End = "adams",
+    denoise: Denoise[A], x: A, sigmas: Iterable[float], *, order: int = 4, end: End = "adams"
 ) -> Iterator[Step[A]]:
     """The same with a start of rising order: Zhang and Chen (2022), iPNDM.
 

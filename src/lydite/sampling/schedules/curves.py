@@ -263,12 +263,5 @@ FAMILY = (
         ("ComfyUI",),
         count="n, or fewer where the ends are cut off",
     ),
-    ScheduleKind(
-        "custom",
-        custom,
-        "sigmas of your own",
-        "you",
-        ("identity",),
-        needs=("sigmas",),
-    ),
+    ScheduleKind("custom", custom, "sigmas of your own", "you", ("identity",), needs=("sigmas",)),
 )
