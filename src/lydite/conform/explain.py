@@ -260,7 +260,7 @@ def _timesteps(timestep: Callable[[CallTime], float], problem: Problem) -> Array
 def _table_findings(
     problem: Problem, sigmas: Array | None, timesteps: Array | None
 ) -> tuple[Finding, ...]:
-    """What can be said of a table that no known mistake makes."""
+    """Findings about a table that no known mistake makes."""
     right = np.array(problem.sigmas)
     if sigmas is not None and len(sigmas) == len(right):
         if table_error(sigmas[::-1], right) <= SIGMA:

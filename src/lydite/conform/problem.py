@@ -1,6 +1,6 @@
 """A problem: one JSON file with everything a sampler needs to run without a network.
 
-The format is docs/conform.md. Files come from strangers, so every field is bounded and checked.
+The format is docs/conform.md. Files are not trusted: every field is bounded and checked.
 """
 
 import json

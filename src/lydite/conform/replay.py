@@ -173,7 +173,7 @@ class CallTime:
 
 @dataclass(frozen=True)
 class NetworkCall:
-    """What is at hand when the denoised is computed."""
+    """What the denoised is computed from."""
 
     x: Any
     model_input: Any

@@ -1,6 +1,6 @@
 """Denoisers that need no network: the exact answer for data whose distribution is known.
 
-They run on arrays of any library that `xp` knows, and tell a wrong sampler from a right one.
+They run on arrays of any library that `xp` names; a wrong sampler gives other numbers on them.
 """
 
 import math

@@ -8,7 +8,7 @@ from lydite.sampling.noise_model import NoiseModel
 
 
 class Array(Protocol):
-    """What this room asks of an array; MLX, torch and NumPy arrays all have it."""
+    """What this package needs of an array; MLX, torch and NumPy arrays have it."""
 
     def __add__(self, other: Any, /) -> Any: ...
     def __sub__(self, other: Any, /) -> Any: ...
@@ -20,7 +20,7 @@ A = TypeVar("A", bound=Array)
 
 
 class Denoise(Protocol[A]):
-    """The network as a sampler sees it: the clean image it makes out in `x` at `sigma`."""
+    """The network as a sampler sees it: the clean image it predicts from `x` at `sigma`."""
 
     @property
     def noise_model(self) -> NoiseModel: ...
@@ -28,7 +28,7 @@ class Denoise(Protocol[A]):
 
 
 class PairDenoise(Denoise[A], Protocol):
-    """A denoiser that also tells what it saw without the prompt, as CFG++ asks."""
+    """A denoiser that also gives the unconditional prediction, as CFG++ needs."""
 
     def pair(self, x: A, sigma: float, /) -> tuple[A, A]:
         """(guided, unconditional)."""

@@ -162,7 +162,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 def model_of(problem: Problem) -> ModelSigmas | None:
-    """The model a problem was made for, as far as the problem tells."""
+    """The model a problem was made for, where the problem has enough of it."""
     if problem.noise_model == "flow":
         shift, train = problem.settings.get("shift", 1.0), problem.training_steps
         if not isinstance(shift, int | float) or not 0 < shift < 1e6:

@@ -2,7 +2,7 @@
 
 Liu et al. (2022), arXiv 2202.09778, transfer x by the mean of the last noises. In VE coordinates
 their transfer is a straight line in sigma, so that these are Adams–Bashforth on dx/dσ, under either
-noise model. How the first steps get their past is what tells the samplers apart.
+noise model. The samplers differ in how the first steps get their past.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
