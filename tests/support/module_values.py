@@ -76,7 +76,7 @@ def normals(shape: tuple[int, ...], seed: int = 0) -> mx.array:
 def identities(pipeline: Pipeline) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     objects: list[Any] = [
-        *(vars(pipeline_module)[name] for name in ("find_sampler", "planned")),
+        *(vars(pipeline_module)[name] for name in ("find_sampler", "plan_schedule")),
         *(guidance.cfg, mmdit.sinusoids, t5.relative_position_buckets, mx.round),
         *NOISES.values(),
     ]

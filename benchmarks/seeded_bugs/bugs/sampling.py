@@ -37,7 +37,7 @@ def sampled(step: Callable[[Any, Any, float, float], Any]) -> Apply:
     return attribute(
         pipeline,
         "find_sampler",
-        lambda original: lambda name: replace(original(name), sample=sample),
+        lambda original: lambda name: replace(original(name), function=sample),
     )
 
 
