@@ -21,8 +21,9 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # arrays are tiny: threads only wait
 
 from lydite.diff.compare import compare
-from lydite.diff.renames import Rename
+from lydite.diff.name_map import Rename
 from lydite.diff.result import Verdict
+from lydite.trace.events import Site
 from lydite.trace.store import Trace
 from seeded_bugs.cases import bugs, controls
 from seeded_bugs.renamed_traces import NAMINGS, write_renamed
@@ -72,7 +73,7 @@ def score(traces: Path, naming: str, dtype: str, case: Case) -> Score:
     try:
         recorded, renamed = traces / f"port-{dtype}-{case.id}", folder / "renamed"
         names = {
-            name: Rename(tuple(refs) if isinstance(refs, list) else (refs,))
+            name: Rename(tuple(map(Site, refs if isinstance(refs, list) else [refs])))
             for name, refs in write_renamed(recorded, renamed, NAMINGS[naming]).items()
         }
         with (

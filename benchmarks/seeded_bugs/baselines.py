@@ -25,7 +25,7 @@ class Simple:
 
     verdict: str
     site: str | None = None
-    place: str | None = None
+    slot: str | None = None
     step: int | None = None
     flagged: int = 0
     compared: int = 0

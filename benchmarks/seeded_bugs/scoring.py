@@ -3,7 +3,7 @@
 Both sides are arguments: `reference(dtype, part)` gives two folders, the reference's trace and a
 second one that shows its own rounding, and `port(case, dtype)` writes a trace of the port with a
 case applied. A judge is `judge(reference, port, floor)` and returns anything with `verdict`
-("agree", "diverge", or another word that is no alarm), `site`, `place` and `step`, and `flagged` or
+("agree", "diverge", or another word that is no alarm), `site`, `slot` and `step`, and `flagged` or
 `rows`. "NAME, injected" is the judge NAME on a port that runs on the reference's values; it flags
 its wrong rows and `sources`.
 """
@@ -212,7 +212,7 @@ def block_of(name: str) -> str:
 def _site(verdict: Any) -> Site | None:
     if verdict.site is None:
         return None
-    return Site(verdict.site, verdict.place or "out")
+    return Site(verdict.site, verdict.slot or "out")
 
 
 def _module(site: Site) -> Site:
@@ -230,7 +230,7 @@ def _flagged(verdict: Any) -> int:
 
 def _wrong(verdict: Any) -> set[Site]:
     """The sites that a judge with rows flags."""
-    return {Site(row.site, row.place) for row in _rows(verdict)}
+    return {Site(row.site, row.slot) for row in _rows(verdict)}
 
 
 def _rows(verdict: Any) -> list[Any]:

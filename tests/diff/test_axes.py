@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lydite.diff.axes import best_fit, fit_dims, possible_fits
+from lydite.diff.measure.axes import best_fit, fit_dims, possible_fits
 
 
 @settings(deadline=None)  # a busy machine is slow

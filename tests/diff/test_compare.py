@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.renames import read_renames
+from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Verdict
 from lydite.trace.store import Trace
 from support.toy_transformer import record
@@ -47,7 +47,7 @@ def judge(
         Trace.open(reference),
         Trace.open(port),
         floor=Trace.open(floor) if floor else None,
-        renames=read_renames(renames) if renames else None,
+        renames=read_name_map(renames) if renames else None,
     )
 
 
@@ -72,7 +72,7 @@ def test_a_bug_shows_through_bfloat16(bug: str, traces: dict[str, Path], tmp_pat
 def test_what_bfloat16_hides_is_said_to_be_hidden(traces: dict[str, Path], tmp_path: Path) -> None:
     port = record(tmp_path / "port", bug="gelu", dtype="bfloat16", shuffle=True)
     found = judge(traces["float32"], port, traces["bfloat16"])
-    assert found.verdict == "agree" and "cannot be seen" in found.sentence
+    assert found.verdict == "agree" and "rounding" in found.sentence
 
 
 @pytest.mark.parametrize("with_floor", [True, False])
@@ -114,7 +114,7 @@ def test_an_equal_but_different_port_agrees(
     assert found.verdict == "agree", found.sentence
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_clean_run_is_called_wrong(seed: int, tmp_path: Path) -> None:
     reference = record(tmp_path / "ref", side="reference", seed=seed, scale=1.0 + seed)
     for dtype in ("float32", "bfloat16"):
@@ -122,9 +122,9 @@ def test_no_clean_run_is_called_wrong(seed: int, tmp_path: Path) -> None:
         assert judge(reference, port).verdict == "agree"
 
 
-def test_a_value_of_another_stage_is_remarked_on(traces: dict[str, Path], tmp_path: Path) -> None:
+def test_a_value_of_another_point_is_a_remark(traces: dict[str, Path], tmp_path: Path) -> None:
     found = judge(traces["float32"], record(tmp_path / "port", bug="stage"))
-    assert any("net/blocks.2.norm" in remark and "stage" in remark for remark in found.remarks)
+    assert any("net/blocks.2.norm" in remark and "not a bug" in remark for remark in found.remarks)
 
 
 def test_a_bug_is_found_after_a_value_of_another_stage(

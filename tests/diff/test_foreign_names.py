@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.diff.calls import Pairing
 from lydite.diff.compare import compare
-from lydite.diff.inject import isolate
-from lydite.diff.look import first_events, is_input, other_ports
-from lydite.diff.pairing import pair
+from lydite.diff.divergence.first import first_divergence
+from lydite.diff.divergence.inject import isolate
+from lydite.diff.pairing.blocks import BlockMap, ScopeRules
+from lydite.diff.pairing.names import StepsFromNames
+from lydite.diff.pairing.pair import pair_traces
+from lydite.diff.pairing.pairs import Pairing
+from lydite.diff.pairing.similarity import other_slots
 from lydite.diff.result import Row
-from lydite.diff.steps import Counted
-from lydite.diff.templates import Blocks, Scopes
-from lydite.diff.walk import walk
-from lydite.trace.events import Header
+from lydite.trace.events import Header, Site
 from lydite.trace.store import Trace
 from lydite.trace.writer import TraceWriter
 
@@ -53,7 +53,7 @@ def write(folder: Path, events: list[tuple[Any, ...]], **header: Any) -> Trace:
 
 
 def names(found: Pairing) -> dict[str, str]:
-    return {each.port_site.name: each.site.name for each in found.pairs}
+    return {each.port_event.name: each.event.name for each in found.pairs}
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -70,10 +70,10 @@ def test_likeness_pairs_where_nothing_is_equal(tmp_path: Path) -> None:
     net = Net()
     reference = write(tmp_path / "ref", net.run(REFERENCE))
     port = write(tmp_path / "port", net.run(PORT, lambda x, i: x + 0.7 * np.roll(x, 1, axis=1)))
-    found = pair(reference, port)
+    found = pair_traces(reference, port)
     wanted = {PORT[n].format(i): REFERENCE[n].format(i) for n in PORT for i in range(BLOCKS)}
     assert wanted.items() <= names(found).items()
-    assert any("by likeness" in remark for remark in found.remarks)
+    assert any("similarity" in remark for remark in found.remarks)
 
 
 def test_values_of_chance_are_not_paired(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_values_of_chance_are_not_paired(tmp_path: Path) -> None:
         (name, draw.standard_normal(np.shape(value)) if "layer" in name else value, more)
         for name, value, more in net.run(PORT)
     ]
-    found = pair(reference, write(tmp_path / "port", other))
-    assert not any(each.how == "likeness" for each in found.pairs)
+    found = pair_traces(reference, write(tmp_path / "port", other))
+    assert not any(each.how == "similarity" for each in found.pairs)
 
 
 def test_a_sum_between_modules_is_found_at_the_input_of_the_next(tmp_path: Path) -> None:
@@ -94,11 +94,9 @@ def test_a_sum_between_modules_is_found_at_the_input_of_the_next(tmp_path: Path)
         tmp_path / "ref",
         [("net/a", a, {}), ("net/b", total, {"slot": "in.0"}), ("net/b", y, {})],
     )
-    assert [is_input(name) for name in other_ports(reference)] == [True]
-    (name,) = other_ports(reference)
-    assert first_events(reference, [name])[name].slot == "in.0"
+    assert other_slots(reference) == [Site("net/b", "in.0")]
     port = write(tmp_path / "port", [("one", a, {}), ("residual", total, {}), ("two", y, {})])
-    found = {each.port_site.name: (each.site.name, each.site.slot) for each in pair(
+    found = {each.port_event.name: (each.event.name, each.event.slot) for each in pair_traces(
         reference, port).pairs}  # fmt: skip
     assert found["residual"] == ("net/b", "in.0")
 
@@ -106,7 +104,7 @@ def test_a_sum_between_modules_is_found_at_the_input_of_the_next(tmp_path: Path)
 def test_what_a_module_was_given_by_another_is_no_value_of_its_own(tmp_path: Path) -> None:
     x = np.random.default_rng(1).standard_normal((2, 5, 8))
     trace = write(tmp_path / "ref", [("a", x, {}), ("b", x, {"slot": "in.0"}), ("b", 2 * x, {})])
-    assert other_ports(trace) == []
+    assert other_slots(trace) == []
 
 
 def test_noise_and_tables_pair_by_their_kind(tmp_path: Path) -> None:
@@ -122,7 +120,7 @@ def test_noise_and_tables_pair_by_their_kind(tmp_path: Path) -> None:
         ("tab", tables[0] ** 2, about), ("z", draw.standard_normal(x.shape), {"kind": "input"}),
         ("y", end, {}),
     ])  # fmt: skip
-    found = names(pair(reference, port))
+    found = names(pair_traces(reference, port))
     assert found["tab"] == "pipeline/sigmas" and found["z"] == "pipeline/noise"
 
 
@@ -131,7 +129,7 @@ def test_one_row_of_a_batch_pairs_with_the_batch(tmp_path: Path) -> None:
     time, end = np.repeat(draw.standard_normal((1, 40)), 2, axis=0), draw.standard_normal((2, 9))
     reference = write(tmp_path / "ref", [("net/time", time, {}), ("net/end", end, {})])
     port = write(tmp_path / "port", [("t", time[:1], {}), ("e", end, {})])
-    assert names(pair(reference, port)) == {"t": "net/time", "e": "net/end"}
+    assert names(pair_traces(reference, port)) == {"t": "net/time", "e": "net/end"}
     assert compare(reference, port).verdict == "agree"
 
 
@@ -151,21 +149,23 @@ def test_steps_in_names(tmp_path: Path) -> None:
 def test_a_number_that_is_no_step_stays(tmp_path: Path) -> None:
     x = np.zeros(3)
     trace = write(tmp_path / "a", [(name, x, {}) for name in ("footstep3/x", "step4", "b.2")])
-    assert Counted.of(trace).trace is trace
+    assert StepsFromNames.of(trace).trace is trace
 
 
 def test_beginnings_are_carried_over() -> None:
-    rules = Scopes({"clip_l/t.a": ("enc/a",), "clip_l/t.b.c": ("enc/b.c",), "clip_g/q": ("e/z",)})
-    assert rules.predict("clip_l/t.d") == "enc/d"
+    names = {"clip_l/t.a": "enc/a", "clip_l/t.b.c": "enc/b.c", "clip_g/q": "e/z"}
+    rules = ScopeRules({name: (Site(ref),) for name, ref in names.items()})
+    assert rules.predict("clip_l/t.d") == Site("enc/d")
     assert rules.predict("clip_g/t.d") is None
 
 
 def test_one_block_tells_the_others_once_blocks_are_known() -> None:
-    pairs = {f"h.{i}.x": (f"net/block.{i}.layer.0.y",) for i in range(3)}
-    pairs |= {"h.0.q": ("net/block.0.layer.1.q", "net/block.0.layer.1.k")}
-    blocks = Blocks(pairs)
-    assert blocks.carry("h.2.q", pairs) == ("net/block.2.layer.1.q", "net/block.2.layer.1.k")
-    assert blocks.carry("h.2.z", pairs) is None
+    pairs = {f"h.{i}.x": (Site(f"net/block.{i}.layer.0.y"),) for i in range(3)}
+    pairs |= {"h.0.q": (Site("net/block.0.layer.1.q"), Site("net/block.0.layer.1.k"))}
+    blocks = BlockMap(pairs)
+    expected = (Site("net/block.2.layer.1.q"), Site("net/block.2.layer.1.k"))
+    assert blocks.from_other_blocks("h.2.q", pairs) == expected
+    assert blocks.from_other_blocks("h.2.z", pairs) is None
 
 
 def test_equal_outputs_do_not_speak_for_inputs(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_equal_outputs_do_not_speak_for_inputs(tmp_path: Path) -> None:
     ])  # fmt: skip
     port = write(tmp_path / "port", [("a", x, {"slot": "in.0"}), ("a", y, {})])
     found = compare(reference, port)
-    assert found.verdict == "agree" and [row.place for row in found.rows] == ["out"]
+    assert found.verdict == "agree" and [row.slot for row in found.rows] == ["out"]
 
 
 def test_an_array_under_another_name_is_no_end_that_was_not_compared(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_estimated_limit_has_a_margin(times: float, estimated: bool, first: i
         return Row(name, name, "out", 0, 0, "activation", (4,), "f32", **about, wrong=error > 1e-6)
 
     rows = [row("net/a", 0.0), row("net/b", times * 1e-6), row("net/c", 1e-7)]
-    assert walk(rows, lambda _: False, estimated=estimated).first == first
+    assert first_divergence(rows, lambda _: False, estimated=estimated).first == first
 
 
 def test_the_wrong_part_of_a_joined_value_is_named(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_two_projections_that_are_one_in_the_reference(tmp_path: Path, wrong: in
     found = compare(write(tmp_path / "ref", theirs), write(tmp_path / "port", ours))
     if wrong is None:
         assert found.verdict == "agree" and len(found.rows) == 9
-        assert any("part 2 of the reference's 2" in remark for remark in found.remarks)
+        assert any("part 2 of 2" in remark for remark in found.remarks)
     else:
         assert (found.verdict, found.site) == ("diverge", f"net/b.{wrong}.proj")
         assert found.port_site == f"l{wrong}.gate"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.floor import UNIT
-from lydite.diff.inject import isolate, write_injection
+from lydite.diff.divergence.inject import isolate, write_injection
+from lydite.diff.measure.rounding import UNIT
 from lydite.trace.events import Header
 from lydite.trace.recorder import Injection
 from lydite.trace.store import Trace
@@ -84,11 +84,11 @@ def test_an_error_that_is_carried_on_belongs_to_its_first_place(tmp_path: Path) 
     reference = write(tmp_path / "reference", 0.5, 1.0)
     carried = compare(reference, write(tmp_path / "carried", 0.7, 1.0), isolated=True)
     assert [row.site for row in carried.sources] == ["block.norm"]
-    assert "carries the error of block.norm [in.0] on" in {row.note for row in carried.rows}
+    assert "same error as block.norm [in.0]" in {row.note for row in carried.rows}
     both = compare(reference, write(tmp_path / "both", 0.7, 1.1), isolated=True)
     assert [row.site for row in both.sources] == ["block.norm", "head"]
     # the same code at every step is one place, however often it is wrong
-    assert len(both.sources) == len({(row.site, row.place) for row in both.sources})
+    assert len(both.sources) == len({(row.site, row.slot) for row in both.sources})
 
 
 def test_a_wrong_input_is_a_place_too_though_it_is_put_right(tmp_path: Path) -> None:

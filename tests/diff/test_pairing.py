@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.diff.calls import Pairing
-from lydite.diff.names import match_spelling, match_weights, module_renames, tokens
-from lydite.diff.pairing import pair
-from lydite.diff.renames import read_renames
+from lydite.diff.name_map import read_name_map
+from lydite.diff.pairing.names import match_spelling, match_weights, module_renames, tokens
+from lydite.diff.pairing.pair import pair_traces
+from lydite.diff.pairing.pairs import Pairing
 from lydite.trace.events import Header
 from lydite.trace.store import Trace
 from lydite.trace.writer import TraceWriter
@@ -30,7 +30,7 @@ def write(folder: Path, events: list[tuple[Any, ...]], weights: Any = None) -> T
 
 
 def names(found: Pairing) -> dict[str, str]:
-    return {each.port_site.name: each.site.name for each in found.pairs}
+    return {each.port_event.name: each.event.name for each in found.pairs}
 
 
 def test_spelling_and_scopes_do_not_matter() -> None:
@@ -67,7 +67,7 @@ def test_equal_parameters_pin_modules(tmp_path: Path) -> None:
         "m/zeta": "net/second",
         "m/eta": "net/first",
     }
-    assert names(pair(reference, port)) == {"m/zeta": "net/second", "m/eta": "net/first"}
+    assert names(pair_traces(reference, port)) == {"m/zeta": "net/second", "m/eta": "net/first"}
 
 
 def test_order_shape_and_content_pair_what_names_do_not(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_order_shape_and_content_pair_what_names_do_not(tmp_path: Path) -> None:
             ("top", VALUES["d"]),
         ],
     )
-    found = pair(reference, port)
+    found = pair_traces(reference, port)
     assert names(found) == {"stem": "net/embed", "blk0_q": "net/layer.0.query", "top": "net/head"}
     assert found.unpaired_reference == ("net/layer.0.mlp",)
     assert found.unpaired_port == ("extra",)
@@ -94,7 +94,7 @@ def test_fused_projections_are_taken_apart(tmp_path: Path) -> None:
     q, k, v = (VALUES[name] for name in "abc")
     reference = write(tmp_path / "ref", [("attn.to_q", q), ("attn.to_k", k), ("attn.to_v", v)])
     port = write(tmp_path / "port", [("attn.qkv", np.concatenate([q, k, v], axis=-1))])
-    (found,) = pair(reference, port).pairs
+    (found,) = pair_traces(reference, port).pairs
     assert [event.name for event in found.reference] == ["attn.to_q", "attn.to_k", "attn.to_v"]
 
 
@@ -102,15 +102,15 @@ def test_a_port_without_steps_is_paired_in_order(tmp_path: Path) -> None:
     values = [VALUES[name] for name in "abc"]
     reference = write(tmp_path / "ref", [("x", v, {"step": i}) for i, v in enumerate(values)])
     port = write(tmp_path / "port", [("x", v) for v in values])
-    found = pair(reference, port).pairs
-    assert [(each.site.step, each.port_site.call) for each in found] == [(0, 0), (1, 1), (2, 2)]
+    found = pair_traces(reference, port).pairs
+    assert [(each.event.step, each.port_event.call) for each in found] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_inputs_may_be_named_on_one_side(tmp_path: Path) -> None:
     reference = write(tmp_path / "ref", [("m", VALUES["a"], {"slot": "in.hidden_states"})])
     port = write(tmp_path / "port", [("m", VALUES["a"], {"slot": "in.0"})])
-    (found,) = pair(reference, port).pairs
-    assert (found.site.slot, found.port_site.slot) == ("in.hidden_states", "in.0")
+    (found,) = pair_traces(reference, port).pairs
+    assert (found.event.slot, found.port_event.slot) == ("in.hidden_states", "in.0")
 
 
 def test_outputs_in_another_order_are_mapped(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_outputs_in_another_order_are_mapped(tmp_path: Path) -> None:
     port = write(tmp_path / "port", [("c", VALUES["b"]), ("c", VALUES["a"], {"slot": "out.1"})])
     path = tmp_path / "map.json"
     path.write_text('{"c": {"ref": "b", "ports": {"out": "out.1", "out.1": "out"}}}')
-    found = pair(reference, port, read_renames(path)).pairs
-    assert {(each.site.slot, each.port_site.slot) for each in found} == {
+    found = pair_traces(reference, port, read_name_map(path)).pairs
+    assert {(each.event.slot, each.port_event.slot) for each in found} == {
         ("out", "out.1"),
         ("out.1", "out"),
     }
@@ -134,5 +134,5 @@ def test_a_bad_map_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     path.write_text(text)
     with pytest.raises(InputError) as error:
-        read_renames(path)
+        read_name_map(path)
     assert "'a'" in str(error.value) and "\n" not in str(error.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lydite.diff.inject import isolate
+from lydite.diff.divergence.inject import isolate
 from lydite.diff.result import Verdict
 from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.store import Trace

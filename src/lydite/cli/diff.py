@@ -1,4 +1,4 @@
-"""`lydite diff`: two traces in, the first wrong number out."""
+"""`lydite diff`: the first wrong value between two traces."""
 
 import json
 import math
@@ -20,31 +20,38 @@ from rich.table import Table
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
-    from lydite.diff.renames import Rename
+    from lydite.diff.name_map import Rename
     from lydite.diff.result import Row, Verdict
     from lydite.trace.store import Trace
 
 COLORS = {"agree": "green", "diverge": "red", "cannot-compare": "yellow"}
 AROUND = 5  # rows shown before and after the first wrong one
+MAX_LAYERS, MAX_SOURCES, MAX_NAMES = 20, 10, 3  # listed without --all
+
+
+def _check_tolerance(_: object, __: object, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter(f"{value} is not a positive number.")
+    return value
 
 
 @click.command("diff")
 @click.argument("reference", type=click.Path(path_type=Path))
 @click.argument("port", type=click.Path(path_type=Path))
 @click.option("--floor", type=click.Path(path_type=Path), metavar="FOLDER",
-              help="The reference once more in another precision: its own rounding.")  # fmt: skip
+              help="The reference in another precision: measures its rounding.")  # fmt: skip
 @click.option("--map", "renames", type=click.Path(path_type=Path), metavar="FILE",
-              help="map.json: port names, axes and outputs that differ.")  # fmt: skip
-@click.option("--tolerance", type=click.FloatRange(min=0, min_open=True), metavar="ERROR",
-              help="Your own limit on the relative error, not the measured one.")  # fmt: skip
+              help="map.json: names, axes and slots of the port that differ.")  # fmt: skip
+@click.option("--tolerance", type=float, callback=_check_tolerance, metavar="ERROR",
+              help="Limit on the relative error, instead of the measured rounding.")  # fmt: skip
 @click.option("--rerun", metavar="COMMAND",
-              help="The port's command, run again on the reference's values.")  # fmt: skip
+              help="Run the port again with this command, on the reference's values.")  # fmt: skip
 @click.option("--quantized", is_flag=True,
-              help="PORT is quantized: errors per layer and step, no verdict.")  # fmt: skip
+              help="PORT is quantized: print errors per layer and step, no verdict.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
-              help="Write a page: error curve, module tree, pictures.")  # fmt: skip
-@click.option("--all", "everything", is_flag=True, help="Every row, not those around the bug.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+              help="Write a page: error of every value, module tree, plots.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="Print every row, not only around the bug.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     reference: Path,
     port: Path,
@@ -57,16 +64,17 @@ def command(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Find the first wrong number between two traces, without setting a tolerance.
+    """Find the first wrong value between two traces, without setting a tolerance.
 
-    REFERENCE and PORT are folders that `lydite trace`, a few lines of Rust or a NumPy script wrote
-    (docs/trace-format.md). Gates come first: the writers' self-tests, the conditions of the runs,
-    token ids, sigma tables, weights. Then values are paired by name, spelling, equal parameters,
-    order and content, in whatever axis order, and each error is held against the rounding of the
-    reference itself. What follows from the first wrong value is not reported as a bug.
+    REFERENCE and PORT are folders written by `lydite trace`, a few lines of Rust or a NumPy script
+    (docs/trace-format.md). First the gates: the self-tests of the traces, the conditions of the
+    runs, token ids, sigma tables, weights. Then values are paired by name, spelling, equal
+    parameters, order and content, in any axis order, and each error is compared with the rounding
+    of the reference itself. Values that are wrong because of the first wrong value are not
+    reported.
 
     A port that uses `tap` can be run again with --rerun: every value it computes is recorded and
-    then replaced by the reference's, so that what is left of an error was made at that place.
+    then replaced by the reference's, so that each module gets the right inputs.
 
     \b
     lydite diff ref/ port/
@@ -74,43 +82,44 @@ def command(
     lydite diff ref/ port/ --rerun "cargo run --release -- --prompt 'a star'"
     lydite diff float/ w4/ --quantized
 
-    Exit status: 0 they agree, 1 they diverge, 2 they could not be compared.
+    Exit status: 0 agree, 1 diverge, 2 could not be compared.
     """
     from lydite.diff.compare import compare
-    from lydite.diff.renames import read_renames
+    from lydite.diff.name_map import read_name_map
     from lydite.trace.store import Trace
 
     console = Console(stderr=True)
     with (
-        Trace.open(reference) as theirs,
-        Trace.open(port) as ours,
+        Trace.open(reference) as reference_trace,
+        Trace.open(port) as port_trace,
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
-        second = Trace.open(floor) if floor else None
-        names = read_renames(renames) if renames else {}
+        names = read_name_map(renames) if renames else {}
         task = bar.add_task("comparing", total=None)
         verdict = compare(
-            theirs,
-            ours,
-            floor=second,
+            reference_trace,
+            port_trace,
+            floor=Trace.open(floor) if floor else None,
             renames=names,
             tolerance=tolerance,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-        alone = _isolate(theirs, ours, rerun, verdict, names, tolerance) if rerun else None
+        isolated = None
+        if rerun is not None:
+            isolated = _isolate(reference_trace, port_trace, rerun, verdict, names, tolerance)
         if html:
-            from lydite.report.diff import write_page
+            from lydite.report.diff.page import write_page
 
-            write_page(html, verdict, theirs, ours, renames=names)
+            write_page(html, verdict, reference_trace, port_trace, renames=names)
     if quantized:
-        _print_layers(verdict, alone, as_json, everything)
+        _print_layers(verdict, isolated, as_json, everything)
         sys.exit(0 if verdict.rows or verdict.verdict != "cannot-compare" else 2)
     if as_json:
-        click.echo(json.dumps(_to_json(verdict, alone), indent=1))
+        click.echo(json.dumps(_to_json(verdict, isolated), indent=1))
     else:
         _print(verdict, everything)
-        if alone:
-            _print_alone_rows(alone)
+        if isolated:
+            _print_sources(isolated, everything)
         if html:
             click.echo(f"page: {html}")
     sys.exit(verdict.exit_code)
@@ -124,23 +133,25 @@ def _isolate(
     names: "dict[str, Rename]",
     tolerance: float | None,
 ) -> "Verdict":
-    """The port run once more by its own command, on the reference's values."""
-    from lydite.diff.inject import isolate
+    """Run the port again by its own command, on the reference's values."""
+    from lydite.diff.divergence.inject import isolate
 
     try:
         command = shlex.split(rerun)
     except ValueError as error:
-        raise InputError(f"--rerun {rerun!r} cannot be read as a command: {error}.") from error
+        raise InputError(f"--rerun {rerun!r} is not a command: {error}.") from error
+    if not command:
+        raise InputError("--rerun is empty; expected the command that runs the port.")
 
     def run(values: Path, out: Path) -> None:
-        told = {"LYDITE_TRACE": out, "LYDITE_INJECT": values, "LYDITE_INJECT_AT": "*:*"}
-        variables = os.environ | {key: str(value) for key, value in told.items()}
+        added = {"LYDITE_TRACE": out, "LYDITE_INJECT": values, "LYDITE_INJECT_AT": "*:*"}
+        variables = os.environ | {key: str(value) for key, value in added.items()}
         try:
-            ended = subprocess.run(command, env=variables, check=False)
+            process = subprocess.run(command, env=variables, check=False)
         except OSError as error:
             raise InputError(f"--rerun: {rerun!r} cannot be run: {error.strerror}.") from error
-        if ended.returncode:
-            raise InputError(f"--rerun: {rerun!r} ended with status {ended.returncode}.")
+        if process.returncode:
+            raise InputError(f"--rerun: {rerun!r} ended with status {process.returncode}.")
 
     with tempfile.TemporaryDirectory() as scratch:
         return isolate(
@@ -148,77 +159,91 @@ def _isolate(
         )
 
 
-def _print_alone_rows(alone: "Verdict") -> None:
-    count = len(alone.sources)
-    wrong = f"{count} places wrong by themselves" if count > 1 else "1 place wrong by itself"
-    wrong = wrong if count else "none wrong"
-    click.echo(f"on the reference's values: {wrong}")
-    for row in alone.sources[:10]:
-        said = row.note if row.error is None else f"error {row.error:.3g}"
-        click.echo(f"  {row.name}, step {row.step}: {said}")
+def _print_sources(isolated: "Verdict", everything: bool) -> None:
+    from lydite.diff.verdict_text import error_text
+
+    sources = isolated.sources
+    count = {0: "no module is", 1: "1 module is"}.get(len(sources), f"{len(sources)} modules are")
+    click.echo(f"{count} still wrong when given the reference's inputs")
+    shown = sources if everything else sources[:MAX_SOURCES]
+    for row in shown:
+        text = row.note if row.error is None else f"error {error_text(row.error)}"
+        click.echo(f"  {row.full_name}, step {row.step}: {text}")
+    if len(sources) > len(shown):
+        click.echo(f"  … and {len(sources) - len(shown)} more (--all)")
 
 
 def _print_layers(
-    verdict: "Verdict", alone: "Verdict | None", as_json: bool, everything: bool
+    verdict: "Verdict", isolated: "Verdict | None", as_json: bool, everything: bool
 ) -> None:
     from lydite.diff.quantized import layer_errors
+    from lydite.diff.result import to_json
 
-    layers = layer_errors(verdict.rows, alone.rows if alone else ())
+    layers = layer_errors(verdict.rows, isolated.rows if isolated else ())
     if as_json:
-        click.echo(json.dumps(_plain({"layers": [asdict(each) for each in layers]}), indent=1))
+        click.echo(json.dumps(to_json({"layers": [asdict(layer) for layer in layers]}), indent=1))
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("layer")
     for title in ("local", "accumulated", "first step", "last step"):
         table.add_column(title, justify="right")
-    for each in layers if everything else layers[:20]:
-        local = "" if each.local is None else f"{each.local:.3g}"
-        first, last = each.by_step[0], each.by_step[-1]
-        name = each.site.replace("[", "\\[")
-        table.add_row(name, local, f"{each.accumulated:.3g}", f"{first:.3g}", f"{last:.3g}")
+    for layer in layers if everything else layers[:MAX_LAYERS]:
+        local = "" if layer.local is None else f"{layer.local:.3g}"
+        first, last = layer.by_step[0], layer.by_step[-1]
+        name = layer.site.replace("[", "\\[")
+        table.add_row(name, local, f"{layer.accumulated:.3g}", f"{first:.3g}", f"{last:.3g}")
     _wide_console().print(table)
-    if len(layers) > 20 and not everything:
-        click.echo(f"… and {len(layers) - 20} more (--all)")
-    if not alone:
-        click.echo("local errors need the model run again on exact values: --rerun COMMAND")
+    if len(layers) > MAX_LAYERS and not everything:
+        click.echo(f"… and {len(layers) - MAX_LAYERS} more (--all)")
+    if not isolated:
+        click.echo("local errors need a run on the reference's values: --rerun COMMAND")
 
 
 def _print(verdict: "Verdict", everything: bool) -> None:
     label = click.style(verdict.verdict, fg=COLORS[verdict.verdict], bold=True)
     click.echo(f"{label}  {verdict.sentence}")
     for side in verdict.incomplete:
-        click.echo(
-            f"incomplete: the trace of the {side} was cut off, or does not say that it ended"
-        )
+        click.echo(f"incomplete: the run of the {side} did not end, or its trace does not say so")
     for finding in verdict.findings:
-        said = finding.evidence.rstrip(".") in verdict.sentence
-        evidence = "" if said else f": {finding.evidence}"
+        known = finding.evidence.rstrip(".") in verdict.sentence
+        evidence = "" if known else f": {finding.evidence}"
         click.echo(f"  {click.style(finding.cause, bold=True)}{evidence}")
         click.echo(f"    fix: {finding.fix}")
     rows = verdict.rows if everything else _around(verdict)
     if rows:
         _print_rows(rows, verdict)
-    click.echo("gates: " + "; ".join(
-        f"{gate.name} {gate.word} ({gate.detail})" for gate in verdict.gates
-    ))  # fmt: skip
+    click.echo(f"gates: {_gates_text(verdict)}")
     if verdict.floor_source:
-        click.echo(f"floor: {verdict.floor_source}")
+        click.echo(f"rounding: {verdict.floor_source}")
     for remark in verdict.remarks:
         click.echo(f"note: {remark}")
     for remark in verdict.health:
         click.echo(f"health: {remark}")
-    _print_alone("reference", verdict.unpaired_reference, everything)
-    _print_alone("port", verdict.unpaired_port, everything)
+    _print_unpaired("reference", verdict.unpaired_reference, everything)
+    _print_unpaired("port", verdict.unpaired_port, everything)
+
+
+def _gates_text(verdict: "Verdict") -> str:
+    """The gates that ran, then those that could not."""
+    texts = [f"{g.name} {g.word} ({g.detail})" for g in verdict.gates if g.compared or not g.passed]
+    reasons: dict[str, list[str]] = {}
+    for gate in verdict.gates:
+        if gate.passed and not gate.compared:
+            reasons.setdefault(gate.detail, []).append(gate.name)
+    skipped = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    if not texts:
+        return f"none could run ({skipped})"
+    return "; ".join([*texts, f"not compared ({skipped})"] if skipped else texts)
 
 
 def _around(verdict: "Verdict") -> "Sequence[Row]":
-    """The rows next to the bug, and the last: what it grows to. The worst ones when all agree."""
+    """The rows around the bug, and the last one. The largest errors when all agree."""
     rows = [row for row in verdict.rows if row.error is not None or row.wrong]
     at = next(
         (
             index
             for index, row in enumerate(rows)
-            if (row.site, row.place, row.step) == (verdict.site, verdict.place, verdict.step)
+            if (row.site, row.slot, row.step) == (verdict.site, verdict.slot, verdict.step)
         ),
         None,
     )
@@ -236,7 +261,7 @@ def _print_rows(rows: "Sequence[Row]", verdict: "Verdict") -> None:
     for title in ("", "value", *(("step",) if several else ()), "error", "limit", "rounding", "×"):
         table.add_column(title, justify="left" if title in ("", "value") else "right")
     for row in rows:
-        first = (row.site, row.place, row.step) == (verdict.site, verdict.place, verdict.step)
+        first = (row.site, row.slot, row.step) == (verdict.site, verdict.slot, verdict.step)
         known = row.wrong or row.error is not None
         mark = "[red]→[/]" if first else "[red]·[/]" if row.wrong else "[green]✓[/]"
         name = row.name.replace("[", "\\[")
@@ -254,32 +279,21 @@ def _print_rows(rows: "Sequence[Row]", verdict: "Verdict") -> None:
 
 
 def _wide_console() -> Console:
-    """Names are long: a file or a pipe gets them whole, a terminal what it has room for."""
+    """Names are long: files and pipes get them in full, a terminal shortens them."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 
-def _print_alone(side: str, names: Sequence[str], everything: bool) -> None:
+def _print_unpaired(side: str, names: Sequence[str], everything: bool) -> None:
     if names and everything:
         click.echo("\n  ".join((f"only in the {side}, {len(names)} names:", *names)))
     elif names:
-        more = f" and {len(names) - 3} more (--all)" if len(names) > 3 else ""
-        click.echo(f"only in the {side}: {', '.join(names[:3])}{more}")
+        more = f" and {len(names) - MAX_NAMES} more (--all)" if len(names) > MAX_NAMES else ""
+        click.echo(f"only in the {side}: {', '.join(names[:MAX_NAMES])}{more}")
 
 
-def _to_json(verdict: "Verdict", alone: "Verdict | None") -> dict[str, Any]:
-    result = asdict(verdict)
-    if alone is not None:
-        result["sources"] = [asdict(row) for row in alone.sources]
-    return _plain(result)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity: null stands for it, as for an error that could not be measured."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+def _to_json(verdict: "Verdict", isolated: "Verdict | None") -> dict[str, Any]:
+    result = verdict.to_json()
+    if isolated is not None:
+        result["sources"] = isolated.to_json()["sources"]
+    return result

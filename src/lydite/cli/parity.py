@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,7 @@ def command(
             components = by_component(verdict)
             image = image_difference(theirs, ours)
             if html:
-                from lydite.report.diff import write_page
+                from lydite.report.diff.page import write_page
 
                 write_page(html, verdict, theirs, ours)
     if as_json:
@@ -189,7 +189,8 @@ def _component(name: str, rows: "Sequence[Row]", verdict: "Verdict", first: str)
     worst = max(known, key=lambda row: row.error or 0.0, default=None)
     error, floor = (worst.error, worst.floor) if worst else (None, None)
     word = "agree"
-    if verdict.verdict != "agree" and any(row.wrong and row not in verdict.aside for row in rows):
+    ignored = verdict.ignored_rows
+    if verdict.verdict != "agree" and any(r.wrong and r not in ignored for r in rows):
         word = "diverge" if name == first else "follow"
     ratio = error / floor if error is not None and floor else None
     return Component(name, len(known), error, floor, ratio, word)
@@ -278,7 +279,9 @@ def _to_json(
     import msgspec
 
     more = {"components": components, "image": image}
-    return msgspec.json.format(msgspec.json.encode({**asdict(verdict), **more}), indent=1).decode()
+    return msgspec.json.format(
+        msgspec.json.encode({**verdict.to_json(), **more}), indent=1
+    ).decode()
 
 
 def _next(ctx: click.Context, verdict: "Verdict", keep: Path | None) -> str | None:

@@ -9,23 +9,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff import alone, gates, stages
-from lydite.diff.arrays import relative_error, wide
-from lydite.diff.calls import Pair, Pairing
+from lydite.diff import gates
+from lydite.diff.divergence.first import (
+    ESTIMATE_MARGIN,
+    Divergence,
+    count_unpaired_between,
+    coverage,
+    first_divergence,
+    first_isolated,
+    misplaced_value,
+    values_nearby,
+)
+from lydite.diff.divergence.isolated import drop_propagated_errors, wrong_sites
 from lydite.diff.findings import Evidence, find
-from lydite.diff.floor import UNIT
-from lydite.diff.health import examine
-from lydite.diff.pairing import pair
-from lydite.diff.reach import Reach, count_between, reach
-from lydite.diff.renames import Rename, check_renames
+from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
+from lydite.diff.measure.distance import relative_error, wide
+from lydite.diff.measure.rounding import UNIT
+from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
+from lydite.diff.name_map import Rename, check_name_map
+from lydite.diff.pairing.pair import pair_traces
+from lydite.diff.pairing.pairs import Pair, Pairing
 from lydite.diff.result import Finding, Gate, Row, Verdict
-from lydite.diff.rows import GATED, Progress, Sides, measure_rows
-from lydite.diff.sentences import agreement, divergence, unreached
-from lydite.diff.values import Layouts, see
-from lydite.diff.walk import MARGIN, Walk, first_alone, walk
+from lydite.diff.trace_health import examine
+from lydite.diff.verdict_text import agreement_text, divergence_text, uncovered_text
 from lydite.trace.events import dtype_name
 from lydite.trace.selftest import check_selftest
 from lydite.trace.store import Trace
+
+MAX_NOTES = 8  # assumptions listed as remarks
 
 
 def compare(
@@ -39,81 +50,77 @@ def compare(
     without: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Verdict:
-    """Hold a port's trace against the reference's: gates, pairs, floor, first divergence.
+    """Compare a port's trace with the reference's: gates, pairs, rounding, first divergence.
 
-    `isolated` says that the port ran on the reference's values, so that no error spreads; names of
-    the port in `without` are known to be no counterparts. An entry of `renames` that names nothing
-    in the traces is an InputError.
+    With `isolated` the port ran on the reference's values, so errors do not propagate. Names of the
+    port in `without` have no counterpart. An entry of `renames` that names nothing in the traces is
+    an InputError.
     """
-    said = () if isolated else check_renames(renames or {}, reference, port)
-    found = _compare(
-        Sides(reference, port, floor, tolerance, isolated),
+    remarks = () if isolated else check_name_map(renames or {}, reference, port)
+    verdict = _compare(
+        Comparison(reference, port, floor, tolerance, isolated),
         {**(renames or {}), **{name: Rename(()) for name in without}},
         progress,
     )
-    cut = [side for side, trace in (("reference", reference), ("port", port)) if _is_cut(trace)]
-    return replace(found, incomplete=tuple(cut), remarks=(*said, *found.remarks))
+    sides = (("reference", reference), ("port", port))
+    incomplete = tuple(side for side, trace in sides if _is_incomplete(trace))
+    return replace(verdict, incomplete=incomplete, remarks=(*remarks, *verdict.remarks))
 
 
-def _compare(sides: Sides, names: Mapping[str, Rename], progress: Progress | None) -> Verdict:
-    reference, port = sides.reference, sides.port
-    passed: list[Gate] = []
+def _compare(
+    traces: Comparison, renames: Mapping[str, Rename], progress: Progress | None
+) -> Verdict:
+    reference, port = traces.reference, traces.port
     for side, trace in (("reference", reference), ("port", port)):
         if problems := check_selftest(trace):
-            detail = f"the {side}'s dump is wrong: {problems[0]}"
-            return _cannot(detail, [Gate("dump", False, detail)])
+            detail = f"the {side}'s trace fails its self-test: {problems[0]}"
+            return _cannot_compare(detail, Gate("dump", False, detail))
     conditions, remarks = gates.check_conditions(reference, port)
-    passed.append(conditions.gate)
     if not conditions.gate.passed:
-        return _cannot(f"the runs differ: {conditions.gate.detail}", passed)
-    pairing = pair(reference, port, names)
+        return _cannot_compare(f"the runs differ: {conditions.gate.detail}", conditions.gate)
+    pairing = pair_traces(reference, port, renames)
     if not pairing.pairs:
-        return _cannot("no value of the port belongs to any of the reference", passed, pairing)
-    comparison = _Comparison(sides, pairing, passed, [*remarks, *pairing.remarks])
-    comparison.ignored = {name for name, rename in names.items() if not rename.ref}
-    return comparison.verdict(progress)
+        reason = "no value of the port could be paired with one of the reference"
+        return _cannot_compare(reason, conditions.gate, pairing)
+    without = {name for name, rename in renames.items() if not rename.ref}
+    comparer = _Comparer(traces, pairing, without)
+    comparer.gates.append(conditions.gate)
+    comparer.remarks += [*remarks, *pairing.remarks]
+    return comparer.verdict(progress)
 
 
-class _Comparison:
-    """What the parts of one comparison share."""
+class _Comparer:
+    """What the steps of one comparison share."""
 
-    def __init__(
-        self, sides: Sides, pairing: Pairing, passed: list[Gate], remarks: list[str]
-    ) -> None:
-        self.sides, self.pairing = sides, pairing
-        self.passed, self.remarks = passed, remarks
-        self.layouts = Layouts()
-        self.ignored: set[str] = set()  # names of the port that are known to be alone
-        self.aside: tuple[Row, ...] = ()
+    def __init__(self, traces: Comparison, pairing: Pairing, without: Collection[str]) -> None:
+        self.traces, self.pairing, self.without = traces, pairing, without
+        self.gates: list[Gate] = []
         self.failed: list[gates.GateResult] = []
-        self.pairs = [pair for pair in pairing.pairs if pair.site.kind not in GATED]
+        self.remarks: list[str] = []
+        self.layouts = Layouts()
+        self.pairs = [pair for pair in pairing.pairs if pair.event.kind not in GATED]
+        self.ignored_rows: tuple[Row, ...] = ()
 
     def verdict(self, progress: Progress | None) -> Verdict:
-        self._gates()
-        self.layouts.look_ahead(self.pairing.pairs, self.sides.reference, self.sides.port)
-        rows = measure_rows(self.sides, self.pairing.pairs, self.layouts, progress)
-        if self.sides.isolated:
-            rows = alone.without_echoes(rows, self.pairs, self.sides, self.layouts)
-            found = first_alone(rows)
-        else:
-            estimated = self.sides.floor is None and self.sides.tolerance is None
-            found = walk(rows, lambda index: self._is_elsewhere(rows, index), estimated=estimated)
-        self._note_aside(rows, found)
-        self.aside = tuple(rows[index] for index in found.aside)
+        self._check_gates()
+        self.layouts.learn(self.pairing.pairs, self.traces.reference, self.traces.port)
+        rows = measure_rows(self.traces, self.pairing.pairs, self.layouts, progress)
+        divergence = self._first_divergence(rows)
         for failed in self.failed:
             # Weights may be stored more coarsely, or not be used: they have to show in a value.
-            if failed.gate.name != "weights" or found.first is not None or not rows:
-                return self._at_weights(failed, rows, found) or self._at_gate(failed, rows)
-            self.remarks.append(f"weights: {failed.gate.detail}; no value shows it")
-        if found.first is not None:
-            return self._at_row(rows, found)
-        far = self._reach(rows)
-        if not far.at_end and not self.sides.isolated:
-            return self._finish("cannot-compare", unreached(rows, far), rows)
-        return self._finish("agree", agreement(rows, far, self.pairing), rows, findings=())
+            if failed.gate.name != "weights" or divergence.first is not None or not rows:
+                at_weights = self._at_weights(failed, rows, divergence)
+                return at_weights or self._at_gate(failed, rows)
+            self.remarks.append(f"weights: {failed.gate.detail}; no value is wrong because of it")
+        if divergence.first is not None:
+            return self._at_row(rows, divergence)
+        covered = coverage(self.traces, self.pairs, rows, self.without)
+        if not covered.complete and not self.traces.isolated:
+            return self._finish("cannot-compare", uncovered_text(rows, covered), rows)
+        return self._finish("agree", agreement_text(rows, covered, self.pairing), rows)
 
-    def _gates(self) -> None:
-        reference, port, pairs = self.sides.reference, self.sides.port, self.pairing.pairs
+    def _check_gates(self) -> None:
+        reference, port, pairs = self.traces.reference, self.traces.port, self.pairing.pairs
         weights, remarks = gates.check_weights(reference, port)
         self.remarks += remarks
         results = [
@@ -122,195 +129,226 @@ class _Comparison:
             weights,
             gates.check_inputs(pairs, reference, port),
         ]
-        self.passed += [result.gate for result in results]
+        self.gates += [result.gate for result in results]
         self.failed = [result for result in results if not result.gate.passed]
+
+    def _first_divergence(self, rows: list[Row]) -> Divergence:
+        if self.traces.isolated:
+            rows[:] = drop_propagated_errors(rows, self.pairs, self.traces, self.layouts)
+            return first_isolated(rows)
+        explained: set[int] = set()
+
+        def is_misplaced(index: int) -> bool:
+            remark = misplaced_value(self.traces, self.pairs[index], rows[index])
+            if remark is not None:
+                self.remarks.append(remark)
+                explained.add(index)
+            return remark is not None
+
+        estimated = self.traces.floor is None and self.traces.tolerance is None
+        divergence = first_divergence(rows, is_misplaced, estimated=estimated)
+        self.ignored_rows = tuple(rows[index] for index in divergence.ignored)
+        names = {rows[index].name for index in explained}
+        for row in self.ignored_rows:
+            if row.name not in names:
+                self.remarks.append(_why_ignored(row))
+        return divergence
 
     def _at_gate(self, failed: gates.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()
-        site = failed.parameters[0] if failed.parameters else (failed.gate.name, failed.gate.name)
+        names = failed.parameters[0] if failed.parameters else (failed.gate.name, failed.gate.name)
         if failed.pair is not None:
-            site = (failed.pair.site.name, failed.pair.port_site.name)
+            names = (failed.pair.event.name, failed.pair.port_event.name)
             findings = find(self._evidence(failed.pair, 0.0))
-        findings = findings or (_from_gate(failed),)
         verb = "differs" if failed.gate.name == "schedule" else "differ"
-        sentence = f"The {failed.gate.name} {verb}, before any activation: {failed.gate.detail}."
         return self._finish(
-            "diverge", sentence, rows, findings=findings, site=site[0], port_site=site[1],
-            place=failed.pair.site.slot if failed.pair else None,
-            step=failed.pair.site.step if failed.pair else 0,
-        )  # fmt: skip
+            "diverge",
+            f"The {failed.gate.name} {verb}, before any activation: {failed.gate.detail}.",
+            rows,
+            findings=findings or (_gate_finding(failed),),
+            site=names[0],
+            port_site=names[1],
+            slot=failed.pair.event.slot if failed.pair else None,
+            step=failed.pair.event.step if failed.pair else 0,
+        )
 
-    def _at_weights(self, failed: gates.GateResult, rows: list[Row], found: Walk) -> Verdict | None:
+    def _at_weights(
+        self, failed: gates.GateResult, rows: list[Row], divergence: Divergence
+    ) -> Verdict | None:
         """The first wrong value, when it is the output of a module whose weights are wrong."""
         modules = {name.rpartition(".")[0] for name, _ in failed.parameters}
-        if found.first is None or rows[found.first].site not in modules:
+        if divergence.first is None or rows[divergence.first].site not in modules:
             return None
-        return self._at_row(rows, found, _from_gate(failed))
+        return self._at_row(rows, divergence, _gate_finding(failed))
 
-    def _at_row(self, rows: list[Row], found: Walk, *more: Finding) -> Verdict:
-        assert found.first is not None
-        row, pair_ = rows[found.first], self.pairs[found.first]
-        row = replace(row, site=self._wrong_part(pair_, row))
-        findings = (*more, *find(self._evidence(pair_, row.floor or 0.0)))
+    def _at_row(self, rows: list[Row], divergence: Divergence, *more: Finding) -> Verdict:
+        assert divergence.first is not None
+        pair, row = self.pairs[divergence.first], rows[divergence.first]
+        row = replace(row, site=self._wrong_part(pair, row))
+        findings = (*more, *find(self._evidence(pair, row.floor or 0.0)))
         if row.error is None:
-            findings = (_other_shape(pair_), *findings)
-        last = None if found.last_agreement is None else rows[found.last_agreement]
-        between = 0
-        if found.last_agreement is not None:
-            before = self.pairs[found.last_agreement]
-            between = count_between(
-                self.sides.port, before, pair_, self.pairing.pairs, self.ignored
+            findings = (_shape_finding(pair), *findings)
+        last, unpaired = None, 0
+        if divergence.last_agreement is not None:
+            last, before = rows[divergence.last_agreement], self.pairs[divergence.last_agreement]
+            unpaired = count_unpaired_between(
+                self.traces.port, before, pair, self.pairing.pairs, self.without
             )
-        sentence = divergence(rows, found.first, last, findings, between)
+        sentence = divergence_text(rows, row, last, findings, unpaired)
         return self._finish(
-            "diverge", sentence, rows, findings=findings, site=row.site, port_site=row.port_site,
-            place=row.place, step=row.step, error=row.error, floor=row.floor, limit=row.limit,
+            "diverge",
+            sentence,
+            rows,
+            findings=findings,
+            site=row.site,
+            port_site=row.port_site,
+            slot=row.slot,
+            step=row.step,
+            error=row.error,
+            floor=row.floor,
+            limit=row.limit,
             last_agreement=last.site if last else None,
-        )  # fmt: skip
+        )
 
-    def _wrong_part(self, pair_: Pair, row: Row) -> str:
-        """The part of a joined value that is wrong: to_k, where q, k and v are one in the port."""
-        seen = see(pair_, self.sides.reference, self.sides.port, self.layouts)
-        if len(pair_.reference) < 2 or seen.reference is None or seen.port is None:
+    def _wrong_part(self, pair: Pair, row: Row) -> str:
+        """The part of a fused value that is wrong: to_k, where the port fuses q, k and v."""
+        values = self._values(pair)
+        if len(pair.reference) < 2 or values.reference is None or values.port is None:
             return row.site
-        if seen.reference.shape != seen.port.shape:
+        if values.reference.shape != values.port.shape:
             return row.site
-        ends = np.cumsum([event.shape[pair_.axis] for event in pair_.reference])[:-1]
-        parts = (np.split(side, ends, pair_.axis) for side in (seen.port, seen.reference))
-        for event, ours, theirs in zip(pair_.reference, *parts, strict=True):
-            if relative_error(ours, theirs) > (row.limit or 0.0):
+        ends = np.cumsum([event.shape[pair.axis] for event in pair.reference])[:-1]
+        parts = (np.split(side, ends, pair.axis) for side in (values.port, values.reference))
+        for event, value, expected in zip(pair.reference, *parts, strict=True):
+            if relative_error(value, expected) > (row.limit or 0.0):
                 return event.name
         return row.site
 
-    def _finish(self, verdict: Any, sentence: str, rows: list[Row], **rest: Any) -> Verdict:
-        ours = examine(self.sides.port)
-        shared = {remark.kind for remark in ours} | {"not-finite"}
-        theirs = [each for each in examine(self.sides.reference) if each.kind in shared]
-        health = [f"reference: {each.sentence}" for each in theirs]
-        health += [f"port: {each.sentence}" for each in ours]
-        assumed = {row.note: row.name for row in reversed(rows) if row.note}
-        self.remarks += [f"{name}: {note}" for note, name in assumed.items()][:8]
-        for side, trace in (("reference", self.sides.reference), ("port", self.sides.port)):
+    def _finish(self, answer: Any, sentence: str, rows: list[Row], **fields: Any) -> Verdict:
+        port_health = examine(self.traces.port)
+        kinds = {remark.kind for remark in port_health} | {"not-finite"}
+        health = [
+            f"reference: {remark.sentence}"
+            for remark in examine(self.traces.reference)
+            if remark.kind in kinds
+        ]
+        health += [f"port: {remark.sentence}" for remark in port_health]
+        notes = {row.note: row.name for row in reversed(rows) if row.note}
+        self.remarks += [f"{name}: {note}" for note, name in notes.items()][:MAX_NOTES]
+        if len(notes) > MAX_NOTES:
+            self.remarks.append(f"{len(notes) - MAX_NOTES} more assumptions of this kind")
+        for side, trace in (("reference", self.traces.reference), ("port", self.traces.port)):
             if trace.lost:
                 self.remarks.append(f"the last {trace.lost} values of the {side} are lost")
+        isolated = self.traces.isolated
         return Verdict(
-            verdict,
+            answer,
             sentence,
-            gates=tuple(self.passed),
+            gates=tuple(self.gates),
             rows=tuple(rows),
-            sources=alone.sources(rows, self.failed, self.sides) if self.sides.isolated else (),
-            aside=self.aside,
+            sources=wrong_sites(rows, self.failed, self.traces) if isolated else (),
+            ignored_rows=self.ignored_rows,
             remarks=tuple(self.remarks),
             unpaired_reference=self.pairing.unpaired_reference,
             unpaired_port=self.pairing.unpaired_port,
-            floor_source=_floor_source(self.sides),
+            floor_source=_rounding_source(self.traces),
             health=tuple(health),
-            **rest,
+            **fields,
         )
 
-    def _reach(self, rows: list[Row]) -> Reach:
-        return reach(self.sides.reference, self.sides.port, self.pairs, rows, self.ignored)
+    def _values(self, pair: Pair) -> AlignedPair:
+        return align_values(pair, self.traces.reference, self.traces.port, self.layouts)
 
-    def _evidence(self, pair_: Pair, floor: float) -> Evidence:
-        seen = see(pair_, self.sides.reference, self.sides.port, self.layouts)
+    def _evidence(self, pair: Pair, rounding: float) -> Evidence:
+        values = self._values(pair)
         empty = np.zeros(0, np.float32)
-        event = pair_.site
         return Evidence(
-            reference=wide(seen.reference) if seen.reference is not None else empty,
-            port=wide(seen.port) if seen.port is not None else empty,
-            floor=floor,
-            name=event.name,
-            place=event.slot,
-            dtype=pair_.port_site.dtype,
-            kind=event.kind,
-            dims=pair_.ref_dims or event.dims,
-            inputs=self._inputs(pair_),
-            others=lambda: stages.around(self.sides.reference, pair_.site),
+            reference=wide(values.reference) if values.reference is not None else empty,
+            port=wide(values.port) if values.port is not None else empty,
+            floor=rounding,
+            name=pair.event.name,
+            slot=pair.event.slot,
+            dtype=pair.port_event.dtype,
+            kind=pair.event.kind,
+            dims=pair.ref_dims or pair.event.dims,
+            inputs=self._inputs(pair),
+            others=lambda: values_nearby(self.traces.reference, pair.event),
         )
 
-    def _inputs(self, pair_: Pair) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-        here = pair_.site
-        result: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+    def _inputs(self, pair: Pair) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+        """The inputs of the same call of the module, reference's and port's, by slot."""
+        here = pair.event
+        inputs: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         for other in self.pairing.pairs:
-            event = other.site
+            event = other.event
             same = (event.name, event.step, event.call) == (here.name, here.step, here.call)
             if same and event.slot.startswith("in") and not here.slot.startswith("in"):
-                seen = see(other, self.sides.reference, self.sides.port, self.layouts)
-                if seen.reference is not None and seen.port is not None:
-                    result[event.slot] = (wide(seen.reference), wide(seen.port))
-        return result
-
-    def _is_elsewhere(self, rows: list[Row], index: int) -> bool:
-        remark = stages.elsewhere(self.sides, self.pairs[index], rows[index])
-        self.remarks += [remark] if remark else []
-        return remark is not None
-
-    def _note_aside(self, rows: list[Row], found: Walk) -> None:
-        said = " ".join(self.remarks)
-        for index in found.aside:
-            if f"{rows[index].name} holds" not in said:
-                self.remarks.append(_aside(rows[index]))
+                values = self._values(other)
+                if values.reference is not None and values.port is not None:
+                    inputs[event.slot] = (wide(values.reference), wide(values.port))
+        return inputs
 
 
-def _aside(row: Row) -> str:
-    if row.error is not None and row.limit and row.error <= MARGIN * row.limit:
+def _why_ignored(row: Row) -> str:
+    if row.error is not None and row.limit and row.error <= ESTIMATE_MARGIN * row.limit:
         return (
-            f"{row.name} is {row.error / row.limit:.2g} × its limit, and nothing after it is above "
-            "its own; the limits are estimated here, --floor measures them"
+            f"{row.name} is {row.error / row.limit:.2g} × its limit, and no later value is above "
+            "its own; the limits are estimates here, --floor measures them"
         )
-    how = "has another shape" if row.error is None else "differs"
-    return f"{row.name} {how}, and nothing after it does: recorded at another stage, or not used"
+    problem = "has another shape" if row.error is None else "differs"
+    return f"{row.name} {problem}, and no later value does: recorded at another point, or not used"
 
 
-def _cannot(why: str, passed: list[Gate], pairing: Pairing | None = None) -> Verdict:
+def _cannot_compare(reason: str, gate: Gate, pairing: Pairing | None = None) -> Verdict:
     return Verdict(
         "cannot-compare",
-        f"Cannot compare: {why}.",
-        gates=tuple(passed),
+        f"Cannot compare: {reason.rstrip('.')}.",
+        gates=(gate,),
         unpaired_reference=pairing.unpaired_reference if pairing else (),
         unpaired_port=pairing.unpaired_port if pairing else (),
     )
 
 
-def _is_cut(trace: Trace) -> bool:
-    """Whether the run did not end by itself, or its lines end in the middle of one."""
-    lines = trace.folder / "events.jsonl"
+def _is_incomplete(trace: Trace) -> bool:
+    """Whether the run did not end by itself, or the last line of its events is cut off."""
     if not trace.header.complete or trace.lost:
         return True
-    with lines.open("rb") as file:
+    with (trace.folder / "events.jsonl").open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         return file.read(1) not in (b"", b"\n")
 
 
-def _from_gate(failed: gates.GateResult) -> Finding:
+def _gate_finding(failed: gates.GateResult) -> Finding:
     fixes = {
         "ids": "Compare vocabulary, special tokens and padding of the two tokenizers.",
         "schedule": "Print both tables; the sampler is wrong before the network runs.",
-        "weights": "Audit the loading: lydite audit CHECKPOINT.",
-        "inputs": "Start both runs from one saved array; a seed means other noise elsewhere.",
+        "weights": "Check the loading: lydite audit CHECKPOINT.",
+        "inputs": "Start both runs from one saved array; another library draws other noise from "
+        "the same seed.",
     }
     return Finding(f"{failed.gate.name}-differ", failed.gate.detail, fixes[failed.gate.name])
 
 
-def _other_shape(pair_: Pair) -> Finding:
-    theirs = " + ".join("×".join(map(str, event.shape)) for event in pair_.reference)
-    ours = " + ".join("×".join(map(str, event.shape)) for event in pair_.port)
+def _shape_finding(pair: Pair) -> Finding:
+    expected = " + ".join("×".join(map(str, event.shape)) for event in pair.reference)
+    shape = " + ".join("×".join(map(str, event.shape)) for event in pair.port)
     return Finding(
         "other-shape",
-        f"{theirs} in the reference, {ours} in the port, and no axis order makes them one",
-        "If the two are not the same value, say so in a map.json (null, or the right name).",
+        f"{expected} in the reference, {shape} in the port; no axis order makes them equal",
+        "If the two are not the same value, correct the pair in a map.json (null, or the right "
+        "name).",
     )
 
 
-def _floor_source(sides: Sides) -> str:
-    if sides.tolerance is not None:
-        return f"your tolerance, {sides.tolerance:g}"
-    if sides.floor is None:
-        return "estimated from dtype and depth; give --floor for a measured one"
-    ours, theirs = sides.reference.header.dtype, sides.floor.header.dtype
-    between = f"the reference in {ours or 'its precision'} against {theirs or 'another'}"
-    port = UNIT.get(dtype_name(sides.port.header.dtype), 0.0)
-    if max(UNIT.get(dtype_name(name), inf) for name in (ours, theirs)) < port / 2:
-        return f"estimated: {between} says nothing about {sides.port.header.dtype}"
-    return f"measured: {between}"
+def _rounding_source(traces: Comparison) -> str:
+    if traces.tolerance is not None:
+        return f"not used; your tolerance is {traces.tolerance:g}"
+    if traces.floor is None:
+        return "estimated from dtype and depth; --floor measures it"
+    first, second = traces.reference.header.dtype, traces.floor.header.dtype
+    runs = f"the reference in {first or 'its precision'} and in {second or 'another'}"
+    port_unit = UNIT.get(dtype_name(traces.port.header.dtype), 0.0)
+    if max(UNIT.get(dtype_name(name), inf) for name in (first, second)) < port_unit / 2:
+        return f"estimated; {runs} do not show the rounding of {traces.port.header.dtype}"
+    return f"measured: {runs}"

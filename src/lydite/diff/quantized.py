@@ -41,6 +41,6 @@ def _outputs(rows: Iterable[Row]) -> dict[str, dict[int, float]]:
     """site -> step -> largest error among its outputs."""
     result: dict[str, dict[int, float]] = defaultdict(dict)
     for row in rows:
-        if row.place.startswith("out") and row.error is not None:
+        if row.slot.startswith("out") and row.error is not None:
             result[row.site][row.step] = max(row.error, result[row.site].get(row.step, 0.0))
     return result

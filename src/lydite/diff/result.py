@@ -1,19 +1,23 @@
-"""What a comparison says, as plain data that the command line, the page and machines share."""
+"""The result of a comparison: plain data that the command line, the page and scripts share."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any, Literal, Self
+
+from lydite.trace.events import Event, Site
 
 Answer = Literal["agree", "diverge", "cannot-compare"]
 EXIT_CODES: dict[Answer, int] = {"agree": 0, "diverge": 1, "cannot-compare": 2}
+JSON_KEYS = {"slot": "place", "ignored_rows": "aside"}  # older spellings that scripts read
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something recognised in a wrong value: what it is, how we know, what to change."""
+    """A cause recognised in a wrong value."""
 
-    cause: str  # a short stable word: "transposed", "scaled", "not-finite" …
+    cause: str  # a short stable id: "transposed", "scaled", "not-finite" …
     evidence: str  # one sentence with the numbers
-    fix: str  # one sentence that says what to do
+    fix: str  # one sentence: what to change
 
 
 @dataclass(frozen=True)
@@ -22,39 +26,61 @@ class Row:
 
     site: str  # event name in the reference
     port_site: str  # event name in the port
-    place: str  # "out", "in.0" …
+    slot: str  # "out", "in.0" …
     step: int
     call: int
     kind: str
     shape: tuple[int, ...]
     dtype: str  # of the port
     error: float | None  # relative L2 against the more precise reference; None: not comparable
-    floor: float | None  # what rounding alone may do here
-    limit: float | None  # the error from which this value counts as wrong
+    floor: float | None  # the error that rounding alone would give
+    limit: float | None  # a larger error is wrong
     wrong: bool
     peak: float | None = None  # largest difference over the reference's rms
-    note: str = ""  # what was assumed to compare the two: an axis order, joined parts
+    note: str = ""  # what was assumed to compare the two: an axis order, concatenated parts
+
+    @classmethod
+    def of(cls, event: Event, port_event: Event) -> Self:
+        """The row of two events, not measured yet."""
+        return cls(
+            event.name, port_event.name, event.slot, event.step, event.call, event.kind,
+            tuple(event.shape), port_event.dtype, None, None, None, False,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
-        """The place for people."""
-        parts = [self.site if self.place == "out" else f"{self.site} [{self.place}]"]
-        parts += [f"call {self.call}"] if self.call else []
-        return ", ".join(parts)
+        """The site for people."""
+        name = str(Site(self.site, self.slot))
+        return f"{name}, call {self.call}" if self.call else name
+
+    @property
+    def full_name(self) -> str:
+        """The site for people, and the port's own name where it is another."""
+        return with_port_name(self.name, self.site, self.port_site)
+
+    @property
+    def scope(self) -> str:
+        """The component the value belongs to."""
+        return scope_of(self.site)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it was compared and is not wrong."""
+        return self.error is not None and not self.wrong
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One thing that has to be equal before any activation is looked at."""
+    """Something that has to be equal before any activation is compared."""
 
     name: str  # "dump", "conditions", "ids", "schedule", "weights", "inputs"
     passed: bool
     detail: str
-    compared: bool = True  # False: nothing was there to compare, so nothing is known
+    compared: bool = True  # False: there was nothing to compare, so nothing is known
 
     @property
     def word(self) -> str:
-        """What became of it, in a word or two."""
+        """The outcome in a word or two."""
         return "FAILED" if not self.passed else "ok" if self.compared else "not compared"
 
 
@@ -66,7 +92,7 @@ class Verdict:
     sentence: str
     site: str | None = None
     port_site: str | None = None
-    place: str | None = None
+    slot: str | None = None
     step: int | None = None
     last_agreement: str | None = None
     error: float | None = None
@@ -75,16 +101,41 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     gates: tuple[Gate, ...] = ()
     rows: tuple[Row, ...] = ()  # in execution order
-    aside: tuple[Row, ...] = ()  # differ, but are not the bug: recorded at another stage, not used
-    sources: tuple[Row, ...] = ()  # after injection: every place that goes wrong by itself
-    remarks: tuple[str, ...] = ()  # what was assumed, noticed, not the bug
+    ignored_rows: tuple[Row, ...] = ()  # wrong, not the bug: recorded at another point, or not used
+    sources: tuple[Row, ...] = ()  # after injection: every site wrong on the reference's inputs
+    remarks: tuple[str, ...] = ()  # what was assumed, or noticed beside the bug
     unpaired_reference: tuple[str, ...] = ()
     unpaired_port: tuple[str, ...] = ()
-    incomplete: tuple[str, ...] = ()  # "reference", "port": its trace was cut off
-    floor_source: str = ""  # where the floor comes from
-    health: tuple[str, ...] = field(default=())
+    incomplete: tuple[str, ...] = ()  # "reference", "port": the run did not end by itself
+    floor_source: str = ""  # how the rounding is known
+    health: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """0 agrees, 1 diverges, 2 could not compare."""
         return EXIT_CODES[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON, which has no infinity: null stands for it."""
+        return to_json(asdict(self))
+
+
+def to_json(value: Any) -> Any:
+    """The value with JSON's key names, and null for numbers that are not finite."""
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {JSON_KEYS.get(key, key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def scope_of(name: str) -> str:
+    """The component that an event name begins with."""
+    return name.split("/")[0]
+
+
+def with_port_name(text: str, site: str, port_site: str | None) -> str:
+    """`text`, and the port's name for the same value where it differs."""
+    return text if port_site in (None, site) else f"{text} (in the port: {port_site})"

@@ -1,6 +1,6 @@
-"""Simple causes, recognised at once in the first wrong value.
+"""Causes that can be recognized in the first wrong value.
 
-Each hypothesis is a function of the evidence; adding knowledge means adding a function to a list.
+Each hypothesis is a function of the evidence; a new cause is a new function in one of the lists.
 """
 
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
@@ -12,9 +12,9 @@ from lydite.diff.findings.channels import (
     scaled_per_row,
     shifted_per_channel,
 )
-from lydite.diff.findings.elsewhere import another_value, passed_through, residual_wrong
 from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
 from lydite.diff.findings.ids import IDS, ids_differ
+from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
 from lydite.diff.findings.parts import entries_reordered, parts_reordered
 from lydite.diff.findings.precision import clipped, low_precision, rounded, truncated
 from lydite.diff.findings.rearranged import (
@@ -33,12 +33,12 @@ from lydite.diff.result import Finding
 
 __all__ = ["Evidence", "Hypothesis", "find"]
 
-MOST = 5
+MAX_FINDINGS = 5
 
-# Said alone: nothing else can be read from such a value.
+# Reported alone: nothing else can be recognized in such a value.
 CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 
-# The right numbers, but not where or as they should be; nothing is fitted. One of each line.
+# The right numbers, in other positions or another form; nothing is fitted. One of each line.
 EXACT: tuple[tuple[Hypothesis, ...], ...] = (
     (passed_through, another_value, residual_wrong),
     (negated,),
@@ -60,10 +60,10 @@ EXACT: tuple[tuple[Hypothesis, ...], ...] = (
     (clipped, truncated),
 )
 
-# Where the error is, when nothing says yet what it is.
-PLACED: tuple[Hypothesis, ...] = (border, slice_of_axis)
+# Where the error is, when its cause is unknown.
+LOCATED: tuple[Hypothesis, ...] = (border, slice_of_axis)
 
-# Numbers are fitted, few before many; only the best is told.
+# Numbers are fitted, few before many; only the best is reported.
 FITTED: tuple[Hypothesis, ...] = (
     scaled,
     shifted,
@@ -77,41 +77,41 @@ FITTED: tuple[Hypothesis, ...] = (
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
-    """What can be recognised in a wrong value, the most telling first; often nothing."""
+    """What can be recognized in a wrong value, the most certain first; often nothing."""
     if not evidence.port.size or not evidence.reference.size:
         return ()
     if evidence.kind == "ids":
-        return _told([*_tried(IDS, evidence, one=True), *_tried((ids_differ,), evidence)])
-    if told := _tried(CONCLUSIVE, evidence, one=True):
-        return _told(told)
+        return _plain([*_tried(IDS, evidence, one=True), *_tried((ids_differ,), evidence)])
+    if conclusive := _tried(CONCLUSIVE, evidence, one=True):
+        return _plain(conclusive)
     if not evidence.wrong:
         return ()
     exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else []
     exact = exact or [f for line in EXACT for f in _tried(line, evidence, one=True)]
-    placed = [] if exact else _tried(PLACED, evidence, one=True)
+    located = [] if exact else _tried(LOCATED, evidence, one=True)
     fitted = [] if exact else _tried(FITTED, evidence, one=True)
-    return _told([*exact, *placed, *fitted][:MOST])
+    return _plain([*exact, *located, *fitted][:MAX_FINDINGS])
 
 
 def _tried(
     hypotheses: tuple[Hypothesis, ...], evidence: Evidence, *, one: bool = False
 ) -> list[Finding]:
-    """What holds, in order; an explanation down to the rounding before one that leaves more."""
-    found: list[Finding] = []
+    """What holds, in order; explanations that leave only rounding come first."""
+    findings: list[Finding] = []
     for hypothesis in hypotheses:
         finding = hypothesis(evidence)
         if finding is None:
             continue
-        if one and _sure(finding):
+        if one and _is_sure(finding):
             return [finding]
-        found.append(finding)
-    found.sort(key=_sure, reverse=True)
-    return found[:1] if one else found
+        findings.append(finding)
+    findings.sort(key=_is_sure, reverse=True)
+    return findings[:1] if one else findings
 
 
-def _sure(finding: Finding) -> bool:
+def _is_sure(finding: Finding) -> bool:
     return not isinstance(finding, Explanation) or finding.sure
 
 
-def _told(findings: list[Finding]) -> tuple[Finding, ...]:
+def _plain(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(Finding(f.cause, f.evidence, f.fix) for f in findings)

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.arrays import wide
 from lydite.diff.findings.evidence import FEW, Evidence, Explanation, apart
+from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
-FEWEST = 16  # places that are masked on one side only
+MIN_MASKED = 16  # positions masked on one side only
 CLOSE = 1e-2  # to one, of sums in any precision
-MOST_MATRICES, MOST_VALUES, MOST_ROWS = 8, 2**22, 256  # looked at
+MAX_MATRICES, MAX_VALUES, MAX_ROWS = 8, 2**22, 256  # measured
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What some rows of attention probabilities show."""
+    """Measurements of some rows of attention probabilities."""
 
     sums: tuple[float, float]  # least and most
     columns: bool  # whether every column sums to one
@@ -39,7 +39,7 @@ def softmax_axis(e: Evidence) -> Finding | None:
             return Finding(
                 "softmax-axis",
                 f"The port sums to one along {e.axis(axis)}, the reference along "
-                f"{e.axis(port.ndim - 1)}, where the port's sums go from {rows.min():.3g} to "
+                f"{e.axis(port.ndim - 1)}; there the port's sums are from {rows.min():.3g} to "
                 f"{rows.max():.3g}.",
                 "Take the softmax over the last axis, the keys.",
             )
@@ -54,41 +54,41 @@ def mask(e: Evidence) -> Finding | None:
     if not (_sums_to_one(reference, -1) and _sums_to_one(port, -1)):
         return None
     more, fewer = (reference == 0) & (port > 0), (port == 0) & (reference > 0)
-    if max(more.sum(), fewer.sum()) < FEWEST:
+    if max(more.sum(), fewer.sum()) < MIN_MASKED:
         return None
     both = (reference > 0) & (port > 0)
     left = apart(_renormalised(port, both), _renormalised(reference, both))
     if left > max(FEW * e.rounding * max(e.norms), 0.03 * e.lost):
         return None
-    if fewer.sum() < FEWEST:
-        cause, told = "mask-missing", f"{int(more.sum())} of {port.size} places that are zero in"
+    if fewer.sum() < MIN_MASKED:
+        cause = "mask-missing"
+        what = f"attends to {int(more.sum())} of {port.size} positions that are masked in"
         fix = "Apply the reference's mask: padding, causal, or that of a joint sequence."
-    elif more.sum() < FEWEST:
-        cause, told = "mask-extra", f"zero at {int(fewer.sum())} places more than"
+    elif more.sum() < MIN_MASKED:
+        cause, what = "mask-extra", f"masks {int(fewer.sum())} positions more than"
         fix = "Remove a mask that the reference does not apply here."
     else:
-        cause, told = "mask-differs", "other places than"
+        cause, what = "mask-differs", "masks other positions than"
         fix = "Compare the two masks: inverted, shifted by one, or of another prompt."
-    verb = "attends to" if cause != "mask-extra" else "is"
     return Explanation(
         cause,
-        f"The port {verb} {told} the reference; where neither is masked they agree but for the "
-        f"sum of a row; {e.leaves(left)}.",
+        f"The port {what} the reference; where neither is masked they agree up to the sum of a "
+        f"row; {e.leaves(left)}.",
         fix,
         left <= e.noise(),
     )
 
 
-def look(values: NDArray[Any]) -> Rows:
+def measure_rows(values: NDArray[Any]) -> Rows:
     """Sums and entropy of a bounded number of rows of (…, queries, keys)."""
     queries, keys = values.shape[-2:]
     matrices = values.reshape(-1, queries, keys)
-    few = min(max(1, MOST_VALUES // (queries * keys)), MOST_MATRICES)
-    part = wide(matrices[:: -(-matrices.shape[0] // few)][:, : max(1, MOST_VALUES // keys)])
+    few = min(max(1, MAX_VALUES // (queries * keys)), MAX_MATRICES)
+    part = wide(matrices[:: -(-matrices.shape[0] // few)][:, : max(1, MAX_VALUES // keys)])
     sums = part.sum(-1, dtype=np.float64)
     whole = part.shape[1] == queries
     columns = whole and bool((np.abs(part.sum(-2, dtype=np.float64) - 1) < CLOSE).all())
-    p = part.reshape(-1, keys)[:: -(-sums.size // MOST_ROWS)].astype(np.float64)
+    p = part.reshape(-1, keys)[:: -(-sums.size // MAX_ROWS)].astype(np.float64)
     logs = np.log(p, where=p > 0, out=np.zeros_like(p))
     entropy = -(p * logs).sum(-1) / log(keys)
     span = (float(entropy.min()), float(entropy.max()))

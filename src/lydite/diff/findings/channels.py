@@ -1,6 +1,7 @@
 """One offset or one factor per channel, per row, per batch row: a bias, a weight, a norm."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import floor, log10, prod, sqrt
 from typing import Any
 
@@ -12,8 +13,6 @@ from lydite.diff.findings.sums import Sums, affine, scale, shift, sums
 from lydite.diff.result import Finding
 
 Array = NDArray[Any]
-# Words for people, and the value seen as (outer, group, inner).
-Grouping = tuple[str, Callable[[Array], Array]]
 Fit = Callable[[Sums], tuple[Array, float]]
 
 BIG = 2**20  # values from which a sample is fitted first
@@ -22,16 +21,24 @@ WILDEST = 100.0  # times the typical factor
 _COLUMNS, _GROUPS = 64, 4096
 
 
+@dataclass(frozen=True)
+class Grouping:
+    """Which values share a fitted number."""
+
+    words: str  # for people: "channel (axis 2)"
+    detail: str  # "192 channels"
+    reshape: Callable[[Array], Array]  # to (outer, group, inner)
+
+
 def shifted_per_channel(e: Evidence) -> Finding | None:
     """The reference plus one number per channel."""
     if (fit := _best(e, shift, _channels(e), 1)) is None:
         return None
-    words, offsets, left = fit
+    group, offsets, left = fit
     return Explanation(
         "shifted-per-channel",
-        f"The port is the reference plus one number per entry of {words}, "
-        f"{_range(offsets)}; {e.leaves(left)}.",
-        f"Look for a bias of {offsets.size} numbers that is missing, zero, or added twice.",
+        f"port = reference + b, with b per {group.words} from {_range(offsets)}; {e.leaves(left)}.",
+        f"Look for a bias ({group.detail}) that is missing, zero, or added twice.",
         left <= e.noise(),
     )
 
@@ -40,33 +47,27 @@ def scaled_per_channel(e: Evidence) -> Finding | None:
     """The reference times one number per channel."""
     if (fit := _best(e, scale, _channels(e), 1)) is None:
         return None
-    words, factors, left = fit
+    group, factors, left = fit
     return Explanation(
         "scaled-per-channel",
-        f"The port is the reference times one number per entry of {words}, "
-        f"{_range(factors)}; {e.leaves(left)}.",
-        f"Look for a weight of {factors.size} numbers that is missing or left at 1: a norm's "
-        "weight, 1 + weight where the checkpoint stores weight − 1, a scale or gate of modulation.",
+        f"port = a·reference, with a per {group.words} from {_range(factors)}; {e.leaves(left)}.",
+        f"Look for a scale ({group.detail}) that is missing or left at 1: a norm's weight, "
+        "1 + weight where the checkpoint stores weight − 1, a scale or gate of modulation.",
         left <= e.noise(),
     )
 
 
 def affine_per_channel(e: Evidence) -> Finding | None:
     """The reference times one number per channel plus another."""
-
-    def fitted(s: Sums) -> tuple[Array, float]:
-        factors, _, left = affine(s)
-        return factors, left
-
-    if (fit := _best(e, fitted, _channels(e), 2)) is None:
+    if (fit := _best(e, _factors, _channels(e), 2)) is None:
         return None
-    words, factors, left = fit
+    group, factors, left = fit
     return Explanation(
         "affine-per-channel",
-        f"The port is the reference times one number and plus another per entry of {words}, "
-        f"factors {_range(factors)}; {e.leaves(left)}.",
-        f"Look for weight and bias of {factors.size} numbers, of a norm or of modulation, that are "
-        "missing, doubled, or each other's.",
+        f"port = a·reference + b, with a and b per {group.words}, a from {_range(factors)}; "
+        f"{e.leaves(left)}.",
+        f"Look for a per-channel scale and shift ({group.detail}), of a norm or of modulation, "
+        "that are missing, applied twice, or swapped with each other.",
         left <= e.noise(),
     )
 
@@ -78,31 +79,31 @@ def scaled_per_row(e: Evidence) -> Finding | None:
     _, factors, left = fit
     return Explanation(
         "scaled-per-row",
-        f"The port is the reference times one number per row of {e.port.shape[-1]}, "
-        f"{_range(factors)}; {e.leaves(left)}.",
-        "Look at what the row is divided by: epsilon and its place, n or n − 1, the rms or the "
-        "standard deviation, the sum of a softmax, or a factor per token.",
+        f"port = a·reference, with a per row of {e.port.shape[-1]} from {_range(factors)}; "
+        f"{e.leaves(left)}.",
+        "Check what the row is divided by: epsilon and where it is added, n or n − 1, the rms or "
+        "the standard deviation, the sum of a softmax, or a factor per token.",
         left <= e.noise(),
     )
 
 
 def affine_per_row(e: Evidence) -> Finding | None:
     """The reference times one number per row plus another: the mean was not removed, or was."""
-
-    def fitted(s: Sums) -> tuple[Array, float]:
-        factors, _, left = affine(s)
-        return factors, left
-
-    if (fit := _best(e, fitted, _rows(e), 2)) is None:
+    if (fit := _best(e, _factors, _rows(e), 2)) is None:
         return None
     _, factors, left = fit
     return Explanation(
         "affine-per-row",
-        f"The port is the reference times one number and plus another per row of "
-        f"{e.port.shape[-1]}, factors {_range(factors)}; {e.leaves(left)}.",
+        f"port = a·reference + b, with a and b per row of {e.port.shape[-1]}, a from "
+        f"{_range(factors)}; {e.leaves(left)}.",
         "Look for RMSNorm where the reference has LayerNorm, or the reverse: one removes the mean.",
         left <= e.noise(),
     )
+
+
+def _factors(s: Sums) -> tuple[Array, float]:
+    factors, _, left = affine(s)
+    return factors, left
 
 
 def _range(numbers: Array) -> str:
@@ -114,17 +115,28 @@ def _range(numbers: Array) -> str:
 
 
 def _channels(e: Evidence) -> Iterator[Grouping]:
-    """Axes that may be channels; of a batch also the channels of every row for itself."""
+    """Axes that may be channels; also the channels of each batch row separately."""
     shape = e.port.shape
     last = len(shape) - 1
-    for axis in dict.fromkeys((last, 1, *range(last))) if last else ():
+    for axis in dict.fromkeys((last, 1, *range(last))) if last > 0 else ():
         if axis == 1 and last == 2 and not _says_channels(e):
-            continue  # tokens: what varies over them is no weight
+            continue  # tokens: a number per token is not a weight
         if axis < last - 1 or axis == last or prod(shape[:axis]) > 1:  # else it is a row
-            yield e.axis(axis), _by_axis(axis)
+            yield _grouping(e, axis, _by_axis(axis))
     if last > 1 and shape[0] > 1:
         for axis in (last, 1) if last > 2 else (last,):
-            yield f"batch row and {e.axis(axis)}", _by_row_and_axis(axis)
+            yield _grouping(e, axis, _by_row_and_axis(axis), per_batch_row=True)
+
+
+def _grouping(
+    e: Evidence, axis: int, reshape: Callable[[Array], Array], *, per_batch_row: bool = False
+) -> Grouping:
+    is_channel = e.role(axis) == "channel" or axis == e.port.ndim - 1
+    words = f"channel ({e.axis(axis)})" if is_channel else f"entry of {e.axis(axis)}"
+    detail = f"{e.port.shape[axis]} {'channels' if is_channel else 'entries'}"
+    if per_batch_row:
+        words, detail = f"batch row and {words}", f"{detail}, different for each batch row"
+    return Grouping(words, detail, reshape)
 
 
 def _says_channels(e: Evidence) -> bool:
@@ -149,17 +161,17 @@ def _by_row_and_axis(axis: int) -> Callable[[Array], Array]:
 
 def _rows(e: Evidence) -> Iterator[Grouping]:
     if e.port.ndim > 1:
-        yield "row", lambda value: value.reshape(1, -1, value.shape[-1])
+        yield Grouping("row", "", lambda value: value.reshape(1, -1, value.shape[-1]))
 
 
 def _best(
     e: Evidence, fit: Fit, groupings: Iterator[Grouping], free: int
-) -> tuple[str, Array, float] | None:
-    """Words, numbers and what is left of the first grouping whose fit accounts for the error."""
+) -> tuple[Grouping, Array, float] | None:
+    """The first grouping whose fit explains the error, its numbers and what is left."""
     if not e.same_shape:
         return None
-    for words, grouped in groupings:
-        reference, port = (grouped(value) for value in e.values)
+    for group in groupings:
+        reference, port = (group.reshape(value) for value in e.values)
         outer, groups, inner = port.shape
         if outer * inner < FEWEST * free or groups < 2:
             continue
@@ -167,13 +179,13 @@ def _best(
             continue
         s = sums(reference, port)
         numbers, squares = fit(s)
-        # What a fit of pure noise would also remove is not to its credit.
+        # A fit of pure noise would remove as much.
         left = sqrt(squares * s.n / (s.n - free))
         typical = 1.0 if fit is shift else float(np.median(np.abs(numbers)))
         if fit is not shift and float(np.abs(numbers).max()) > WILDEST * typical:
-            continue  # no weight of a network: a fit of noise
+            continue  # not a weight of a network: a fit of noise
         if e.explains(left, sqrt(s.spread), free=free * groups, scale=typical):
-            return words, numbers, left
+            return group, numbers, left
     return None
 
 

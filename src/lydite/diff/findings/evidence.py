@@ -1,4 +1,4 @@
-"""What is known about the first wrong value, and when a hypothesis accounts for it."""
+"""What is known about the first wrong value, and when a hypothesis explains its error."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.arrays import wide
 from lydite.diff.findings.sums import Sums, sums
+from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
 Array = NDArray[Any]
 
-SAMPLE = 4096  # values looked at before all are
-FEW = 4.0  # times the rounding: as good as equal
-PART = sqrt(1e-3)  # of the error may be left when the floor is not known well: 99.9 % of its square
+SAMPLE = 4096  # values tried before all are
+FEW = 4.0  # times the rounding: practically equal
+PART = sqrt(1e-3)  # of the error may be left when the rounding is uncertain: 99.9 % of its square
 MOST = 0.4  # of the error may be left in any case
-BITS = 40.0  # of agreement: some thousand hypotheses are tried, and none may fit by chance
+BITS = 40.0  # of agreement: thousands of hypotheses are tried, and none may fit by chance
 BIGGEST = 1e15  # larger values are scaled down: their squares would overflow
 
 # Half a unit in the last place of a value with a random mantissa, as rms.
@@ -36,22 +36,22 @@ ROUNDING = {
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """The first wrong value beside the right one, and what is around them."""
+    """The first wrong value and the right one, with the values around them."""
 
     reference: Array  # in the port's axis order where a layout was assumed
     port: Array
     floor: float  # relative rounding error expected here
     name: str
-    place: str
+    slot: str
     dtype: str
     kind: str
     dims: str | None
-    inputs: Mapping[str, tuple[Array, Array]]  # of the same module, (reference, port) by port name
+    inputs: Mapping[str, tuple[Array, Array]]  # of the same module, (reference, port) by slot
     others: Callable[[], Iterable[tuple[str, Array]]]  # reference values near it
 
     @property
     def same_shape(self) -> bool:
-        """Whether the two can be compared place by place."""
+        """Whether the two can be compared element by element."""
         return self.reference.shape == self.port.shape
 
     @property
@@ -67,7 +67,7 @@ class Evidence:
 
     @property
     def rounding(self) -> float:
-        """The floor, or what the port's dtype alone does."""
+        """The expected rounding, at least that of the port's dtype."""
         return max(self.floor, ROUNDING.get(self.dtype, ROUNDING["f32"]))
 
     @cached_property
@@ -88,7 +88,7 @@ class Evidence:
 
     @cached_property
     def spread(self) -> float:
-        """How far a value is from another that has nothing to do with it but its statistics."""
+        """The distance of two unrelated values with these statistics."""
         port, total = self.values[1], self.norms[1] ** 2
         return sqrt(2.0 * max(total - float(port.sum(dtype=np.float64)) ** 2 / port.size, 0.0))
 
@@ -103,32 +103,32 @@ class Evidence:
         return not self.same_shape or self.lost > 2 * self.rounding * max(self.norms)
 
     @cached_property
-    def places(self) -> NDArray[np.int64]:
-        """Flat positions looked at first: half of them anywhere, half where the two differ."""
+    def sample(self) -> NDArray[np.int64]:
+        """Flat positions tried first: half of them random, half where the two differ most."""
         draw, size = np.random.default_rng(0), self.port.size
         if size <= SAMPLE:
             return draw.permutation(size)
-        places = draw.integers(size, size=SAMPLE)
+        positions = draw.integers(size, size=SAMPLE)
         if self.same_shape:  # the worst of every stretch: a single wrong row is not missed
             stretch = size // (SAMPLE // 2)
             differ = np.abs(self.values[1] - self.values[0]).reshape(-1)
             worst = differ[: stretch * (SAMPLE // 2)].reshape(-1, stretch).argmax(axis=1)
-            places[::2] = draw.permutation(worst + stretch * np.arange(SAMPLE // 2))
-        return places
+            positions[::2] = draw.permutation(worst + stretch * np.arange(SAMPLE // 2))
+        return positions
 
     @cached_property
     def effective(self) -> float:
-        """How many values carry value and error: an outlier counts as one, the others as none."""
+        """The number of values that make up value and error; a single outlier counts as one."""
         reference, port = self.values
         own = _effective(port - float(port.mean(dtype=np.float64)))
         return min(own, _effective(port - reference)) if self.same_shape else own
 
     @cached_property
     def variety(self) -> float:
-        """Bits that one value can carry: a mask of zeros and ones carries one."""
-        sample = self.values[1].reshape(-1)[self.places]
-        distinct = np.unique(sample).size
-        coarse = 4 * distinct < 3 * sample.size or bool((sample == np.rint(sample)).all())
+        """Bits of information in one value: a mask of zeros and ones has one."""
+        values = self.values[1].reshape(-1)[self.sample]
+        distinct = np.unique(values).size
+        coarse = 4 * distinct < 3 * values.size or bool((values == np.rint(values)).all())
         return log2(max(distinct, 1)) if coarse else 24.0
 
     def explains(
@@ -140,7 +140,7 @@ class Evidence:
         scale: float = 0.0,
         choices: float = 0.0,
     ) -> bool:
-        """Whether a hypothesis that leaves ‖left‖ of an error accounts for it, not by chance.
+        """Whether a hypothesis that leaves ‖left‖ of an error explains it, and not by chance.
 
         `free` numbers were fitted to the values, and `choices` bits went into choosing; a fit adds
         rounding errors of the reference times `scale`.
@@ -152,10 +152,10 @@ class Evidence:
         return self.effective * (1 - free / self.port.size) * bits >= BITS + choices
 
     def promises(self, ours: Array, other: Array, right: Array | None) -> bool:
-        """Whether a few values of a hypothesis come near the port's, so that all are worth a look.
+        """Whether a few values of a hypothesis are close enough to the port's to try all.
 
-        `right` is the reference in the same places. They were chosen for being wrong: there any
-        other value is nearer, so nearer is not enough.
+        `right` is the reference at the same positions. They were chosen for being wrong: there any
+        other value is closer, so closer is not enough.
         """
         ours = ours.astype(np.float64)
         wrong = ours - (ours.mean() if right is None else right)
@@ -164,14 +164,13 @@ class Evidence:
         return left < MOST * lost and left < max(noise**2, 9 * PART**2 * lost)
 
     def noise(self, scale: float = 0.0) -> float:
-        """The norm below which two values are as good as equal."""
+        """The norm below which a difference is only rounding."""
         return FEW * self.rounding * max(self.norms[1], abs(scale) * self.norms[0])
 
     def leaves(self, left: float) -> str:
-        """What is left of the error, for people."""
-        return (
-            f"what is left is {left / max(self.norms):.1e} of the value, at first {self.error:.2g}"
-        )
+        """The error without and with an explanation, for people."""
+        after = left / max(self.norms)
+        return f"that explains the difference: error {self.error:.2g} before, {after:.0e} after"
 
     def axis(self, axis: int) -> str:
         """An axis for people: `axis 2 (w)`."""
@@ -179,7 +178,7 @@ class Evidence:
         return f"axis {axis} ({names[axis]})" if names else f"axis {axis}"
 
     def role(self, axis: int) -> str:
-        """What an axis runs over: batch, head, position, space, channel, or nothing known."""
+        """What an axis runs over: batch, head, position, space, channel, or "" when unknown."""
         names = axis_names(self.dims, self.port.ndim)
         if names:
             return _role(names[axis], names)
@@ -195,7 +194,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Explanation(Finding):
-    """A finding that knows whether it leaves no more than rounding."""
+    """A finding, and whether it leaves only rounding."""
 
     sure: bool = True
 

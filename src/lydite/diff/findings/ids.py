@@ -11,15 +11,15 @@ from lydite.diff.result import Finding
 
 Ids = NDArray[np.int64]
 
-MOST_ROWS = 6
-REPEATS = 3  # of tokens in a text: unrelated texts do not repeat in the same places
-MOST_MISSING = 64  # tokens of a prompt template
+MAX_ROWS = 6
+MIN_REPEATS = 3  # of tokens: unrelated texts do not repeat at the same positions
+MAX_MISSING = 64  # tokens of a prompt template
 
 
 def rows_swapped(e: Evidence) -> Finding | None:
     """The same prompts in another order."""
     theirs, ours = _rows(e.reference), _rows(e.port)
-    if not e.same_shape or not 2 <= len(theirs) <= MOST_ROWS or np.array_equal(theirs, ours):
+    if not e.same_shape or not 2 <= len(theirs) <= MAX_ROWS or np.array_equal(theirs, ours):
         return None
     for order in permutations(range(len(theirs))):
         if np.array_equal(ours, theirs[list(order)]):
@@ -33,15 +33,15 @@ def rows_swapped(e: Evidence) -> Finding | None:
 
 
 def pad_differs(e: Evidence) -> Finding | None:
-    """Different only behind the end of the text, where each side has one id throughout."""
+    """Different only after the end of the text, where each side repeats one id."""
     if not e.same_shape:
         return None
     found: set[tuple[int, int]] = set()
     first = None
     for row, (theirs, ours) in enumerate(zip(_rows(e.reference), _rows(e.port), strict=True)):
-        if (places := np.flatnonzero(theirs != ours)).size == 0:
+        if (positions := np.flatnonzero(theirs != ours)).size == 0:
             continue
-        start = int(places[0])
+        start = int(positions[0])
         tails = {(int(a), int(b)) for a, b in zip(theirs[start:], ours[start:], strict=True)}
         if len(tails) != 1 or start == 0 or theirs.size - start < 2:
             return None
@@ -60,11 +60,11 @@ def pad_differs(e: Evidence) -> Finding | None:
 
 
 def pad_side(e: Evidence) -> Finding | None:
-    """The same text, padded in front instead of behind, or the reverse."""
+    """The same text, padded at the start instead of the end, or the reverse."""
     theirs, ours = _first_unequal(e)
     if theirs is None or ours is None or theirs.size != ours.size or theirs.size < 4:
         return None
-    for row, other, side in ((theirs, ours, "in front"), (ours, theirs, "behind")):
+    for row, other, side in ((theirs, ours, "at the start"), (ours, theirs, "at the end")):
         count = _run(row)
         text = row[: row.size - count]
         if count < 2 or text.size < 2 or _run(other[::-1]) < count:
@@ -72,7 +72,7 @@ def pad_side(e: Evidence) -> Finding | None:
         if np.array_equal(other[count:], text):
             return Finding(
                 "pad-side",
-                f"The port pads {side}, with {count} ids; the reference on the other side.",
+                f"The port pads {side}, with {count} ids; the reference at the other side.",
                 "Set the side of the padding to the reference's.",
             )
     return None
@@ -93,7 +93,7 @@ def ends_differ(e: Evidence) -> Finding | None:
     for right, wrong in sorted(pairs, key=lambda pair: abs(pair[0].size - pair[1].size)):
         short, long = sorted((right, wrong), key=lambda text: text.size)
         more = long.size - short.size
-        if not 0 < more <= MOST_MISSING or short.size < 2:
+        if not 0 < more <= MAX_MISSING or short.size < 2:
             continue
         missing = long is right
         verb = "misses" if missing else "adds"
@@ -102,11 +102,10 @@ def ends_differ(e: Evidence) -> Finding | None:
             cause = ("bos-missing" if missing else "bos-extra") if more == 1 else "prefix-differs"
             return Finding(
                 cause,
-                f"The port {verb} {_ids(long[:more])} in front; the text that follows agrees, "
-                f"shifted by {more}.",
+                f"The port {verb} {_ids(long[:more])} at the start; the text after it agrees.",
                 f"{undo} the token that starts a text ({_ids(long[:more])})."
                 if more == 1
-                else f"{undo} the {more} tokens in front: a prompt template or system text.",
+                else f"{undo} the {more} tokens at the start: a prompt template or system text.",
             )
         if np.array_equal(long[:-more], short):
             cause = ("eos-missing" if missing else "eos-extra") if more == 1 else "length-differs"
@@ -131,12 +130,12 @@ def moved(e: Evidence) -> Finding | None:
     return Finding(
         "ids-offset",
         f"Every id is the reference's {by:+d}.",
-        "Look for special tokens counted in front of the vocabulary on one side only.",
+        "Look for special tokens counted before the vocabulary on one side only.",
     )
 
 
 def other_vocabulary(e: Evidence) -> Finding | None:
-    """The same pattern of repeats under other numbers: the vocabulary was numbered anew."""
+    """The same pattern of repeats with other numbers: another numbering of the vocabulary."""
     theirs, ours = _first_unequal(e)
     if theirs is None or ours is None or not e.same_shape:
         return None
@@ -144,12 +143,12 @@ def other_vocabulary(e: Evidence) -> Finding | None:
     pairs = set(zip(theirs[:size].tolist(), ours[:size].tolist(), strict=True))
     right, wrong = {a for a, _ in pairs}, {b for _, b in pairs}
     changed = sum(a != b for a, b in pairs)
-    if not len(pairs) == len(right) == len(wrong) or changed < 4 or size - len(pairs) < REPEATS:
+    if not len(pairs) == len(right) == len(wrong) or changed < 4 or size - len(pairs) < MIN_REPEATS:
         return None
     return Finding(
         "other-vocabulary",
         f"Equal ids stay equal, but {changed} of {len(pairs)} tokens have another number.",
-        "Read the numbers from the reference's vocabulary file; do not number the tokens anew.",
+        "Read the numbers from the reference's vocabulary file; do not renumber the tokens.",
     )
 
 
@@ -160,21 +159,21 @@ def ids_differ(e: Evidence) -> Finding | None:
         return None
     for row, (a, b) in enumerate(zip(theirs, ours, strict=False)):
         size = min(a.size, b.size)
-        places = np.flatnonzero(a[:size] != b[:size])
-        if places.size:
-            place = int(places[0])
-            told = (
-                f"Row {row} differs first at position {place}: {b[place]} where the reference has "
-                f"{a[place]}; {places.size} of {size} ids differ."
+        positions = np.flatnonzero(a[:size] != b[:size])
+        if positions.size:
+            first = int(positions[0])
+            evidence = (
+                f"Row {row} differs first at position {first}: {b[first]} instead of {a[first]}; "
+                f"{positions.size} of {size} ids differ."
             )
             break
     else:
-        told = f"{list(e.port.shape)} ids where the reference has {list(e.reference.shape)}."
+        evidence = f"{list(e.port.shape)} ids instead of {list(e.reference.shape)}."
     return Finding(
         "ids-differ",
-        told,
-        "Encode the word at that place alone on both sides: compare lower-casing, spaces and "
-        "Unicode before, vocabulary and merges after; ids alone cannot tell which it is.",
+        evidence,
+        "Encode the word at that position alone on both sides. Compare lower-casing, spaces and "
+        "Unicode normalization, then vocabulary and merges.",
     )
 
 

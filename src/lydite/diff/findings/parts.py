@@ -82,19 +82,22 @@ def _finding(e: Evidence, axis: int, source: tuple[int, ...], left: float) -> Fi
     words = {"batch": "batch rows", "head": "heads"}
     what = words.get(e.role(axis), "entries") if entries else "chunks"
     moved = [(i, j) for i, j in enumerate(source) if i != j]
-    listed = ", ".join(f"{i} is {j}" for i, j in moved[:8]) + (" …" if len(moved) > 8 else "")
-    of = f"of the {count} {what} of {where}"
+    listed = ", ".join(f"{i} = {j}" for i, j in moved[:8]) + (" …" if len(moved) > 8 else "")
+    order = f"{count} {what} of {where} are in another order (port = reference: {listed})"
+    swaps = [f"{i} and {j}" for i, j in moved if i < j and source[j] == i]
+    if 2 * len(swaps) == len(moved):
+        order = f"{what} {', '.join(swaps[:8])} of {where} are swapped"
     if len(set(source)) < count:
         cause = "parts-repeated"
-        fix = f"Check which {what} are taken: one is used twice, another never."
+        fix = f"Check which {what} are used: one is used twice, another never."
     elif entries and e.role(axis) == "batch":
         cause = "batch-swapped"
-        fix = "Swap the rows back: conditional and unconditional may be stacked the other way."
+        fix = "Swap the rows: conditional and unconditional may be stacked in the other order."
     elif count == 2:
-        cause, of = "halves-swapped", f"of the two halves of {where}"
+        cause, order = "halves-swapped", f"the two halves of {where} are swapped"
         fix = (
             f"Swap the halves of {where}: sine and cosine, scale and shift, gate and up, mean and "
-            "log-variance come in the other order."
+            "log-variance are in the other order."
         )
     else:
         cause = "parts-reordered"
@@ -106,8 +109,7 @@ def _finding(e: Evidence, axis: int, source: tuple[int, ...], left: float) -> Fi
         )
     return Explanation(
         cause,
-        f"The port has the reference's parts in other places: {of}, {listed} of the reference; "
-        f"{e.leaves(left)}.",
+        f"In the port, {order}; {e.leaves(left)}.",
         fix,
         left <= e.noise(),
     )

@@ -1,4 +1,4 @@
-"""The right value with fewer bits, cut off at a bound, or truncated."""
+"""The right value with fewer bits, clipped at a bound, or truncated."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.arrays import wide
 from lydite.diff.findings.evidence import PART, ROUNDING, Evidence, Explanation, apart, norm
+from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
 # narrow to wide: bits of the significand, with the one that is not stored
@@ -20,7 +20,7 @@ _GRIDS: dict[str, tuple[Any, int]] = {
 _BITS = {**{name: bits for name, (_, bits) in _GRIDS.items()}, "f32": 24, "f64": 53}
 _WORDS = {"bf16": "bfloat16", "f16": "float16", "f8_e4m3": "float8 e4m3", "f8_e5m2": "float8 e5m2"}
 _BOUNDS = {1.0: "±1", 65504.0: "the end of float16", 448.0: "the end of float8 e4m3"}
-FEWEST = 32  # different values: fewer may lie on any grid
+MIN_DISTINCT = 32  # values: fewer may lie on any grid
 
 
 def rounded(e: Evidence) -> Finding | None:
@@ -28,7 +28,7 @@ def rounded(e: Evidence) -> Finding | None:
     if not e.same_shape:
         return None
     reference, port = e.values
-    theirs, ours = (value.reshape(-1)[e.places] for value in e.values)
+    theirs, ours = (value.reshape(-1)[e.sample] for value in e.values)
     for name, (dtype, _) in _GRIDS.items():
         if ROUNDING[name] < 2 * e.rounding or not _fine(theirs, dtype):
             continue
@@ -49,10 +49,10 @@ def rounded(e: Evidence) -> Finding | None:
 
 
 def low_precision(e: Evidence) -> Finding | None:
-    """Values on a coarser grid than the dtype has, and an error of that size."""
+    """Values on a coarser grid than the dtype's, and an error of that size."""
     if not e.same_shape or e.dtype not in _BITS:
         return None
-    theirs, ours = (value.reshape(-1)[e.places] for value in e.values)
+    theirs, ours = (value.reshape(-1)[e.sample] for value in e.values)
     for name, (dtype, bits) in _GRIDS.items():
         if bits >= _BITS[e.dtype] or _fine(ours, dtype) or not _fine(theirs, dtype):
             continue
@@ -64,8 +64,8 @@ def low_precision(e: Evidence) -> Finding | None:
             continue
         return Finding(
             "lower-precision",
-            f"The port says {e.dtype}, but every value is one of {_WORDS[name]}: the last "
-            f"{_BITS[e.dtype] - bits} bits are zero; the error {e.error:.1e} has that size.",
+            f"The port is recorded as {e.dtype}, but every value is a {_WORDS[name]} (the last "
+            f"{_BITS[e.dtype] - bits} bits are zero); the error {e.error:.1e} has that size.",
             f"Find the cast to {_WORDS[name]} on the way here, and compute in {e.dtype} as the "
             "reference does.",
         )
@@ -81,8 +81,8 @@ def clipped(e: Evidence) -> Finding | None:
     below, above = int((port == low).sum()), int((port == high).sum())
     over, under = int((reference > high).sum()), int((reference < low).sum())
     between = (port > low) & (port < high)
-    # Many values at the very same bound, as many as lie beyond it: no maximum does that.
-    if not ((above > 2 and over > 2) or (below > 2 and under > 2)) or between.sum() < FEWEST:
+    # Many values exactly at one bound: a maximum has one.
+    if not ((above > 2 and over > 2) or (below > 2 and under > 2)) or between.sum() < MIN_DISTINCT:
         return None
     left, own = apart(port, np.clip(reference, low, high)), norm(port[between])
     if left > max(e.noise(), PART * min(e.lost, own)) or left > 0.3 * min(e.lost, own):
@@ -95,19 +95,19 @@ def clipped(e: Evidence) -> Finding | None:
     known = next((word for bound, word in _BOUNDS.items() if bound in (high, -low)), None)
     return Explanation(
         "clipped",
-        f"The port equals the reference cut off: {bounds} are at the bound"
-        f"{f' ({known})' if known else ''}, the rest agrees; {e.leaves(left)}.",
-        "Remove a clip, a saturating cast or an activation that ends there, or compare before it.",
+        f"The port equals the reference clipped: {bounds} are at the bound"
+        f"{f' ({known})' if known else ''}, the others agree; {e.leaves(left)}.",
+        "Remove a clip, a saturating cast or a bounded activation, or compare before it.",
         left <= e.noise(),
     )
 
 
 def truncated(e: Evidence) -> Finding | None:
-    """Whole numbers one too low, as when pixels are cut off instead of rounded."""
+    """Whole numbers one too low, as when pixels are truncated instead of rounded."""
     if not e.same_shape or not _fine_enough(e):
         return None
     reference, port = e.values
-    for value in (port.reshape(-1)[e.places], port, reference):
+    for value in (port.reshape(-1)[e.sample], port, reference):
         if not (value == np.rint(value)).all():
             return None
     difference = port - reference
@@ -128,9 +128,13 @@ def _as(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 
 def _fine(array: NDArray[Any], dtype: Any) -> bool:
-    """Whether the values need more than this type: some change when rounded to it."""
+    """Whether some values change when rounded to this type."""
     return not np.array_equal(_as(array, dtype), array)
 
 
 def _fine_enough(e: Evidence) -> bool:
-    return 2 ** min(e.variety, 12) >= FEWEST and e.port.size >= FEWEST and norm(e.values[1]) > 0
+    return (
+        2 ** min(e.variety, 12) >= MIN_DISTINCT
+        and e.port.size >= MIN_DISTINCT
+        and norm(e.values[1]) > 0
+    )

@@ -1,4 +1,4 @@
-"""The right numbers in the wrong places: axes, memory order, heads, even and odd channels."""
+"""The right numbers at the wrong positions: axes, memory order, heads, even and odd channels."""
 
 from collections.abc import Iterator
 from itertools import combinations, permutations
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from lydite.diff.findings.evidence import Evidence, Explanation, apart
 from lydite.diff.result import Finding
 
-MOST_AXES = 5
-GLANCE = 64  # values that throw out nearly every candidate
+MAX_AXES = 5
+GLANCE = 64  # values that exclude nearly every candidate
 
 
 def transposed(e: Evidence) -> Finding | None:
@@ -62,7 +62,7 @@ def memory_order(e: Evidence) -> Finding | None:
             left,
             "memory-order",
             f"equals the reference's memory read in another order: reference.transpose{whole} "
-            f"taken as {list(e.port.shape)} without moving a number",
+            f"reshaped to {list(e.port.shape)}",
             "Make the transposed view contiguous before it is read as raw memory, or transpose "
             "where the port only reshapes.",
         )
@@ -108,19 +108,19 @@ def split_swapped(e: Evidence) -> Finding | None:
 
 
 def merged_wrongly(e: Evidence) -> Finding | None:
-    """The last axis holds (heads, size), and heads changed places with other axes."""
+    """The last axis contains (heads, size), and heads are swapped with other axes."""
     reference = e.values[0]
     if not e.same_size or reference.ndim < 2:
         return None
     outer = [size for size in reference.shape[:-1] if size > 1]
-    if not 1 <= len(outer) <= MOST_AXES - 2:
+    if not 1 <= len(outer) <= MAX_AXES - 2:
         return None
     last = len(outer)
     for n, m in _factors(reference.shape[-1]):
         split = reference.reshape(*outer, n, m)
         for order in _orders(last + 2):
             if order[:last] == tuple(range(last)) or order.index(last) + 1 == order.index(last + 1):
-                continue  # only n and m change places, or they stay together: told elsewhere
+                continue  # only n and m are swapped, or they stay together: other hypotheses
             if (left := matches(e, split.transpose(order))) is None:
                 continue
             shape = [*outer, n, m]
@@ -150,7 +150,7 @@ def patch_order(e: Evidence) -> Finding | None:
             split = reference.reshape(-1, *sizes)
             for order in _orders(3):
                 if words[order[1]] == "channel":
-                    continue  # nobody puts it between row and column
+                    continue  # never between row and column
                 if (left := matches(e, split.transpose(0, *(axis + 1 for axis in order)))) is None:
                     continue
                 was, now = " ".join(words), " ".join(words[axis] for axis in order)
@@ -158,7 +158,7 @@ def patch_order(e: Evidence) -> Finding | None:
                     e,
                     left,
                     "patch-order",
-                    f"equals the reference when the last axis, patches of {p} × {p}, is taken as "
+                    f"equals the reference with the last axis, patches of {p} × {p}, in the order "
                     f"({now}) instead of ({was})",
                     f"Flatten a patch as ({was}).",
                 )
@@ -168,15 +168,15 @@ def patch_order(e: Evidence) -> Finding | None:
 def matches(e: Evidence, view: NDArray[Any]) -> float | None:
     """What is left when the port is the view read in C order, or None when it is not.
 
-    A view is looked at in a few places first: transposing a gigabyte costs nothing until read.
+    A few positions of the view are tried first: transposing a gigabyte costs nothing until read.
     """
     reference, port = e.values
     if view.size != port.size:
         return None
-    for places in (e.places[:GLANCE], e.places):
-        right = reference.reshape(-1)[places] if e.same_shape else None
-        other = view[np.unravel_index(places, view.shape)]
-        if not e.promises(port.reshape(-1)[places], other, right):
+    for sample in (e.sample[:GLANCE], e.sample):
+        right = reference.reshape(-1)[sample] if e.same_shape else None
+        other = view[np.unravel_index(sample, view.shape)]
+        if not e.promises(port.reshape(-1)[sample], other, right):
             return None
     left = apart(port.reshape(view.shape), view)
     return left if e.explains(left) else None
@@ -195,7 +195,7 @@ def _split_finding(e: Evidence, left: float, axis: int, n: int, m: int) -> Findi
             "interleaved",
             f"equals the reference with {where} of {size} read as {n} × {m} and stored as "
             f"{m} × {n}",
-            f"Repeat or tile the other way along {where}: a b a b for a a b b, or the reverse.",
+            f"Repeat instead of tiling along {where}, or the reverse: a a b b or a b a b.",
         )
     if 2 in (n, m):
         theirs, ours = ("halves", "even and odd") if n == 2 else ("even and odd", "halves")
@@ -203,8 +203,8 @@ def _split_finding(e: Evidence, left: float, axis: int, n: int, m: int) -> Findi
             e,
             left,
             "even-odd",
-            f"equals the reference with {where} re-paired: the reference has its pairs as "
-            f"{theirs}, the port as {ours} channels",
+            f"equals the reference with other channel pairs along {where}: the reference pairs "
+            f"{theirs} channels, the port {ours}",
             f"Pair channels as {theirs}: of {size} channels, i goes with "
             f"{'i + ' + str(size // 2) if n == 2 else 'i + 1'} (rotary embedding, gated MLP).",
         )
@@ -218,9 +218,9 @@ def _split_finding(e: Evidence, left: float, axis: int, n: int, m: int) -> Findi
 
 
 def _squeezed(e: Evidence) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both without axes of one, or nothing to try when they cannot be rearrangements."""
+    """Both without axes of length 1; empty when they cannot be rearrangements."""
     reference, port = (np.squeeze(value) for value in e.values)
-    if not e.same_size or reference.ndim > MOST_AXES:
+    if not e.same_size or reference.ndim > MAX_AXES:
         empty = np.zeros(0)
         return empty, empty
     return reference, port
@@ -236,17 +236,17 @@ def _orders(rank: int) -> Iterator[tuple[int, ...]]:
 def _with_unit_axes(
     order: tuple[int, ...], shape: tuple[int, ...], wanted: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
-    """The order of all axes: of those longer than one as given, axes of one where they fit."""
+    """The order of all axes: longer ones as given, axes of length 1 where they fit."""
     long = [axis for axis, size in enumerate(shape) if size > 1]
     units = [axis for axis, size in enumerate(shape) if size == 1]
     target = wanted if len(wanted) == len(shape) else shape
     moving = iter(order)
     whole: list[int] = []
-    for place, size in enumerate(target):
+    for position, size in enumerate(target):
         if size > 1:
             whole.append(long[next(moving)])
         else:
-            whole.append(units.pop(units.index(place) if place in units else 0))
+            whole.append(units.pop(units.index(position) if position in units else 0))
     return tuple(whole)
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from lydite.diff.findings.evidence import FEW, Evidence, axis_names
 from lydite.diff.result import Finding
 
-CLEAR = 4.0  # times: how much worse the wrong part has to be than the rest
-CLEAN = 0.01  # relative error of the rest at most, when the floor does not tell
+CLEAR = 4.0  # how many times worse the wrong part has to be than the rest
+CLEAN = 0.01  # relative error of the rest at most, when the rounding is uncertain
 FEWEST = 32  # values that have to agree elsewhere
 THICKEST = 3  # pixels of a border
 _WORST = 1e30  # relative to a reference of zero
@@ -38,8 +38,8 @@ def border(e: Evidence) -> Finding | None:
             return Finding(
                 "border",
                 f"Only the outermost {thick} at the {', '.join(whole)} of axes {first} and "
-                f"{first + 1} are wrong: {int(bad.sum())} of {bad.size} places, inside everything "
-                "agrees.",
+                f"{first + 1} are wrong: {int(bad.sum())} of {bad.size} positions; inside, all "
+                "values agree.",
                 "Compare the padding: how much on which side, and zeros, reflection or "
                 "replication.",
             )
@@ -47,63 +47,62 @@ def border(e: Evidence) -> Finding | None:
 
 
 def slice_of_axis(e: Evidence) -> Finding | None:
-    """Wrong in one contiguous run of one axis only; the axis that narrows it down most."""
+    """Wrong in one contiguous range of one axis only; the axis with the smallest range."""
     runs: list[tuple[float, int, int, int]] = []
     for axis in range(e.port.ndim):
         bad = _bad(e, (axis,))
         if bad is None:
             continue
-        places = np.flatnonzero(bad)
-        start, stop = int(places[0]), int(places[-1]) + 1
-        if stop - start == places.size <= bad.size / 2:
-            runs.append((places.size / bad.size, axis, start, stop))
+        wrong = np.flatnonzero(bad)
+        start, stop = int(wrong[0]), int(wrong[-1]) + 1
+        if stop - start == wrong.size <= bad.size / 2:
+            runs.append((wrong.size / bad.size, axis, start, stop))
     return _slice_finding(e, *min(runs)[1:]) if runs else None
 
 
 def _slice_finding(e: Evidence, axis: int, start: int, stop: int) -> Finding:
     size, where, count = e.port.shape[axis], e.axis(axis), stop - start
     run = f"entry {start}" if count == 1 else f"entries {start} to {stop - 1}"
-    told = f"Only {run} of {where}, of {size}, {'is' if count == 1 else 'are'} wrong"
+    evidence = f"Only {run} of {where}, of {size}, {'is' if count == 1 else 'are'} wrong"
     inside = np.take(e.values[1], range(start, stop), axis)
-    told += " and zero in the port" if not inside.any() else ""
-    told += "; everything else agrees."
+    evidence += " and zero in the port" if not inside.any() else ""
     role = e.role(axis)
+    is_part = role == "channel" and start % count == size % count == 0 and 1 < count < size
+    if is_part:
+        evidence += f", part {start // count} of {size // count}"
+    evidence += "; everything else agrees."
     if role == "batch":
         return Finding(
             "one-batch-row",
-            told,
+            evidence,
             "Look at what differs between batch rows: the conditional or the unconditional prompt, "
             "its mask, its pooled embedding.",
         )
     if role == "head":
-        return Finding("one-head", told, "Look at how heads are indexed, shared or repeated.")
+        return Finding("one-head", evidence, "Look at how heads are indexed, shared or repeated.")
     if role == "channel":
-        head = start % count == 0 and size % count == 0 and count > 1 and size // count > 1
-        if head:
-            told = told.replace("; everything", f", part {start // count} of {size // count}; all")
-            told = told.replace("all else agrees", "everything else agrees")
         return Finding(
-            "one-head" if head and size // count > 2 and count >= 8 else "channel-slice",
-            told,
+            "one-head" if is_part and size // count > 2 and count >= 8 else "channel-slice",
+            evidence,
             "Look at what computes these channels alone: one head, one part of a fused or "
             "concatenated projection, the rotated part of a head, one chunk of modulation.",
         )
     if role == "position" and stop == size:
         return Finding(
             "trailing-positions",
-            told,
+            evidence,
             "Compare padding and mask: the last positions are padding, other tokens, or are "
             "attended to when they should not be.",
         )
     if role == "position" and start == 0:
         return Finding(
             "leading-positions",
-            told,
+            evidence,
             "Look at what comes first in the sequence: the first token, a prefix, text before "
             "image tokens, the crop of a prompt template.",
         )
     return Finding(
-        "axis-slice", told, f"Look at what treats these entries of {where} apart from the others."
+        "axis-slice", evidence, f"Look at what treats these entries of {where} differently."
     )
 
 

@@ -25,9 +25,9 @@ def reversed_table(e: Evidence) -> Finding | None:
         return None
     return Finding(
         "reversed",
-        f"The port is the reference backwards: it starts at {wrong[0]:g}, the reference at "
+        f"The port is the reference in reverse: it starts at {wrong[0]:g}, the reference at "
         f"{right[0]:g}.",
-        "Reverse the table: sampling goes from much noise to none.",
+        "Reverse the table: sampling goes from high noise to none.",
     )
 
 
@@ -119,7 +119,7 @@ def sigma_for_timestep(e: Evidence) -> Finding | None:
                     cause,
                     f"The port holds the {given}s that belong to the reference's {wanted}s "
                     f"({words}): {wrong[0]:g} where the reference has {right[0]:g}.",
-                    f"Give the {wanted} here: the network's embedding takes timesteps, the "
+                    f"Use the {wanted} here: the network's embedding takes timesteps, the "
                     "sampler's arithmetic sigmas.",
                 )
     return None
@@ -142,24 +142,24 @@ def flow_shifted(e: Evidence) -> Finding | None:
     if abs(s - 1) < 1e-3 or not _agree(e, wrong, shift(right, s), free=1):
         return None
     own = _own_shift(right)
-    told = f"The port is the reference shifted by s = {s:.4g} (mu = {log(s):.4g})"
+    evidence = f"The port is the reference with a flow shift of s = {s:.4g} (mu = {log(s):.4g})"
     if own is not None and abs(own - 1) > 1e-3:
-        told += f"; the reference itself is an even table shifted by {own:.4g}"
+        evidence += f"; the reference is an evenly spaced table shifted by {own:.4g}"
         if abs(s / own - 1) < 2e-3:
-            told += ", so the port shifts twice"
+            evidence += ", so the port shifts twice"
         elif abs(s * own - 1) < 2e-3:
-            told += ", so the port does not shift"
+            evidence += ", so the port does not shift"
         else:
-            told += f", so the port shifts by {s * own:.4g}"
+            evidence += f", so the port shifts by {s * own:.4g}"
     fix = (
         f"Use the reference's shift{f' of {own:.4g}' if own is not None else ''}, once: a constant "
         "of the configuration, or exp(mu) with mu from the number of image tokens."
     )
-    return Finding("flow-shift", told + ".", fix)
+    return Finding("flow-shift", evidence + ".", fix)
 
 
 def evenly_spaced(e: Evidence) -> Finding | None:
-    """A straight line between the reference's ends, where the reference bends."""
+    """Evenly spaced between the reference's ends, where the reference is not."""
     right, wrong = _tables(e)
     if right.size != wrong.size or right.size < 5:
         return None
@@ -205,7 +205,7 @@ def _agree(e: Evidence, wrong: Table, right: Table, free: int = 0) -> bool:
         return False
     close = max(FEW * e.rounding, 2e-6)
     limit = close * np.abs(right).max()
-    if right.size > 1:  # far from zero and close together, everything would agree
+    if right.size > 1:  # entries far from zero and close together would all agree
         limit = min(limit, 0.02 * float(np.ptp(right)))
     if np.abs(wrong - right).max() > limit:
         return False

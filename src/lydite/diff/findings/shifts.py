@@ -1,4 +1,4 @@
-"""The reference a few pixels or positions further."""
+"""The reference shifted by a few pixels or positions."""
 
 from collections.abc import Iterator
 from math import prod
@@ -11,7 +11,7 @@ from lydite.diff.findings.evidence import FEW, PART, Evidence, Explanation, apar
 from lydite.diff.findings.rearranged import GLANCE
 from lydite.diff.result import Finding
 
-FARTHEST = 8
+MAX_SHIFT = 8
 
 Moves = tuple[tuple[int, int], ...]  # (axis, by how many)
 
@@ -26,7 +26,7 @@ def displaced(e: Evidence) -> Finding | None:
         reference, port = e.values
         there, here = _window(e, moves, 1), _window(e, moves, -1)
         left, lost = apart(port[here], reference[there]), apart(port[here], reference[here])
-        # The part that overlaps may be small beside the rest, and has to agree for its own size.
+        # The overlapping part may be small compared with the rest, and has to agree by itself.
         own = norm(port[here] - float(port[here].mean(dtype=np.float64)))
         if e.explains(left, min(lost, own)) and _agree(e, left, own, port[here]):
             return _finding(e, moves, left, port[here].size / port.size)
@@ -52,7 +52,7 @@ def cropped(e: Evidence) -> Finding | None:
             "cropped" if less else "not-cropped",
             f"The port equals the reference {'without' if less else 'with'} {more} entries "
             f"{'' if less else 'more '}of {e.axis(axis)}, the {where} ones; {e.leaves(left)}.",
-            f"{'Keep' if less else 'Cut off'} the {where} {more} entries: the length of a prompt, "
+            f"{'Keep' if less else 'Remove'} the {where} {more} entries: the length of a prompt, "
             "the tokens of a template, a crop after padding, a class token.",
             left <= e.noise(),
         )
@@ -74,7 +74,7 @@ def _window(e: Evidence, moves: Moves, side: int) -> tuple[slice, ...]:
 
 def _moves(shape: tuple[int, ...]) -> Iterator[Moves]:
     """One axis first, then pairs, near before far; half of an axis has to overlap."""
-    reach = [min(FARTHEST, size // 4) for size in shape]
+    reach = [min(MAX_SHIFT, size // 4) for size in shape]
 
     def steps(axis: int) -> list[int]:
         return [sign * by for by in range(1, reach[axis] + 1) for sign in (1, -1)]
@@ -91,17 +91,17 @@ def _moves(shape: tuple[int, ...]) -> Iterator[Moves]:
 
 
 def _promising(e: Evidence, moves: Moves) -> bool:
-    """Whether the values agree in places whose counterpart exists."""
+    """Whether the values agree at sampled positions whose counterpart exists."""
     reference, port = (value.reshape(-1) for value in e.values)
-    for places in (e.places[:GLANCE], e.places):
-        index = np.unravel_index(places, e.port.shape)
-        inside = np.ones(places.size, bool)
+    for sample in (e.sample[:GLANCE], e.sample):
+        index = np.unravel_index(sample, e.port.shape)
+        inside = np.ones(sample.size, bool)
         offset = 0
         for axis, by in moves:
             there = index[axis] + by
             inside &= (there >= 0) & (there < e.port.shape[axis])
             offset += by * prod(e.port.shape[axis + 1 :])
-        here = places[inside]
+        here = sample[inside]
         if not e.promises(port[here], reference[here + offset], reference[here]):
             return False
     return True
@@ -118,7 +118,7 @@ def _finding(e: Evidence, moves: Moves, left: float, share: float) -> Finding:
         )
         return Explanation("shifted-pixels", f"{what}; {e.leaves(left)}.", fix, left <= e.noise())
     fix = (
-        "Shift it back: a first token is missing or added, an index starts at 1 for 0, or the "
-        "value of the next entry is taken."
+        "Shift it back: a first token is missing or added, an index starts at 1 instead of 0, or "
+        "the value of the next entry is used."
     )
     return Explanation("shifted-positions", f"{what}; {e.leaves(left)}.", fix, left <= e.noise())

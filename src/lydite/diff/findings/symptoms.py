@@ -1,16 +1,16 @@
-"""What a wrong value shows by itself: NaN, zeros, a constant, the same thing twice."""
+"""What a wrong value shows without the reference: NaN, zeros, a constant, repeated entries."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.arrays import wide
 from lydite.diff.findings.evidence import Evidence, apart
+from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
 F16_MAX = 65504.0
-FEWEST = 16  # values that have to repeat others
+MIN_REPEATED = 16  # values that equal others
 
 
 def not_finite(e: Evidence) -> Finding | None:
@@ -34,15 +34,16 @@ def not_finite(e: Evidence) -> Finding | None:
             "f16-overflow",
             f"{where}; the reference reaches {largest:.3g} here, and float16 ends at 65504"
             f"{', while every input is finite' if finite_inputs else ''}.",
-            "Compute this in bfloat16 or float32, or scale it down before this place.",
+            "Compute this in bfloat16 or float32, or scale it down before.",
         )
-    told = "from finite inputs" if finite_inputs else "already in its inputs" if inputs else ""
+    origin = (
+        ", from finite inputs" if finite_inputs else ", already in its inputs" if inputs else ""
+    )
     return Finding(
         "not-finite",
-        f"{where}{', ' + told if told else ''}; the reference is finite there, at most "
-        f"{largest:.3g}.",
+        f"{where}{origin}; the reference is finite there, at most {largest:.3g}.",
         "Look for a division by zero, an exp or a square that overflows, a softmax over a row that "
-        "is masked whole, or memory never written.",
+        "is fully masked, or memory never written.",
     )
 
 
@@ -57,8 +58,8 @@ def mask_differs(e: Evidence) -> Finding | None:
         return None
     return Finding(
         "mask-differs",
-        f"−Inf at {more} places where the reference is finite, and finite at {fewer} places where "
-        f"the reference is −Inf, of {int(wanted.sum())} masked in the reference.",
+        f"−Inf at {more} positions where the reference is finite, and finite at {fewer} of "
+        f"{int(wanted.sum())} positions where the reference is −Inf.",
         "Compare the two masks: causal or not, inverted, shifted by one, or not applied.",
     )
 
@@ -85,12 +86,12 @@ def constant(e: Evidence) -> Finding | None:
 
 
 def repeated(e: Evidence) -> Finding | None:
-    """The same along an axis where the reference differs: rows, tokens or pixels alike."""
+    """Equal entries along an axis where the reference's differ: rows, tokens or pixels."""
     reference, port = e.values
     if not e.same_shape or _is_constant(port):
         return None
     for axis in range(port.ndim):
-        if port.shape[axis] < 2 or port.size - port.size // port.shape[axis] < FEWEST:
+        if port.shape[axis] < 2 or port.size - port.size // port.shape[axis] < MIN_REPEATED:
             continue
         first = np.take(port, [0], axis)
         if not bool((np.take(port, [1], axis) == first).all() and (port == first).all()):
@@ -101,7 +102,7 @@ def repeated(e: Evidence) -> Finding | None:
         what = {"batch": "batch row", "position": "position", "head": "head"}
         return Finding(
             "repeated",
-            f"all {port.shape[axis]} entries of {e.axis(axis)} are the same; in the reference they "
+            f"all {port.shape[axis]} entries of {e.axis(axis)} are equal; in the reference they "
             f"differ by {differ / max(e.norms[0], 1e-300):.2g} of the value.",
             f"Look for one {what.get(e.role(axis), 'entry')} broadcast over all, an index that "
             "does not advance, or a reduction over this axis.",

@@ -1,0 +1,1 @@
+"""Which wrong value is the bug."""

@@ -1,0 +1,217 @@
+"""Which wrong value is the bug, and how far the comparison reaches.
+
+A wrong computation spoils what is computed from it, so the first wrong value is the bug, with some
+exceptions: a value that differs while the values after it agree was recorded at another point
+(before a norm instead of after it), has another axis order, or is not used.
+
+Values without a counterpart do no harm while something after them is compared. After the last
+compared value nothing is: an agreement has to reach the port's last value or the reference's.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lydite.diff.measure.axes import best_fit, possible_fits
+from lydite.diff.measure.distance import relative_error, wide
+from lydite.diff.measure.rows import Comparison
+from lydite.diff.pairing.pairs import Pair
+from lydite.diff.result import Row
+from lydite.trace.events import Event
+from lydite.trace.store import Trace
+
+ESTIMATE_MARGIN = 3.0  # times the limit: by how much an estimated limit may be too low
+DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
+FOLLOWING = 4  # agreeing values after a misplaced one that prove the computation is right
+NEARBY = 60  # events around a value among which a misplaced value is searched
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first wrong row that is the bug, by index."""
+
+    first: int | None
+    last_agreement: int | None = None
+    ignored: tuple[int, ...] = ()  # wrong rows that are not the bug
+
+
+def first_divergence(
+    rows: Sequence[Row], is_misplaced: Callable[[int], bool], *, estimated: bool = False
+) -> Divergence:
+    """The first wrong row in order of execution that is not ignored.
+
+    `is_misplaced` tells whether a row's value was recorded at another point. With `estimated`
+    limits, a value a little above its limit is ignored when no later value is.
+    """
+    ignored: list[int] = []
+    for index, row in enumerate(rows):
+        if not row.wrong:
+            continue
+        misplaced = _agrees_after(rows, index) and (row.error is None or is_misplaced(index))
+        marginal = estimated and _is_marginal(rows, index)
+        if misplaced or marginal or _outer_module_agrees(rows, index):
+            ignored.append(index)
+        else:
+            return Divergence(index, _last_agreement(rows, index), tuple(ignored))
+    return Divergence(None, ignored=tuple(ignored))
+
+
+def first_isolated(rows: Sequence[Row]) -> Divergence:
+    """The first wrong row of a run on the reference's values, where errors do not propagate."""
+    first = next((index for index, row in enumerate(rows) if row.wrong), None)
+    return Divergence(first, None if first is None else _last_agreement(rows, first))
+
+
+def _is_marginal(rows: Sequence[Row], index: int) -> bool:
+    """Whether a value is little above its limit, and no later value is far above its own."""
+    row, later = rows[index], rows[index + 1 :]
+    if row.error is None or not row.limit or row.error > ESTIMATE_MARGIN * row.limit:
+        return False
+    compared = [other for other in later if other.error is not None]
+    return bool(compared) and not any(
+        other.wrong
+        and (other.error is None or other.error > ESTIMATE_MARGIN * (other.limit or 0.0))
+        for other in later
+    )
+
+
+def _outer_module_agrees(rows: Sequence[Row], index: int) -> bool:
+    """Whether no later value is wrong, and a module around this one returns what it should."""
+    row, later = rows[index], rows[index + 1 :]
+    if any(other.wrong for other in later):
+        return False
+    return any(
+        other.slot.startswith("out")
+        and other.error is not None
+        and other.error <= DILUTED * (row.error or inf)
+        and row.site.startswith((f"{other.site}.", f"{other.site}/"))
+        for other in later
+        if other.step == row.step
+    )
+
+
+def _agrees_after(rows: Sequence[Row], index: int) -> bool:
+    """Whether the values right after this one, in the same component, agree."""
+    row = rows[index]
+    has_scopes = any("/" in other.site for other in rows)  # else the trace is one component
+    following = [
+        other
+        for other in rows[index + 1 :]
+        if (not has_scopes or other.scope == row.scope)
+        and other.site != row.site
+        and other.error is not None
+    ][:FOLLOWING]
+    return bool(following) and not any(other.wrong for other in following)
+
+
+def _last_agreement(rows: Sequence[Row], index: int) -> int | None:
+    return next((at for at in reversed(range(index)) if rows[at].agrees), None)
+
+
+def misplaced_value(traces: Comparison, pair: Pair, row: Row) -> str | None:
+    """A remark, when one side's value equals another of the other side's near it; else None."""
+    if len(pair.port) > 1 or len(pair.reference) > 1:
+        return None
+    limit = max(row.limit or 0.0, 1e-3 if row.dtype in ("bf16", "f16") else 1e-5)
+    reference, port = traces.reference, traces.port
+    event, port_event = pair.event, pair.port_event
+    if reference.has_values(event) and port.has_values(port_event):
+        value, expected = wide(port.read(port_event)), wide(reference.read(event))
+        if _equal_in_some_order(value, expected, limit):
+            return f"{row.name}: same values in another axis order; not a bug"
+    for trace, own, other_trace, other, side in (
+        (port, port_event, reference, event, "reference"),
+        (reference, event, port, port_event, "port"),
+    ):
+        if not trace.has_values(own):
+            continue
+        value = wide(trace.read(own))
+        for name, candidate in values_nearby(other_trace, other, inside=False):
+            if _equal_in_some_order(value, candidate, limit):
+                return f"{row.name}: equals {name} of the {side}; recorded there, not a bug"
+    return None
+
+
+def values_nearby(
+    trace: Trace, event: Event, *, inside: bool = True
+) -> Iterable[tuple[str, NDArray[Any]]]:
+    """Other values of a trace around one event, of its size, by name.
+
+    Without `inside`, values of modules inside its module are left out: a module that returns what a
+    part of it returned has left something out, which is a bug.
+    """
+    size = prod(event.shape)
+    for other in trace.events:
+        if not inside and other.name.startswith((f"{event.name}.", f"{event.name}/")):
+            continue
+        near = abs(other.i - event.i) <= NEARBY and other.i != event.i and other.step == event.step
+        alike = prod(other.shape) == size and other.kind == event.kind
+        if near and alike and trace.has_values(other):
+            yield str(other), wide(trace.read(other))
+
+
+def _equal_in_some_order(value: NDArray[Any], other: NDArray[Any], limit: float) -> bool:
+    fit, error = best_fit(possible_fits(value.shape, other.shape), value, other)
+    return fit is not None and error <= limit and relative_error(fit.apply(value), other) <= limit
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The last compared value, and what the port computes after it."""
+
+    last: Row | None
+    uncovered: tuple[Event, ...]  # of the port, after the last compared value
+    not_comparable: int  # of these: paired, but with another shape or without values
+    complete: bool  # the port's last value was compared, or the reference's
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what was not compared, in order."""
+        return tuple(dict.fromkeys(event.name for event in self.uncovered))
+
+
+def coverage(
+    traces: Comparison, pairs: Sequence[Pair], rows: Sequence[Row], ignored: Collection[str]
+) -> Coverage:
+    """`rows` are those of `pairs`; names of the port in `ignored` have no counterpart."""
+    compared = [(pair, row) for pair, row in zip(pairs, rows, strict=True) if row.agrees]
+    last = max(compared, key=lambda entry: _end(entry[0].port), default=None)
+    start = _end(last[0].port) if last else -1
+    hashes = {event.hash for pair, _ in compared for event in pair.port if event.hash}
+    owners = {event.i for pair, _ in compared for event in pair.port}
+    # A module around the last one returns what that returned: the same array under another name.
+    uncovered = tuple(
+        event
+        for event in _results(traces.port, ignored)
+        if event.i > start and event.hash not in hashes and event.alias_of not in owners
+    )
+    paired = {event.i for pair in pairs for event in pair.port}
+    final = max((event.i for event in _results(traces.reference, ())), default=None)
+    finished = any(event.i == final for pair, _ in compared for event in pair.reference)
+    not_comparable = sum(event.i in paired for event in uncovered)
+    return Coverage(last[1] if last else None, uncovered, not_comparable, not uncovered or finished)
+
+
+def count_unpaired_between(
+    port: Trace, before: Pair, here: Pair, pairs: Sequence[Pair], ignored: Collection[str]
+) -> int:
+    """How many values without a counterpart the port computes between two pairs."""
+    paired = {event.i for pair in pairs for event in pair.port}
+    start, end = _end(before.port), min(event.i for event in here.port)
+    return sum(start < e.i < end and e.i not in paired for e in _results(port, ignored))
+
+
+def _results(trace: Trace, ignored: Collection[str]) -> list[Event]:
+    """What the run computed: no inputs, no tables, no self-tests."""
+    return [
+        event
+        for event in trace.events
+        if event.kind == "activation" and event.slot.startswith("out") and event.name not in ignored
+    ]
+
+
+def _end(events: Sequence[Event]) -> int:
+    return max(event.i for event in events)

@@ -1,0 +1,83 @@
+"""The right value of another site: a neighbour, the input, the value without the residual."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.findings.evidence import Evidence, Explanation, apart, comparable, norm
+from lydite.diff.findings.rearranged import GLANCE, matches
+from lydite.diff.measure.distance import wide
+from lydite.diff.result import Finding
+
+MOST_OTHERS = 500
+
+
+def another_value(e: Evidence) -> Finding | None:
+    """Equal to a reference value with another name: k for v, one block early, before the norm."""
+    for name, other in islice(e.others(), MOST_OTHERS):
+        if other.shape != e.port.shape or not _promising(e, other):
+            continue
+        (value,) = comparable(other)
+        left = matches(e, value)
+        if left is not None:
+            return Explanation(
+                "another-value",
+                f"The port equals the reference's {name}; {e.leaves(left)}.",
+                f"Check which value is used: the port computes {name}, or records it as {e.name}.",
+                left <= e.noise(),
+            )
+    return None
+
+
+def passed_through(e: Evidence) -> Finding | None:
+    """The output is the input."""
+    for slot, (_, own) in e.inputs.items():
+        if not e.slot.startswith("out") or own.shape != e.port.shape or not _promising(e, own):
+            continue
+        (value,) = comparable(own)
+        left = matches(e, value)
+        if left is not None:
+            return Explanation(
+                "passed-through",
+                f"The port's output equals its own {slot}; {e.leaves(left)}.",
+                "The operation does nothing: a weight left at its initial value, a branch not "
+                "taken, or the input recorded as output.",
+                left <= e.noise(),
+            )
+    return None
+
+
+def residual_wrong(e: Evidence) -> Finding | None:
+    """The input is missing from the output, or added once too often."""
+    if not e.same_shape or not e.slot.startswith("out"):
+        return None
+    reference, port = e.values
+    for slot, (right, _) in e.inputs.items():
+        if right.shape != e.port.shape:
+            continue
+        (value,) = comparable(right)
+        for sign, cause, word in ((-1, "residual-missing", "minus"), (1, "residual-twice", "plus")):
+            if abs(apart(port, reference) / max(norm(value), 1e-300) - 1) > 0.5:
+                continue
+            left = apart(port, reference + sign * value)
+            if e.explains(left):
+                return Explanation(
+                    cause,
+                    f"The port equals the reference {word} {slot}; {e.leaves(left)}.",
+                    f"{'Add the residual' if sign < 0 else 'Add the residual only once'}: the "
+                    f"output contains {slot} {'once' if sign < 0 else 'twice'} "
+                    f"{'in the reference' if sign < 0 else 'in the port'}.",
+                    left <= e.noise(),
+                )
+    return None
+
+
+def _promising(e: Evidence, other: NDArray[Any]) -> bool:
+    """Whether a few of its values equal the port's, so that a full read is worthwhile."""
+    reference, port = e.values
+    sample = e.sample[:GLANCE]
+    values = np.nan_to_num(wide(other[np.unravel_index(sample, other.shape)]))
+    right = reference.reshape(-1)[sample] if e.same_shape else None
+    return e.promises(port.reshape(-1)[sample], values, right)

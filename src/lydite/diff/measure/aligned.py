@@ -1,0 +1,227 @@
+"""The values of a pair in one axis order, and the distance between them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from math import inf, prod, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
+from lydite.diff.measure.distance import Distance, distance
+from lydite.diff.pairing.pairs import Pair
+from lydite.trace.events import Event, Site
+from lydite.trace.store import Trace
+
+CLOSE = 0.3  # relative error below which an axis order is accepted
+EQUAL = 1e-3  # relative error below which two values are equal in an order nothing else supports
+LEARN_FROM = 16  # values read first, for the axis orders they need
+
+
+@dataclass(frozen=True)
+class AlignedPair:
+    """The two values in the reference's axis order; None where only statistics were kept."""
+
+    reference: NDArray[Any] | None
+    port: NDArray[Any] | None
+    fit: Fit | None = None
+    note: str = ""
+    part: tuple[Any, ...] | None = None  # of the reference's value, when the port has no more
+    order: tuple[int, ...] = ()  # in which the port's calls make up the reference's batch
+
+    def like_reference(self, other: NDArray[Any]) -> NDArray[Any] | None:
+        """A second reference's value cut as the first one's was; None when it has another shape."""
+        cut = other if self.part is None else other[self.part]
+        same = self.reference is not None and cut.shape == self.reference.shape
+        return cut if same else None
+
+
+@dataclass
+class Layouts:
+    """Axis orders needed so far; a value whose shape does not decide its order follows them."""
+
+    orders: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    by_site: dict[Site, Fit] = field(default_factory=dict)  # of a value in earlier steps
+
+    def add(self, fit: Fit) -> None:
+        """Remember an order that a shape or the axis names forced."""
+        if not fit.plain and len(fit.order) >= 3:
+            self.orders[_moved_axes(fit)] += 1
+
+    def prefer(self, fits: Sequence[Fit]) -> Fit | None:
+        """The fit in an order needed before, if there is one."""
+        known = [fit for fit in fits if self.orders[_moved_axes(fit)]]
+        return max(known, key=lambda fit: self.orders[_moved_axes(fit)], default=None)
+
+    def learn(self, pairs: Sequence[Pair], reference: Trace, port: Trace) -> None:
+        """Learn from inputs, axis names and shapes that decide the order, anywhere in the trace."""
+        single = [pair for pair in pairs if len(pair.port) == len(pair.reference) == 1]
+        for pair in single:
+            named = pair.dims or pair.port_event.dims
+            if pair.event.kind == "input" or (named and (pair.ref_dims or pair.event.dims)):
+                align_values(pair, reference, port, self)
+        decided = [
+            pair
+            for pair in single
+            if pair.event.shape != pair.port_event.shape
+            and sorted(pair.event.shape) == sorted(pair.port_event.shape)
+        ]
+        for pair in decided[:: max(1, len(decided) // LEARN_FROM)]:
+            align_values(pair, reference, port, self)
+
+
+def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) -> AlignedPair:
+    """Read both sides of a pair and find the axis order in which they are closest."""
+    if not all(reference.has_values(event) for event in pair.reference):
+        return AlignedPair(None, None)
+    if not all(port.has_values(event) for event in pair.port):
+        return AlignedPair(None, None)
+    expected = _concatenated(reference, pair.reference, pair.axis)
+    if len(pair.port) > 1:
+        return _align_calls(pair, expected, port)
+    value = port.read(pair.port_event)
+    if pair.event.kind in ("ids", "schedule"):
+        return AlignedPair(expected, value)
+    fit = fit_dims(
+        value.shape,
+        pair.dims or pair.port_event.dims,
+        expected.shape,
+        pair.ref_dims or (pair.event.dims if len(pair.reference) == 1 else None),
+    )
+    fit = fit or _searched_fit(value, expected, layouts, pair.event)
+    if fit is None:
+        return _align_part(value, expected)
+    layouts.add(fit)
+    names = ", ".join(event.name.rpartition(".")[2] for event in pair.reference)
+    fused = f"fused: equals {names} concatenated" if len(pair.reference) > 1 else ""
+    note = "; ".join(text for text in (fit.note, fused) if text)
+    return AlignedPair(expected, fit.apply(value), fit, note)
+
+
+def measure_pair(pair: Pair, values: AlignedPair) -> Distance | None:
+    """The port's distance, from values, sketches or statistics; None where it is unknown."""
+    if values.reference is not None and values.port is not None:
+        if values.reference.shape != values.port.shape:
+            return None
+        return distance(values.port, values.reference)
+    return _distance_of_summaries(pair.event, pair.port_event)
+
+
+def _searched_fit(
+    value: NDArray[Any], expected: NDArray[Any], layouts: Layouts, event: Event
+) -> Fit | None:
+    fits = possible_fits(value.shape, expected.shape)
+    if len(fits) < 2:
+        return fits[0] if fits else None
+    if value.shape == expected.shape:
+        return _fit_of_equal_shapes(fits, value, expected, layouts, event)
+    chosen, error = best_fit(fits, value, expected)
+    return chosen if error < CLOSE else layouts.prefer(fits) or fits[0]
+
+
+def _fit_of_equal_shapes(
+    fits: Sequence[Fit],
+    value: NDArray[Any],
+    expected: NDArray[Any],
+    layouts: Layouts,
+    event: Event,
+) -> Fit:
+    """Equal shapes are compared as they are, unless an order that was needed elsewhere fits here.
+
+    An input is one value on both sides, so any order that makes it equal is its layout. A value
+    that was equal in another order in one step is tried in that order in the steps after it.
+    """
+    plain = fits[0]
+    known = [
+        fit
+        for fit in (layouts.prefer(fits), layouts.by_site.get(event.site))
+        if fit is not None and fit in fits
+    ]
+    chosen, error = best_fit((plain, *known), value, expected)
+    plain_error = best_fit((plain,), value, expected)[1]
+    if chosen is not None and (error < CLOSE or 2 * error < plain_error):
+        return chosen
+    other, error = best_fit(fits, value, expected)
+    if other is None or error >= EQUAL:
+        return plain
+    layouts.by_site[event.site] = other
+    return other if event.kind == "input" else plain
+
+
+def _align_part(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
+    """A port that has a part of the reference's value: the prompt alone, half of a projection."""
+    best: tuple[float, int, NDArray[Any], Fit] | None = None
+    for axis in (0, -1):
+        shape = part_of(value.shape, expected.shape, axis)
+        if shape is None:
+            continue
+        count = expected.shape[axis] // shape[axis]
+        for number, chunk in enumerate(np.split(expected, count, axis)):
+            fit, error = best_fit(possible_fits(value.shape, chunk.shape), value, chunk)
+            if fit is not None and (best is None or error < best[0]):
+                best = (error, number, chunk, fit)
+        if best is None:
+            continue
+        _, number, chunk, fit = best
+        where = "of the batch" if axis == 0 else "of the last axis"
+        note = f"the port holds part {number + 1} of {count} {where}"
+        note = "; ".join(text for text in (note, fit.note) if text)
+        cut = slice(number * shape[axis], (number + 1) * shape[axis])
+        part = (cut,) if axis == 0 else (..., cut)
+        return AlignedPair(chunk, fit.apply(value), fit, note, part)
+    return AlignedPair(expected, value)
+
+
+def _align_calls(pair: Pair, expected: NDArray[Any], port: Trace) -> AlignedPair:
+    """A batch that the port runs as several calls, in whatever order of the prompts."""
+    arrays = [port.read(event) for event in pair.port]
+    best: tuple[float, NDArray[Any], tuple[int, ...], Fit] | None = None
+    for order in permutations(range(len(arrays))) if len(arrays) <= 3 else [range(len(arrays))]:
+        joined = np.concatenate([np.atleast_1d(arrays[index]) for index in order], axis=0)
+        fit, error = best_fit(possible_fits(joined.shape, expected.shape), joined, expected)
+        if fit is not None and (best is None or error < best[0]):
+            best = (error, fit.apply(joined), tuple(order), fit)
+    if best is None:
+        return AlignedPair(expected, arrays[0])
+    _, value, order, fit = best
+    note = f"{len(arrays)} calls joined" + ("" if order == tuple(sorted(order)) else " in reverse")
+    note = "; ".join(text for text in (note, fit.note) if text)
+    return AlignedPair(expected, value, fit, note, order=order)
+
+
+def _moved_axes(fit: Fit) -> tuple[int, ...]:
+    """An order without the leading axes that stay: it is the same with and without a batch."""
+    kept = 0
+    while kept < len(fit.order) and fit.order[kept] == kept:
+        kept += 1
+    return tuple(axis - kept for axis in fit.order[kept:])
+
+
+def _concatenated(trace: Trace, events: Sequence[Event], axis: int) -> NDArray[Any]:
+    if len(events) == 1:
+        return trace.read(events[0])
+    return np.concatenate([trace.read(event) for event in events], axis=axis)
+
+
+def _distance_of_summaries(reference: Event, port: Event) -> Distance | None:
+    """An estimate from sketches, or a lower bound from statistics."""
+    if prod(reference.shape) != prod(port.shape):
+        return None
+    if reference.sketch and port.sketch and reference.shape == port.shape:
+        value, expected = np.array(port.sketch), np.array(reference.sketch)
+        power = float(expected @ expected)
+        gap = value - expected
+        error = sqrt(float(gap @ gap) / power) if power else inf
+        return Distance(error, error, 0.0, prod(port.shape))
+    a, b = port.stats, reference.stats
+    if a is None or b is None or a.rms is None or b.rms is None:
+        return None
+    if (a.nan, a.inf) != (b.nan, b.inf):
+        return Distance(inf, inf, 0.0, a.count)
+    if not b.rms:
+        return Distance(0.0 if not a.rms else inf, 0.0, 0.0, a.count)
+    gaps = [abs(a.rms - b.rms), abs((a.mean or 0.0) - (b.mean or 0.0))]
+    return Distance(max(gaps) / b.rms, 0.0, 0.0, a.count)

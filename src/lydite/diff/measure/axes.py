@@ -1,0 +1,227 @@
+"""One value in two axis orders: from axis names where both traces give them, else by search.
+
+A port may keep channels last, merge heads, split a fused axis, drop a batch of one, or hold only a
+part of the reference's value. What is assumed to make two shapes fit is a `Fit`; its note is shown
+to the user.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.measure.distance import correlation, relative_error, wide
+
+Shape = tuple[int, ...]
+Cut = tuple[int, int]  # into how many equal parts, along which axis
+MAX_AXES = 6  # of a search: 720 orders
+MAX_PARTS = 8  # into which the reference's value may be cut
+SAMPLES = 4096  # values compared while searching
+WHOLE: Cut = (1, 0)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the port's array becomes the reference's shape: reshape, transpose, reshape."""
+
+    split: Shape
+    order: tuple[int, ...]
+    shape: Shape
+    note: str = ""
+
+    def apply(self, port: NDArray[Any]) -> NDArray[Any]:
+        """The port's value as the reference would store it."""
+        return port.reshape(self.split).transpose(self.order).reshape(self.shape)
+
+    def undo(self, reference: NDArray[Any], port_shape: Shape) -> NDArray[Any]:
+        """The reference's value as the port would store it."""
+        moved = reference.reshape([self.split[axis] for axis in self.order])
+        return moved.transpose(np.argsort(self.order)).reshape(port_shape)
+
+    @property
+    def plain(self) -> bool:
+        """Whether values stay where they are in memory."""
+        kept = [axis for axis in self.order if self.split[axis] != 1]
+        return kept == sorted(kept)
+
+
+def fit_dims(port: Shape, port_dims: str | None, ref: Shape, ref_dims: str | None) -> Fit | None:
+    """The fit given by two lists of axis names, or None when they do not decide it."""
+    if not port_dims or not ref_dims:
+        return None
+    ours, theirs = _parse(port_dims), _parse(ref_dims)
+    if ours is None or theirs is None or len(ours) != len(port) or len(theirs) != len(ref):
+        return None
+    sizes = _sizes([*zip(ours, port, strict=True), *zip(theirs, ref, strict=True)])
+    flat, wanted = [a for group in ours for a in group], [a for group in theirs for a in group]
+    if sizes is None or sorted(flat) != sorted(wanted) or len(set(flat)) != len(flat):
+        return None
+    order = tuple(flat.index(axis) for axis in wanted)
+    note = "" if port_dims == ref_dims else f"axes {port_dims} → {ref_dims}, from the traces"
+    return Fit(tuple(sizes[axis] for axis in flat), order, ref, note)
+
+
+@lru_cache(maxsize=4096)
+def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
+    """Every way to turn one shape into the other, the simplest first; empty when there is none."""
+    if prod(port) != prod(ref):
+        return ()
+    fits = [Fit(port, tuple(range(len(port))), ref)] if port == ref else []
+    small, target = tuple(n for n in port if n != 1), tuple(n for n in ref if n != 1)
+    if len(small) > MAX_AXES or len(target) > MAX_AXES:
+        return tuple(fits)
+    if port != ref and (small == target or _merges(small, target) or _merges(target, small)):
+        how = "axes of length 1" if small == target else "merged axes"
+        fits.append(Fit(port, tuple(range(len(port))), ref, f"{how}: {_arrow(port, ref)}"))
+    found: list[tuple[float, Fit]] = []
+    if len(small) >= len(target):
+        found += [
+            (_rarity(order), Fit(small, order, ref))
+            for order in permutations(range(len(small)))
+            if _merges(tuple(small[axis] for axis in order), target)
+        ]
+    else:
+        for order in permutations(range(len(target))):
+            moved = tuple(target[axis] for axis in order)
+            if _merges(moved, small):
+                back = tuple(int(axis) for axis in np.argsort(order))
+                found.append((_rarity(order), Fit(moved, back, ref)))
+    for _, fit in sorted(found, key=lambda pair: pair[0]):
+        if not fit.plain:
+            note = f"axis order {_arrow(port, ref)} ({_transpose(fit, port, ref)})"
+            fits.append(Fit(fit.split, fit.order, ref, note))
+    return tuple(fits)
+
+
+def best_fit(
+    fits: Iterable[Fit], port: NDArray[Any], reference: NDArray[Any]
+) -> tuple[Fit | None, float]:
+    """The fit under which the two are closest, from a sample of their values."""
+    best, least = None, inf
+    index = _sample(reference.shape)
+    theirs = wide(reference[index]) if index else wide(reference)
+    for fit in fits:
+        seen = fit.apply(port) if not index else _gather(fit, port, index)
+        error = relative_error(wide(seen), theirs)
+        if best is None or error < least:
+            best, least = fit, error
+    return best, least
+
+
+def best_correlation(fits: Iterable[Fit], port: NDArray[Any], reference: NDArray[Any]) -> float:
+    """The largest correlation that any fit gives, from a sample of the values."""
+    index = _sample(reference.shape)
+    theirs = wide(reference[index]) if index else wide(reference)
+    best = 0.0
+    for fit in fits:
+        ours = wide(_gather(fit, port, index) if index else fit.apply(port))
+        best = max(best, correlation(ours, theirs))
+    return best
+
+
+def _gather(fit: Fit, port: NDArray[Any], index: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+    """Chosen values of the fitted array, without computing the whole array."""
+    moved = tuple(fit.split[axis] for axis in fit.order)
+    flat = np.ravel_multi_index(index, fit.shape)
+    places = np.unravel_index(flat, moved)
+    back = tuple(places[fit.order.index(axis)] for axis in range(len(fit.order)))
+    return port.reshape(fit.split)[back]
+
+
+def _sample(shape: Shape) -> tuple[NDArray[Any], ...]:
+    """Indices of randomly chosen values; empty: all values."""
+    if prod(shape) <= SAMPLES:
+        return ()
+    chosen = np.random.default_rng(0).integers(0, prod(shape), SAMPLES)
+    return tuple(np.unravel_index(chosen, shape))
+
+
+def _parse(dims: str) -> list[list[str]] | None:
+    """Axis names, grouped where axes are merged; None for a notation not supported."""
+    tokens = re.findall(r"\([^()]*\)|[^\s()]+", dims)
+    groups = [token.strip("()").split() for token in tokens]
+    names = [name for group in groups for name in group]
+    return groups if all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names) else None
+
+
+def _sizes(groups: Sequence[tuple[list[str], int]]) -> dict[str, int] | None:
+    """The size of every axis, from both sides; None when they contradict or one is unknown."""
+    known: dict[str, int] = {}
+    for _ in range(len(groups) + 1):
+        for names, size in groups:
+            open_ = [name for name in names if name not in known]
+            rest = prod(known[name] for name in names if name in known)
+            if not open_ and rest != size:
+                return None
+            if len(open_) == 1:
+                if rest == 0 or size % rest:
+                    return None
+                known[open_[0]] = size // rest
+    return known if all(name in known for names, _ in groups for name in names) else None
+
+
+def _merges(fine: Shape, coarse: Shape) -> bool:
+    """Whether merging neighbouring axes of `fine` gives `coarse`."""
+    at = 0
+    for size in coarse:
+        product = 1
+        while product < size and at < len(fine):
+            product *= fine[at]
+            at += 1
+        if product != size:
+            return False
+    return at == len(fine)
+
+
+def _rarity(order: Sequence[int]) -> float:
+    """How unusual an axis order is: moving the channel axis to the other end is common."""
+    n = len(order)
+    last = list(range(n))
+    for to in (1, 0):
+        usual = [*last[:to], n - 1, *last[to : n - 1]]
+        if list(order) == usual or list(np.argsort(order)) == usual:
+            return 0.5
+    return 1 + sum(abs(axis - place) for place, axis in enumerate(order))
+
+
+def fits_of(port: Shape, reference: Shape) -> tuple[tuple[Fit, ...], Cut]:
+    """How a value of the port can equal the reference's, or one of the equal parts of it.
+
+    A part of its batch, where the port runs the prompt alone; or of its last axis, where the port
+    has two projections for one.
+    """
+    if prod(port) == prod(reference):
+        return possible_fits(port, reference), WHOLE
+    for axis in (0, -1):
+        if (part := part_of(port, reference, axis)) is not None:
+            return possible_fits(port, part), (reference[axis] // part[axis], axis)
+    return (), WHOLE
+
+
+def part_of(port: Shape, reference: Shape, axis: int) -> Shape | None:
+    """The shape of an equal part of the reference along `axis` that has the port's axes."""
+    port_size, reference_size = prod(port), prod(reference)
+    count, rest = divmod(reference_size, port_size) if port_size else (0, 1)
+    if rest or not 1 < count <= MAX_PARTS or not reference or reference[axis] % count:
+        return None
+    part = list(reference)
+    part[axis] //= count
+    same = sorted(n for n in port if n != 1) == sorted(n for n in part if n != 1)
+    return tuple(part) if same and (axis == 0 or len(reference) > 1) else None
+
+
+def _transpose(fit: Fit, port: Shape, ref: Shape) -> str:
+    """The fit's axis order for people; shapes with equal axes do not show it."""
+    if fit.split == port and len(fit.order) == len(ref):
+        return f"transpose {fit.order}"
+    return f"reshape {'×'.join(map(str, fit.split))}, transpose {fit.order}"
+
+
+def _arrow(port: Shape, ref: Shape) -> str:
+    return f"{'×'.join(map(str, port))} → {'×'.join(map(str, ref))}"

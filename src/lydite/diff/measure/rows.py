@@ -1,0 +1,189 @@
+"""Every pair measured and judged, in the reference's order of execution."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values, measure_pair
+from lydite.diff.measure.distance import Distance, distance
+from lydite.diff.measure.rounding import (
+    EXPLAINED,
+    FINE,
+    UNIT,
+    Limit,
+    coarser,
+    estimated_rounding,
+    fixed_rounding,
+    is_sinusoid,
+    limit_for,
+    local_rounding,
+    measured_rounding,
+)
+from lydite.diff.pairing.pairs import Pair
+from lydite.diff.result import Row, scope_of
+from lydite.trace.events import Event, EventId, dtype_name
+from lydite.trace.store import Trace
+
+WINDOW = 16  # values of the component before a value that show how much error it already has
+NEIGHBOURS = 4  # values of any component before it: a sampler takes what a network returns
+BELIEVED = 0.1  # a float32 reference that rounds by more is broken
+MODULE_DEPTH = {"f32": 16, "f64": 16}  # operations inside one module, on injected values
+PIXEL = 3e-4  # of an 8-bit image: one pixel in seven hundred rounds to the other side
+GATED = ("ids", "schedule", "input")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The traces compared, and how; `floor` is the reference in another precision."""
+
+    reference: Trace
+    port: Trace
+    floor: Trace | None = None
+    tolerance: float | None = None  # the user's limit instead of the measured one
+    isolated: bool = False  # the port ran on the reference's values: errors do not add up
+
+
+def measure_rows(
+    traces: Comparison, pairs: Sequence[Pair], layouts: Layouts, progress: Progress | None = None
+) -> list[Row]:
+    """One row per pair; only the values of one pair are in memory at a time."""
+    chosen = [pair for pair in pairs if pair.event.kind not in GATED]
+    second = {event.id: event for event in traces.floor.events} if traces.floor else {}
+    by_scope: dict[str, _RecentErrors] = defaultdict(_RecentErrors)
+    latest = _RecentErrors(deque(maxlen=NEIGHBOURS))
+    depths = _depths(traces.reference, {pair.scope for pair in chosen})
+    rows: list[Row] = []
+    for number, pair in enumerate(chosen):
+        values = align_values(pair, traces.reference, traces.port, layouts)
+        before = (by_scope[pair.scope], latest)
+        rows.append(_measure_row(traces, pair, values, second, before, depths[pair.event.i]))
+        if progress:
+            progress(number + 1, len(chosen))
+    return rows
+
+
+@dataclass
+class _RecentErrors:
+    """Of the last agreeing values: the error that no rounding explains, and error ÷ rounding."""
+
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+
+def _depths(reference: Trace, scopes: Collection[str]) -> dict[int, int]:
+    """How many values of these components come before each, paired or not."""
+    depths: dict[int, int] = {}
+    before = 0
+    for event in reference.events:
+        depths[event.i] = before
+        before += event.kind not in (*GATED, "selftest") and scope_of(event.name) in scopes
+    return depths
+
+
+def _run_dtype(trace: Trace, event: Event) -> str:
+    """The precision a value was computed in: the run's, or its own where that is coarser."""
+    run = dtype_name(trace.header.dtype)
+    return coarser(run, event.dtype) if run in UNIT else event.dtype
+
+
+def _measure_row(
+    traces: Comparison,
+    pair: Pair,
+    values: AlignedPair,
+    second: Mapping[EventId, Event],
+    before: tuple[_RecentErrors, ...],
+    depth: int,
+) -> Row:
+    event = pair.event
+    dtype = coarser(_run_dtype(traces.port, pair.port_event), event.dtype)
+    # Until it is measured it has another shape. An input may be passed in another form.
+    wrong = values.reference is not None and not event.slot.startswith("in")
+    row = replace(Row.of(event, pair.port_event), dtype=dtype, wrong=wrong, note=values.note)
+    measured, rounding = measure_pair(pair, values), None
+    if traces.floor is not None and len(pair.reference) == 1:
+        other = second.get(event.id)
+        measured, rounding = _against_second(traces.floor, other, values, measured, dtype)
+    if measured is None:
+        reason = "other shape" if values.reference is not None else "only statistics were kept"
+        return row if wrong else replace(row, note=f"not compared: {reason}")
+    depth = MODULE_DEPTH.get(dtype, 0) if traces.isolated else depth
+    estimate = _estimate(event.dtype, values, dtype, depth)
+    limit = _limit(traces, dtype, rounding, before, estimate, measured.count)
+    wrong = not measured.error <= limit.limit
+    if not wrong and limit.rounding and not traces.isolated:
+        explained = rounding is not None and measured.error <= EXPLAINED * rounding
+        unexplained = 0.0 if explained else measured.error
+        for errors in before:
+            errors.recent.append((unexplained, measured.error / limit.rounding))
+    return replace(
+        row,
+        error=measured.error,
+        floor=limit.rounding,
+        limit=limit.limit,
+        wrong=wrong,
+        peak=measured.peak,
+    )
+
+
+def _against_second(
+    floor: Trace, event: Event | None, values: AlignedPair, measured: Distance | None, dtype: str
+) -> tuple[Distance | None, float | None]:
+    """The distance from the more precise of two references, and the distance between the two.
+
+    Two references that are both more precise than the port do not show its rounding.
+    """
+    if event is None or values.reference is None or not floor.has_values(event):
+        return measured, None
+    other = values.like_reference(floor.read(event))
+    if other is None or values.port is None or values.port.shape != other.shape:
+        return measured, None
+    first_unit = UNIT.get(dtype_name(str(values.reference.dtype)), inf)
+    second_unit = UNIT.get(event.dtype, inf)
+    fine, coarse = values.reference, other
+    if second_unit < first_unit:
+        fine, coarse = other, values.reference
+        measured = distance(values.port, fine)
+    if max(first_unit, second_unit) < UNIT.get(dtype, 0.0) / 2:
+        return measured, None
+    return measured, distance(coarse, fine).error
+
+
+def _estimate(stored: str, values: AlignedPair, dtype: str, depth: int) -> float:
+    """The rounding to expect: of the depth, of a sinusoid, of eight bits."""
+    if stored in ("u8", "i8"):
+        return PIXEL
+    if stored[0] in "iu" or stored == "bool":
+        return 0.0  # whole numbers are equal or wrong
+    if values.reference is not None and is_sinusoid(values.reference):
+        return fixed_rounding(dtype)
+    return estimated_rounding(dtype, depth)
+
+
+def _limit(
+    traces: Comparison,
+    dtype: str,
+    rounding: float | None,
+    before: tuple[_RecentErrors, ...],
+    estimate: float,
+    count: int,
+) -> Limit:
+    measured = rounding is not None and rounding < (BELIEVED if dtype in FINE else inf)
+    expected = measured_rounding(rounding or 0.0, dtype) if measured else estimate
+    if measured and traces.isolated:
+        expected = local_rounding(rounding or 0.0, dtype, estimate)
+    expected = max(expected, estimate) if estimate == PIXEL else expected
+    if estimate == 0.0:
+        return Limit(0.0, 0.0)
+    if traces.tolerance is not None:
+        return Limit(expected, traces.tolerance)
+    recent = [entry for errors in before for entry in errors.recent]
+    return limit_for(
+        expected,
+        dtype,
+        count,
+        before=max((error for error, _ in recent), default=0.0),
+        ratio=max((ratio for _, ratio in recent), default=0.0),
+        measured=measured,
+    )

@@ -1,0 +1,88 @@
+"""map.json: which names, axes and slots of the port differ from the reference's."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from lydite.core.errors import InputError, at, shown
+from lydite.core.jsonfile import read_json
+from lydite.diff.pairing.names import StepsFromNames
+from lydite.trace.events import Site
+from lydite.trace.store import Trace
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Where the reference has a value of the port; several sites are concatenated along `axis`."""
+
+    ref: tuple[Site, ...]  # empty: no counterpart
+    dims: str | None = None
+    ref_dims: str | None = None
+    slots: Mapping[str, str] = field(default_factory=dict)  # port's slot → reference's
+    axis: int = -1
+    how: str = "map"  # from the map, or how the names were paired
+
+
+def read_name_map(path: Path) -> dict[str, Rename]:
+    """Port name → rename; names that are not in the file stay as they are."""
+    return {name: _rename(path, name, value) for name, value in read_json(path).items()}
+
+
+def check_name_map(renames: Mapping[str, Rename], reference: Trace, port: Trace) -> tuple[str, ...]:
+    """InputError at the first entry that is a mistake; a remark about entries of no use here.
+
+    One map serves dumps that hold more and less, so a name may be missing in the port. It is a
+    mistake when another name of the port is nearly the same, or when no entry fits at all.
+    """
+    names, reference_names = (StepsFromNames.of(trace).names for trace in (port, reference))
+    unused = [name for name in renames if name not in names]
+    for name in unused:
+        others = names - renames.keys()
+        if len(unused) == len(renames) or get_close_matches(name, others, n=1, cutoff=0.8):
+            raise InputError(
+                f"map: {shown(name)} is not a value of the port{_similar(name, names)}"
+            )
+    for name, rename in renames.items():
+        for ref in rename.ref if name in names else ():
+            if ref.name not in reference_names:
+                raise InputError(
+                    f"map: {shown(name)}: {shown(ref.name)} is not a value of the reference"
+                    f"{_similar(ref.name, reference_names)}"
+                )
+    if not unused:
+        return ()
+    some = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+    return (f"names in the map that the port's trace does not have: {some}",)
+
+
+def _similar(name: str, names: Collection[str]) -> str:
+    similar = get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; similar names: {', '.join(map(shown, similar))}." if similar else "."
+
+
+def _rename(path: Path, name: str, value: Any) -> Rename:
+    if value is None:
+        return Rename(())
+    if isinstance(value, str):
+        return Rename((Site(value),))
+    where = f"{at(path)}: {shown(name)}"
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: expected a name, null or an object, found {shown(value)}.")
+    unknown = set(value) - {"ref", "dims", "ref_dims", "ports", "axis"}
+    if unknown:
+        raise InputError(f"{where}: unknown keys {shown(sorted(unknown))}.")
+    ref = value.get("ref", name)
+    refs = [] if ref is None else ref if isinstance(ref, list) else [ref]
+    slots, axis = value.get("ports", {}), value.get("axis", -1)
+    texts = [*refs, *(value[key] for key in ("dims", "ref_dims") if value.get(key) is not None)]
+    if not isinstance(slots, dict) or not all(
+        isinstance(text, str) for text in [*texts, *slots.values()]
+    ):
+        raise InputError(
+            f"{where}: ref, dims, ref_dims and ports contain strings; found {shown(value)}."
+        )
+    if not isinstance(axis, int):
+        raise InputError(f"{where}: axis is {shown(axis)}; expected a number.")
+    return Rename(tuple(map(Site, refs)), value.get("dims"), value.get("ref_dims"), slots, axis)

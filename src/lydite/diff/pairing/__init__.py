@@ -1,0 +1,1 @@
+"""Which value of the port belongs to which value of the reference."""

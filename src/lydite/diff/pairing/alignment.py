@@ -1,0 +1,222 @@
+"""Pair names that share nothing, by order of execution, shape and content."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.measure.axes import MAX_PARTS, best_fit, possible_fits
+from lydite.diff.pairing.blocks import BlockMap, Sites
+from lydite.diff.pairing.names import tokens
+from lydite.diff.pairing.similarity import CLOSE, EQUAL, Comparer, is_input
+from lydite.trace.events import Event, Site
+from lydite.trace.store import Trace
+
+MIN_SCORE = 1.2  # from which two names are taken for counterparts
+
+ReferenceEvents = Mapping[Site, Event]  # in order of execution
+PortEvents = Mapping[str, Event]
+
+
+def align(
+    comparer: Comparer, reference: ReferenceEvents, port: PortEvents, known: Mapping[str, Sites]
+) -> tuple[dict[str, Site], dict[str, Site]]:
+    """Port name → reference site, in order of execution: equal values, and similar ones.
+
+    Equal values come first, in as many passes as they need: two streams may run in either order.
+    Then values that are only close, or names that are similar, in the gaps.
+    """
+    sites, names = list(reference), list(port)
+    scores, equal_mask = _scores(comparer, reference, port, BlockMap(known))
+    equal: dict[str, Site] = {}
+    while path := best_path(np.where(equal_mask, scores, 0.0)):
+        for row, column in path:
+            scores[row], scores[:, column] = 0.0, 0.0
+            equal[names[row]] = sites[column]
+    blocks = BlockMap({**known, **{name: (site,) for name, site in equal.items()}})
+    for row, column in np.argwhere(scores > 0):
+        if not blocks.allows(names[row], sites[column].name):
+            scores[row, column] = 0.0
+    return equal, {names[row]: sites[column] for row, column in best_path(scores)}
+
+
+def _scores(
+    comparer: Comparer, reference: ReferenceEvents, port: PortEvents, blocks: BlockMap
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The score of every port value with every reference value, and where they are equal."""
+    scores = np.zeros((len(port), len(reference)))
+    equal = np.zeros(scores.shape, bool)
+    by_size: dict[int, list[tuple[int, Site]]] = defaultdict(list)
+    for column, (site, event) in enumerate(reference.items()):
+        by_size[prod(event.shape)].append((column, site))
+    for row, (name, event) in enumerate(port.items()):
+        sizes = [prod(event.shape) * count for count in range(1, MAX_PARTS + 1)]
+        for column, site in (entry for size in sizes for entry in by_size.get(size, ())):
+            if blocks.allows(name, site.name):
+                score, error = comparer.score(reference[site], event)
+                equal[row, column] = error < EQUAL
+                enough = score >= MIN_SCORE and (error < EQUAL or not is_input(site))
+                scores[row, column] = score if enough else 0.0
+    return scores, equal
+
+
+def fused_values(
+    comparer: Comparer, reference: ReferenceEvents, port: PortEvents, blocks: BlockMap
+) -> Iterator[tuple[str, Sites]]:
+    """Port names whose value is two or three of the reference's concatenated: fused qkv."""
+    taken: set[Site] = set()
+    reference_trace, port_trace = comparer.reference.trace, comparer.port.trace
+    for name, event in port.items():
+        for parts in _sibling_runs(reference, event, taken):
+            if not all(blocks.allows(name, part.name) for part in parts):
+                continue
+            readable = all(reference_trace.has_values(reference[part]) for part in parts)
+            if not (port_trace.has_values(event) and readable):
+                continue
+            arrays = [reference_trace.read(reference[part]) for part in parts]
+            joined = np.concatenate(arrays, axis=-1)
+            fits = possible_fits(event.shape, joined.shape)
+            if best_fit(fits, port_trace.read(event), joined)[1] < CLOSE:
+                taken.update(parts)
+                yield name, parts
+                break
+
+
+def fused_by_shape(
+    comparer: Comparer, reference: ReferenceEvents, port: PortEvents, blocks: BlockMap
+) -> Iterator[tuple[str, Sites]]:
+    """Wrong fused values: the only to_q, to_k, to_v of their block that make up the shape."""
+    shapes = {event.shape for event in reference.values()}
+    for name, event in port.items():
+        if event.shape in shapes or not blocks.knows(name):
+            continue
+        candidates = [
+            parts
+            for parts in _sibling_runs(reference, event, set())
+            if all(blocks.same_block(name, part.name) for part in parts)
+            and reference[parts[0]].shape[:-1] == event.shape[:-1]
+            and _differ_in_one_letter([part.name for part in parts])
+        ]
+        if len(candidates) == 1:
+            yield name, candidates[0]
+
+
+def _differ_in_one_letter(names: Sequence[str]) -> bool:
+    """Whether names are equal up to one letter, as to_q, to_k and to_v are."""
+    if len({len(name) for name in names}) != 1:
+        return False
+    return sum(len(set(letters)) > 1 for letters in zip(*names, strict=True)) == 1
+
+
+def _sibling_runs(
+    reference: ReferenceEvents, event: Event, taken: Collection[Site]
+) -> Iterator[Sites]:
+    """Runs of sibling reference values that together have the size of `event`."""
+    siblings: dict[tuple[str, ...], list[Site]] = defaultdict(list)
+    for site, other in reference.items():
+        if site not in taken and other.shape:
+            siblings[tokens(site.name)[:-1]].append(site)
+    for group in siblings.values():
+        for count in (3, 2):
+            for start in range(len(group) - count + 1):
+                parts = tuple(group[start : start + count])
+                same = len({reference[part].shape[:-1] for part in parts}) == 1
+                size = sum(prod(reference[part].shape) for part in parts)
+                if same and size == prod(event.shape):
+                    yield parts
+
+
+def only_choices(
+    reference: ReferenceEvents,
+    port: PortEvents,
+    pairs: Mapping[str, Sites],
+    repeated: Collection[str],
+) -> dict[str, Site]:
+    """Values that are the only ones of their shape between two pairs, on both sides.
+
+    After the last pair nothing would show a mistake; there only names that are `repeated`, step by
+    step, are paired.
+    """
+    blocks = BlockMap(pairs)
+    taken = {site for refs in pairs.values() for site in refs}
+    chosen: dict[str, Site] = {}
+    for gap, low, next_name in _gaps(reference, port, pairs):
+        after = [reference[ref] for ref in pairs.get(next_name or "", ()) if ref in reference]
+        high = min((event.i for event in after), default=None)
+        between = [
+            site
+            for site, event in reference.items()
+            if site not in taken and low < event.i and (high is None or event.i < high)
+        ]
+        for name in gap:
+            rivals = [other for other in gap if _same_shape(port[other], port[name])]
+            candidates = [site for site in between if _same_shape(reference[site], port[name])]
+            candidates = _without_copies(candidates, reference)
+            if len(rivals) != 1 or len(candidates) != 1:
+                continue
+            site = candidates[0]
+            if not blocks.same_block(name, site.name):
+                continue
+            if high is not None or {name, site.name} <= set(repeated):
+                chosen[name] = site
+    return chosen
+
+
+def _gaps(
+    reference: ReferenceEvents, port: PortEvents, pairs: Mapping[str, Sites]
+) -> Iterator[tuple[list[str], int, str | None]]:
+    """Unpaired port names between two pairs in order: with the first's event, the second's name."""
+    gap: list[str] = []
+    low: int | None = None
+    for name in port:
+        events = [reference[ref].i for ref in pairs.get(name, ()) if ref in reference]
+        if not events:
+            gap.append(name)
+            continue
+        if gap and low is not None and low < min(events):
+            yield gap, low, name
+        gap, low = [], max(events)
+    if gap and low is not None:
+        yield gap, low, None
+
+
+def _without_copies(sites: Sequence[Site], events: ReferenceEvents) -> list[Site]:
+    """Sites without those whose value an earlier one has too."""
+    first = {events[site].hash or site: site for site in reversed(sites)}
+    return list(reversed(first.values()))
+
+
+def _same_shape(a: Event, b: Event) -> bool:
+    """Whether two values are of one kind and have the same axes, in any order."""
+    sizes, other_sizes = (sorted(n for n in event.shape if n != 1) for event in (a, b))
+    return a.kind == b.kind and sizes == other_sizes
+
+
+def repeated_names(trace: Trace) -> set[str]:
+    """Names with more than one output: they occur step by step."""
+    counts = Counter(event.name for event in trace.events if event.slot == "out")
+    return {name for name, count in counts.items() if count > 1}
+
+
+def best_path(scores: NDArray[Any]) -> list[tuple[int, int]]:
+    """The pairs of rows and columns, in order on both sides, with the largest total."""
+    rows, columns = scores.shape
+    total = np.zeros((rows + 1, columns + 1))
+    for row in range(rows):
+        diagonal = total[row, :-1] + scores[row]
+        best = np.maximum(total[row, 1:], np.where(scores[row] > 0, diagonal, 0.0))
+        total[row + 1, 1:] = np.maximum.accumulate(best)
+    path: list[tuple[int, int]] = []
+    row, column = rows, columns
+    while row and column:
+        if total[row, column] == total[row - 1, column]:
+            row -= 1
+        elif total[row, column] == total[row, column - 1]:
+            column -= 1
+        else:
+            row, column = row - 1, column - 1
+            path.append((row, column))
+    return path[::-1]

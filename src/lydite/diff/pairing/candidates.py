@@ -1,0 +1,246 @@
+"""Names of the port paired with sites of the reference, one method after the other."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, log10, prod
+
+from lydite.diff.measure.axes import MAX_PARTS, part_of, possible_fits
+from lydite.diff.name_map import Rename
+from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents
+from lydite.diff.pairing.blocks import BlockMap, ScopeRules, SiblingRules, Sites, numbered_variants
+from lydite.diff.pairing.names import match_spelling, match_weights, module_renames
+from lydite.diff.pairing.similarity import (
+    EQUAL,
+    Comparer,
+    first_events,
+    first_outputs,
+    is_input,
+    names_of,
+    other_slots,
+)
+from lydite.trace.events import Event, Site
+from lydite.trace.store import Trace
+
+FindFused = Callable[[Comparer, ReferenceEvents, PortEvents, BlockMap], Iterable[tuple[str, Sites]]]
+GUESSED = (
+    "parts",
+    "equal",
+    "order",
+    "siblings",
+    "position",
+    "similarity",
+)  # siblings correct these
+WEAK = ("order", "position", "similarity")  # of these none corrects an equal value
+MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
+
+
+@dataclass
+class NamePairs:
+    """Port name → reference sites, and how each pair was found."""
+
+    reference: Trace
+    port: Trace
+    found: dict[str, Rename] = field(default_factory=dict)
+    ignored: set[str] = field(default_factory=set)  # names of the port without a counterpart
+
+    def __post_init__(self) -> None:
+        sites = [*map(Site, names_of(self.reference)), *other_slots(self.reference)]
+        self.reference_events = first_events(self.reference, sites)
+        order = {site: event.i for site, event in self.reference_events.items()}
+        self.sites = sorted(sites, key=lambda site: order.get(site, inf))
+        self.port_names = names_of(self.port)
+        self.port_events = first_outputs(self.port, self.port_names)
+        self.comparer = Comparer.of(self.reference, self.port)
+
+    def add(self, pairs: Mapping[str, Site], how: str) -> None:
+        """Pair these names; names that are paired already stay."""
+        for name, site in pairs.items():
+            self.found.setdefault(name, Rename((site,), how=how))
+
+    def add_fused(self, find: FindFused) -> None:
+        """Pair values that are several of the reference's concatenated."""
+        reference = {s: event for s, event in self.free_events().items() if s.slot == "out"}
+        fused = find(self.comparer, reference, self.left_events(), BlockMap(self.refs()))
+        for name, parts in fused:
+            if set(parts) <= set(self.free()):
+                self.found[name] = Rename(parts, how="parts")
+
+    def drop(self, strays: Collection[str], unseen: Collection[str]) -> None:
+        """Remove these pairs, and their siblings in other blocks that were paired `unseen` too."""
+        templates = {template for name in strays for template, _ in numbered_variants(name)}
+        for name, rename in list(self.found.items()):
+            is_sibling = any(template in templates for template, _ in numbered_variants(name))
+            if name in strays or (rename.how in unseen and is_sibling):
+                del self.found[name]
+
+    def refs(self) -> dict[str, Sites]:
+        """Port name → reference sites, as found so far."""
+        return {name: rename.ref for name, rename in self.found.items() if rename.ref}
+
+    def left(self) -> list[str]:
+        """Port names without a counterpart yet, in order of execution."""
+        return [n for n in self.port_names if n not in self.found and n not in self.ignored]
+
+    def left_events(self) -> dict[str, Event]:
+        """Port names without a counterpart yet, with their first output."""
+        return {name: self.port_events[name] for name in self.left() if name in self.port_events}
+
+    def free(self) -> list[Site]:
+        """Reference sites without a counterpart yet, in order of execution."""
+        taken = {site for rename in self.found.values() for site in rename.ref}
+        return [site for site in self.sites if site not in taken]
+
+    def free_events(self, *, inputs: bool = True) -> dict[Site, Event]:
+        """Reference sites without a counterpart yet, with their first event."""
+        events = self.reference_events
+        return {s: events[s] for s in self.free() if s in events and (inputs or not is_input(s))}
+
+    def renames(self) -> dict[str, Rename]:
+        """Port name → rename; an output that is another slot in the reference says so."""
+        return {
+            name: replace(rename, slots={"out": rename.ref[0].slot})
+            if len(rename.ref) == 1 and rename.ref[0].slot != "out"
+            else rename
+            for name, rename in self.found.items()
+        }
+
+    def pair_spelling(self) -> None:
+        """Names that are equal, or differ in spelling or leading scopes only."""
+        by_name = {s.name if s.slot == "out" else f"{s.name}.{s.slot}": s for s in self.free()}
+        matched = match_spelling(self.left(), by_name)
+        self.add({a: by_name[b] for a, b in matched.items() if a == b}, "name")
+        self.add({a: by_name[b] for a, b in matched.items() if a != b}, "spelling")
+
+    def pair_weights(self) -> None:
+        """Modules that have the same parameters."""
+        weights, reference_weights = self.port.weights(), self.reference.weights()
+        if not weights or not reference_weights:
+            return
+        modules = module_renames(match_weights(weights, reference_weights))
+        by_path = _by_path(site.name for site in self.free() if site.slot == "out")
+        for name in self.left():
+            for module in (name, name.rpartition("/")[2]):
+                target = by_path.get(modules.get(module, ""))
+                if target and self._is_possible(name, (Site(target),)):
+                    self.found[name] = Rename((Site(target),), how="weights")
+
+    def pair_siblings(self) -> None:
+        """Drop pairs that their siblings contradict, and pair by the siblings' rule."""
+        pairs = self.refs()
+        strong = {name: refs for name, refs in pairs.items() if self.found[name].how not in WEAK}
+        blocks, certain = BlockMap(pairs), self._by_siblings(strong)
+        predicted = self._by_siblings(pairs) | certain
+        for name, rename in list(self.found.items()):
+            outside = not all(blocks.allows(name, ref.name) for ref in rename.ref)
+            expected = (certain if rename.how == "equal" else predicted).get(name, rename.ref)
+            if rename.how in GUESSED and (outside or expected != rename.ref):
+                del self.found[name]
+        self._add_possible(predicted, "siblings")
+
+    def _by_siblings(self, pairs: Mapping[str, Sites]) -> dict[str, Sites]:
+        """The counterparts of names by their siblings among these pairs."""
+        rules, blocks = SiblingRules(pairs), BlockMap(pairs)
+        predicted = (
+            (name, rules.predict(name) or blocks.from_other_blocks(name, pairs))
+            for name in self.port_events
+        )
+        return {
+            name: refs
+            for name, refs in predicted
+            if refs and all(ref in self.reference_events for ref in refs)
+        }
+
+    def pair_scopes(self) -> None:
+        """Names that differ from the reference's in their beginning only, as others do."""
+        rules = ScopeRules(self.refs())
+        predicted = ((name, rules.predict(name)) for name in self.left())
+        wanted = {n: (site,) for n, site in predicted if site and site in self.reference_events}
+        self._add_possible(wanted, "spelling")
+
+    def pair_kinds(self) -> None:
+        """Noise, token ids and tables: there is mostly one of a kind and shape."""
+        left, free = self.left_events(), self.free_events()
+        for name, event in left.items():
+            sites = [site for site, other in free.items() if self._same_kind(other, event)]
+            if len(sites) != 1:
+                continue
+            rivals = [other for other in left.values() if self._same_kind(free[sites[0]], other)]
+            if len(rivals) == 1:
+                self.found[name] = Rename((sites[0],), how="kind")
+
+    def _same_kind(self, reference: Event, port: Event) -> bool:
+        if reference.kind != port.kind:
+            return False
+        if reference.kind in ("ids", "input"):
+            return bool(possible_fits(port.shape, reference.shape))
+        if reference.kind != "schedule" or len(reference.shape) != len(port.shape):
+            return False
+        a, b = self.comparer.port.stats(port), self.comparer.reference.stats(reference)
+        if a is None or b is None or not a.max or not b.max or a.max * b.max <= 0:
+            return False
+        return abs(log10(a.max / b.max)) < MAX_DECADES
+
+    def pair_other_parts(self) -> None:
+        """Values that are another part of a reference value of which one part is paired."""
+        remaining = self._unpaired_sizes()
+        for name, event in self.left_events().items():
+            size = prod(event.shape)
+            for site in [site for site, count in remaining.items() if count >= size]:
+                if self.comparer.score(self.reference_events[site], event)[1] < EQUAL:
+                    self.found[name] = Rename((site,), how="equal")
+                    remaining[site] -= size
+                    break
+
+    def _unpaired_sizes(self) -> dict[Site, int]:
+        """Reference sites of which only parts are paired, and how many values are left."""
+        sizes: dict[Site, int] = {}
+        for name, rename in self.found.items():
+            event = self.port_events.get(name)
+            if len(rename.ref) != 1 or event is None:
+                continue
+            site = rename.ref[0]
+            if site in self.reference_events:
+                shape = self.reference_events[site].shape
+                if part_of(event.shape, shape, -1):
+                    sizes[site] = sizes.get(site, prod(shape)) - prod(event.shape)
+        return {site: count for site, count in sizes.items() if count > 0}
+
+    def _add_possible(self, wanted: Mapping[str, Sites], how: str) -> None:
+        """Pair names as wanted where the sites are free and the shapes permit it."""
+        free, remaining = set(self.free()), self._unpaired_sizes()
+        for name in self.left():
+            refs = wanted.get(name, ())
+            if not refs or not self._is_possible(name, refs):
+                continue
+            size = prod(self.port_events[name].shape) if name in self.port_events else 0
+            is_part = len(refs) == 1 and 0 < size <= remaining.get(refs[0], 0)
+            if free.issuperset(refs) or is_part:
+                self.found[name] = Rename(refs, how=how)
+                free -= set(refs)
+                remaining = self._unpaired_sizes()
+
+    def _is_possible(self, name: str, refs: Sites) -> bool:
+        """Whether shapes permit it; unknown for a name without an output."""
+        event = self.port_events.get(name)
+        others = [self.reference_events[ref] for ref in refs if ref in self.reference_events]
+        return event is None or not others or compatible(event, others)
+
+
+def _by_path(names: Iterable[str]) -> dict[str, str]:
+    """Names by themselves, and by what follows the component where only one has it."""
+    names = list(names)
+    counts = Counter(name.rpartition("/")[2] for name in names)
+    unique = {path: name for name in names if counts[path := name.rpartition("/")[2]] == 1}
+    return unique | {name: name for name in names}
+
+
+def compatible(port: Event, reference: Sequence[Event]) -> bool:
+    """Whether one value of the port can be those of the reference, or a part of their batch."""
+    size, expected = prod(port.shape), sum(prod(event.shape) for event in reference)
+    if port.kind != reference[0].kind or not size or not expected:
+        return False
+    if size == expected:
+        return len(reference) > 1 or bool(possible_fits(port.shape, reference[0].shape))
+    large, small = max(size, expected), min(size, expected)
+    return large % small == 0 and large // small <= MAX_PARTS and len(reference) == 1

@@ -1,0 +1,161 @@
+"""Pair two traces.
+
+Names first: the user's map, equal names, equal up to spelling, modules whose parameters are equal.
+Then order, shape and content. What is paired in some blocks is paired in all of them, equal or not.
+Values that are most similar to each other over all blocks are paired, and values that are the only
+ones of their shape between two pairs. The rest is reported as unpaired.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lydite.diff.name_map import Rename
+from lydite.diff.pairing.alignment import (
+    align,
+    fused_by_shape,
+    fused_values,
+    only_choices,
+    repeated_names,
+)
+from lydite.diff.pairing.blocks import BlockMap
+from lydite.diff.pairing.candidates import NamePairs
+from lydite.diff.pairing.names import StepsFromNames
+from lydite.diff.pairing.pairs import Pair, Pairing, pair_events
+from lydite.diff.pairing.roles import Positions, pair_roles
+from lydite.diff.pairing.similarity import is_input, names_of
+from lydite.trace.events import Site
+from lydite.trace.store import Trace
+
+UNSEEN = ("weights", "siblings", "position", "similarity")  # methods that need no equal value
+FOLLOWING = 8  # agreeing values after one that differs that prove it was paired wrongly
+GUESSES = {
+    "position": "paired by position only (a guess)",
+    "similarity": "paired by similarity of values (a guess)",
+}
+
+
+def pair_traces(
+    reference: Trace, port: Trace, renames: Mapping[str, Rename] | None = None
+) -> Pairing:
+    """Pair two traces; `renames` is the user's map and overrides everything else."""
+    reference_steps, port_steps = StepsFromNames.of(reference), StepsFromNames.of(port)
+
+    def without_step(site: Site) -> Site:
+        return Site(reference_steps.without_step(site.name), site.slot)
+
+    given = {
+        port_steps.without_step(name): replace(rename, ref=tuple(map(without_step, rename.ref)))
+        for name, rename in (renames or {}).items()
+    }
+    pairing = _pair(reference_steps.trace, port_steps.trace, given)
+    remarks = [
+        f"the steps of the {side} are read from its names"
+        for side, steps in (("reference", reference_steps), ("port", port_steps))
+        if steps.original
+    ]
+    return Pairing(
+        tuple(
+            replace(
+                pair,
+                reference=reference_steps.as_written(pair.reference),
+                port=port_steps.as_written(pair.port),
+            )
+            for pair in pairing.pairs
+        ),
+        reference_steps.written_names(pairing.unpaired_reference),
+        port_steps.written_names(pairing.unpaired_port),
+        (*remarks, *pairing.remarks),
+    )
+
+
+def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairing:
+    names = NamePairs(reference, port)
+    for name, rename in renames.items():
+        if rename.ref:
+            names.found[name] = rename
+        else:
+            names.ignored.add(name)
+    names.pair_spelling()
+    names.pair_weights()
+    names.add_fused(fused_values)
+    equal, close = align(names.comparer, names.free_events(), names.left_events(), names.refs())
+    names.add(equal, "equal")
+    names.add(close, "order")
+    names.pair_other_parts()
+    names.pair_siblings()
+    names.pair_scopes()
+    names.add_fused(fused_by_shape)
+    names.pair_kinds()
+    names.add(_pair_roles(names), "similarity")
+    names.add(_pair_only_choices(names), "position")
+    names.pair_siblings()
+    names.pair_scopes()
+    pairing = pair_events(reference, port, names.renames(), names.ignored)
+    if strays := _wrong_guesses(names, pairing) - renames.keys():
+        names.drop(strays, UNSEEN)
+        pairing = pair_events(reference, port, names.renames(), names.ignored)
+    return replace(pairing, remarks=(*pairing.remarks, *_guesses(pairing)))
+
+
+def _pair_roles(names: NamePairs) -> dict[str, Site]:
+    known = names.refs()
+    pairs = pair_roles(
+        names.comparer,
+        names.free_events(inputs=False),
+        names.left_events(),
+        (names_of(names.reference), names.port_names),
+        Positions(names.reference_events, names.port_events, known),
+        BlockMap(known),
+    )
+    # Further outputs of a module compete for a value, but a guess does not pair them.
+    return {name: site for name, site in pairs.items() if site.slot == "out"}
+
+
+def _pair_only_choices(names: NamePairs) -> dict[str, Site]:
+    reference = {s: event for s, event in names.reference_events.items() if not is_input(s)}
+    port = {name: e for name, e in names.port_events.items() if name not in names.ignored}
+    repeated = repeated_names(names.reference) | repeated_names(names.port)
+    return only_choices(reference, port, names.refs(), repeated)
+
+
+def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
+    """Names that were paired without an equal value and differ, while the values after them agree.
+
+    A port may compute scale and shift in the other order: then its value is not the counterpart of
+    the reference's, and the difference is not a bug.
+    """
+    outputs = [pair for pair in pairing.pairs if pair.port_event.slot == "out"]
+    known: dict[int, bool | None] = {}
+
+    def is_equal(pair: Pair) -> bool | None:
+        if pair.event.i not in known:
+            known[pair.event.i] = names.comparer.are_equal(pair.reference, pair.port)
+        return known[pair.event.i]
+
+    wrong: set[str] = set()
+    for index in reversed(range(len(outputs))):
+        pair = outputs[index]
+        name = pair.port_event.name
+        if pair.how not in UNSEEN or name in wrong or is_equal(pair) is not False:
+            continue
+        after = [
+            other
+            for other in outputs[index + 1 :]
+            if other.port_event.name not in {name, *wrong}
+            and (other.scope, other.event.step) == (pair.scope, pair.event.step)
+        ][:FOLLOWING]
+        if after and all(is_equal(other) is not False for other in after):
+            wrong.add(name)
+    return wrong
+
+
+def _guesses(pairing: Pairing) -> tuple[str, ...]:
+    """One remark for each method that only guesses."""
+    remarks: list[str] = []
+    for how, text in GUESSES.items():
+        names = {p.port_event.name: p.event.name for p in pairing.pairs if p.how == how}
+        if names:
+            name, reference_name = next(iter(names.items()))
+            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+            remarks.append(f"{text}: {name} with the reference's {reference_name}{more}")
+    return tuple(remarks)

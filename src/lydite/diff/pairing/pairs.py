@@ -1,0 +1,173 @@
+"""The events of two paired names, brought together by slot, step and call."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from lydite.diff.name_map import Rename
+from lydite.diff.result import scope_of
+from lydite.trace.events import Event
+from lydite.trace.store import Trace
+
+BY_NAME = ("map", "name", "spelling")  # methods of pairing that hold for inputs too
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A value and its counterpart; several events on one side are parts, joined along `axis`."""
+
+    reference: tuple[Event, ...]
+    port: tuple[Event, ...]
+    how: str  # "name", "map", "spelling", "weights", "parts", "order", "siblings", "kind", …
+    axis: int = 0
+    dims: str | None = None  # from the map; overrides the traces
+    ref_dims: str | None = None
+
+    @property
+    def event(self) -> Event:
+        """The reference's event, or the first of its parts."""
+        return self.reference[0]
+
+    @property
+    def port_event(self) -> Event:
+        """The port's event, or the first of its parts."""
+        return self.port[0]
+
+    @property
+    def scope(self) -> str:
+        """The component of the reference it belongs to."""
+        return scope_of(self.event.name)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """All pairs in the reference's order of execution, and the names without a counterpart."""
+
+    pairs: tuple[Pair, ...]
+    unpaired_reference: tuple[str, ...]
+    unpaired_port: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def pair_events(
+    reference: Trace,
+    port: Trace,
+    names: Mapping[str, Rename],
+    ignored: Collection[str],
+) -> Pairing:
+    """Pair the events of names that were paired; `ignored` names of the port have none."""
+    reference_events, port_events = _by_name(reference.events), _by_name(port.events)
+    offset, remarks = _step_offset(reference, port)
+    pairs: list[Pair] = []
+    for name, rename in names.items():
+        if name not in port_events:
+            continue
+        first, *more = rename.ref
+        if more:
+            pairs += _fused(reference_events, port_events[name], rename, offset)
+        elif first.name in reference_events:
+            events = reference_events[first.name]
+            pairs += _one_to_one(events, port_events[name], rename, offset)
+    pairs.sort(key=lambda pair: pair.event.i)
+    return Pairing(
+        tuple(pairs),
+        _unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
+        _unpaired(port, {event.i for pair in pairs for event in pair.port}, ignored),
+        remarks,
+    )
+
+
+def _one_to_one(
+    reference: Sequence[Event], port: Sequence[Event], rename: Rename, offset: int
+) -> Iterable[Pair]:
+    """Events of one name by slot, step and call; a batch run as several calls is joined."""
+    slots = _match_slots(reference, port, rename)
+    if rename.how not in BY_NAME:  # two modules may return one value and take different ones
+        slots = {slot: other for slot, other in slots.items() if not slot.startswith("in")}
+    extra = {"how": rename.how, "dims": rename.dims, "ref_dims": rename.ref_dims}
+    for slot, reference_slot in slots.items():
+        values = [event for event in port if event.slot == slot]
+        expected = [event for event in reference if event.slot == reference_slot]
+        if len(values) == len(expected):  # also when one side does not record the step
+            for event, other in zip(expected, values, strict=True):
+                yield Pair((event,), (other,), **extra)
+            continue
+        for step in dict.fromkeys(event.step for event in expected):
+            group = [event for event in expected if event.step == step]
+            calls = [event for event in values if event.step - offset == step]
+            if calls and 1 in (len(group), len(calls)) and _size(calls) == _size(group):
+                yield Pair(tuple(group), tuple(calls), **extra)
+                continue
+            by_call = {event.call: event for event in calls}
+            for event in group:
+                if event.call in by_call:
+                    yield Pair((event,), (by_call[event.call],), **extra)
+
+
+def _fused(
+    reference: Mapping[str, Sequence[Event]], port: Sequence[Event], rename: Rename, offset: int
+) -> Iterable[Pair]:
+    """One value of the port that is several of the reference, concatenated along an axis."""
+    for event in port:
+        if event.slot != "out":
+            continue
+        call = (event.step - offset, event.call)
+        parts = [
+            part
+            for ref in rename.ref
+            for part in reference.get(ref.name, ())
+            if part.slot == "out" and (part.step, part.call) == call
+        ]
+        if len(parts) == len(rename.ref):
+            yield Pair(
+                tuple(parts), (event,), rename.how, rename.axis, rename.dims, rename.ref_dims
+            )
+
+
+def _match_slots(
+    reference: Sequence[Event], port: Sequence[Event], rename: Rename
+) -> dict[str, str]:
+    """The port's slot → the reference's; inputs may be positional in one and named in the other."""
+    slots = list(dict.fromkeys(event.slot for event in port))
+    reference_slots = list(dict.fromkeys(event.slot for event in reference))
+    if rename.slots:
+        return {slot: rename.slots.get(slot, slot) for slot in slots}
+    matched = {slot: slot for slot in slots if slot in reference_slots}
+    left = [slot for slot in slots if slot not in matched and slot.startswith("in")]
+    free = [slot for slot in reference_slots if slot not in matched and slot.startswith("in")]
+    sizes = {event.slot: prod(event.shape) for event in [*reference, *port]}
+    if len(left) == len(free):
+        matched |= {a: b for a, b in zip(left, free, strict=True) if sizes[a] == sizes[b]}
+    return matched
+
+
+def _step_offset(reference: Trace, port: Trace) -> tuple[int, tuple[str, ...]]:
+    """Whether the port counts steps from 1, which is not a bug."""
+    expected = sorted({event.step for event in reference.events})
+    steps = sorted({event.step for event in port.events if event.kind != "selftest"})
+    from_one = steps and steps[0] == 1 and expected[0] == 0 and steps[-1] == expected[-1] + 1
+    if len(expected) > 1 and from_one:
+        return 1, ("the port counts steps from 1",)
+    return 0, ()
+
+
+def _by_name(events: Iterable[Event]) -> dict[str, list[Event]]:
+    result: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind != "selftest":
+            result[event.name].append(event)
+    return result
+
+
+def _unpaired(trace: Trace, paired: Collection[int], ignored: Collection[str]) -> tuple[str, ...]:
+    """Names of which no event was paired."""
+    names: dict[str, bool] = {}
+    for event in trace.events:
+        if event.kind != "selftest" and event.name not in ignored:
+            names[event.name] = names.get(event.name, False) or event.i in paired
+    return tuple(name for name, has_pair in names.items() if not has_pair)
+
+
+def _size(events: Iterable[Event]) -> int:
+    return sum(prod(event.shape) for event in events)

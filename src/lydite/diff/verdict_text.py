@@ -1,0 +1,115 @@
+"""The sentence of a verdict: what, where, how large."""
+
+from collections.abc import Sequence
+
+from lydite.diff.divergence.first import Coverage
+from lydite.diff.pairing.pairs import Pairing
+from lydite.diff.result import Finding, Row
+
+MAX_NAMES = 3  # in a sentence
+
+
+def divergence_text(
+    rows: Sequence[Row],
+    row: Row,
+    last: Row | None,
+    findings: Sequence[Finding],
+    unpaired_between: int = 0,
+) -> str:
+    """Where the first wrong value is, how wrong, what agrees before it, and the likely cause."""
+    step = f" at step {row.step}" if len({other.step for other in rows}) > 1 else ""
+    if row.error is None:
+        parts = [f"{row.full_name} is the first wrong value{step}: the shapes differ"]
+    else:
+        parts = [
+            f"{row.full_name} is the first wrong value{step}: error {error_text(row.error)}",
+            f"rounding alone would give about {row.floor:.1g}"
+            if row.floor
+            else "the two have to be equal",
+        ]
+    inputs = [
+        other.error or 0.0
+        for other in rows
+        if (other.site, other.step, other.call) == (row.site, row.step, row.call)
+        and other.slot.startswith("in")
+        and other.agrees
+    ]
+    if inputs and not row.slot.startswith("in"):
+        parts.append(f"its inputs agree (error {error_text(max(inputs))})")
+    elif last is not None:
+        error = error_text(last.error or 0.0)
+        parts.append(f"the last value before it that agrees is {last.name} (error {error})")
+        if unpaired_between:
+            parts.append(f"between the two, {_unpaired(unpaired_between)}")
+    sentence = "; ".join(parts) + "."
+    return f"{sentence} {findings[0].evidence.rstrip('.')}." if findings else sentence
+
+
+def agreement_text(rows: Sequence[Row], covered: Coverage, pairing: Pairing) -> str:
+    """How many values agree, and how close they come to their limits."""
+    compared = [row for row in rows if row.agrees]
+    if not compared:
+        return "The tables agree; no activation was recorded on both sides."
+    worst = max(compared, key=lambda row: (row.error or 0.0) / (row.floor or 1.0))
+    ratio = (worst.error or 0.0) / (worst.floor or 1.0)
+    text = (
+        f"All {len(compared)} values agree: the largest error is {ratio:.1f} × rounding "
+        f"({error_text(worst.error or 0.0)} at {worst.name})."
+    )
+    coarse = {row.dtype for row in compared} & {"bf16", "f16", "f8_e4m3", "f8_e5m2"}
+    if coarse:
+        largest = max(row.limit or 0.0 for row in compared)
+        text += (
+            f" In {' and '.join(sorted(coarse))} errors up to {largest:.1g} cannot be told from "
+            "rounding; run the port in float32 to detect smaller ones."
+        )
+    counts = len(pairing.unpaired_reference), len(pairing.unpaired_port)
+    if any(counts):
+        text += f" {counts[0]} names of the reference and {counts[1]} of the port are unpaired."
+    if covered.uncovered and covered.last is not None:
+        count = len(covered.uncovered)
+        verb = "was" if count == 1 else "were"
+        text += (
+            f" {_values(count)} of the port after {covered.last.name} {verb} not compared "
+            f"({_listed(covered.names)})."
+        )
+    return text
+
+
+def uncovered_text(rows: Sequence[Row], covered: Coverage) -> str:
+    """That what was compared agrees, but the end of the run was not compared."""
+    count = len(covered.uncovered)
+    if covered.last is None:
+        text = f"No value was compared: {_unpaired(count)}"
+    else:
+        step = f", step {covered.last.step}" if len({row.step for row in rows}) > 1 else ""
+        text = (
+            f"The end was not compared. All {sum(row.agrees for row in rows)} compared values "
+            f"agree, but after {covered.last.name}{step} {_unpaired(count)}"
+        )
+    if covered.not_comparable:
+        text += f" that can be compared ({covered.not_comparable} of another shape, or no values)"
+    text += f": {_listed(covered.names)}."
+    if covered.not_comparable < count:
+        return f"{text} Give their names in the reference, or null, in a map.json (--map)."
+    return f"{text} Record their values in the same shape on both sides."
+
+
+def error_text(error: float) -> str:
+    """An error in two or three digits."""
+    return f"{error:.1e}" if 0 < error < 1e-2 else f"{error:.3g}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    if len(names) <= MAX_NAMES + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:MAX_NAMES])} and {len(names) - MAX_NAMES} more"
+
+
+def _values(count: int) -> str:
+    return f"{count} value{'s' if count != 1 else ''}"
+
+
+def _unpaired(count: int) -> str:
+    return f"{_values(count)} of the port {'has' if count == 1 else 'have'} no counterpart"

@@ -1,0 +1,83 @@
+"""Token ids, as a CLIP tokenizer gives them and as ports get them wrong."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lydite.diff.findings import find
+from support.findings import causes, evidence
+
+BOS, EOS = 49406, 49407
+TEXTS = st.lists(st.integers(1, 40_000), min_size=3, max_size=20, unique=True)
+
+
+def row(text: list[int], pad: int = EOS, *, length: int = 30, bos: bool = True, eos: bool = True):
+    ids = ([BOS] if bos else []) + text + ([EOS] if eos else [])
+    return ids + [pad] * (length - len(ids))
+
+
+def found(reference: list[list[int]], port: list[list[int]]) -> dict[str, str]:
+    e = evidence(np.array(reference), np.array(port, np.int32), "i32", kind="ids")
+    return {finding.cause: finding.evidence for finding in find(e)}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(text=TEXTS, other=TEXTS, data=st.data())
+def test_what_tokenizers_do(text: list[int], other: list[int], data: st.DataObject) -> None:
+    pad = data.draw(st.sampled_from([EOS, 0]))
+    right = row(text, pad)
+
+    def first(port: list[int]) -> str:
+        return next(iter(found([right], [port])), "")
+
+    assert first(right) == ""
+    assert first(row(text, 5)) == "pad-id"
+    assert first(row(text, pad, bos=False)) == "bos-missing"
+    assert first(row([BOS, *text], pad)) == "bos-extra"
+    assert first(row(text, pad, length=40)) == "length-differs"
+    assert first([id_ + 2 for id_ in right]) == "ids-offset"
+    changed = list(right)
+    place = data.draw(st.integers(1, len(text)))
+    changed[place] += 1
+    assert f"position {place}" in found([right], [changed])["ids-differ"]
+    if text != other:
+        swapped = found([right, row(other, pad)], [row(other, pad), right])
+        assert next(iter(swapped)) == "batch-swapped"
+
+
+def test_the_end_token_is_missing() -> None:
+    findings = found([row([7, 8, 9], 0)], [row([7, 8, 9], 0, eos=False)])
+    assert next(iter(findings)) == "eos-missing" and str(EOS) in findings["eos-missing"]
+    assert next(iter(found([row([7, 8, 9], 0)], [row([7, 8, 9, EOS], 0)]))) == "eos-extra"
+
+
+def test_the_pad_id_is_named() -> None:
+    findings = found([row([7, 8]), row([5])], [row([7, 8], 0), row([5], 0)])
+    assert "49407, the port with 0" in findings["pad-id"]
+
+
+def test_a_template_cut_off() -> None:
+    findings = found([[1, 2, 3, 4, 10, 11, 12]], [[10, 11, 12]])
+    assert "misses 1, 2, 3, 4" in findings["prefix-differs"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_padding_on_the_other_side(reverse: bool) -> None:
+    pair = [[5, 6, 7, 8] + [0] * 9], [[0] * 9 + [5, 6, 7, 8]]
+    findings = found(*(pair[::-1] if reverse else pair))
+    assert f"at the {'end' if reverse else 'start'}" in findings["pad-side"]
+
+
+def test_a_vocabulary_numbered_anew() -> None:
+    right = [BOS, 320, 1125, 539, 320, 2368, 320, 1125, EOS, EOS, EOS]
+    new = {id_: number for number, id_ in enumerate(sorted(set(right)))}
+    assert "other-vocabulary" in found([right], [[new[id_] for id_ in right]])
+
+
+def test_other_ids_are_only_said_to_differ() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        shape = (int(draw.integers(1, 4)), int(draw.integers(1, 40)))
+        a, b = draw.integers(0, 49408, shape), draw.integers(0, 49408, shape)
+        assert causes(evidence(a, b, "i64", kind="ids")) in (["ids-differ"], [])

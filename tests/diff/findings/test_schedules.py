@@ -1,0 +1,88 @@
+"""Tables of sigmas and timesteps, as samplers get them wrong."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lydite.diff.findings import find
+from lydite.diff.findings.schedules import shift
+from support.findings import Array, causes, evidence
+
+STEPS = st.integers(4, 50)
+SHIFTS = st.one_of(st.floats(0.2, 0.8), st.floats(1.15, 12.0))
+
+
+def flow(steps: int, s: float) -> Array:
+    return np.append(shift(np.linspace(1, 1 / 1000, steps), s), 0).astype(np.float32)
+
+
+def karras(steps: int) -> Array:
+    return np.linspace(14.6 ** (1 / 7), 0.03 ** (1 / 7), steps) ** 7
+
+
+def found(reference: Array, port: Array) -> dict[str, str]:
+    e = evidence(reference, np.asarray(port, np.float32), kind="schedule", floor=1e-7)
+    return {finding.cause: finding.evidence for finding in find(e)}
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(steps=STEPS, s=SHIFTS, other=SHIFTS)
+def test_flow_matching(steps: int, s: float, other: float) -> None:
+    assume(abs(s / other - 1) > 0.05 and abs(s * s / other - 1) > 0.05)
+    table = flow(steps, s)
+    assert found(table, table) == {}
+    assert "reversed" in found(table, table[::-1])
+    assert "at the end: 0" in found(table, table[:-1])["schedule-length"]
+    assert "has more" in found(table[:-1], table)["schedule-length"]
+    assert "at the start" in found(table, table[1:])["schedule-length"]
+    assert "timestep-for-sigma" in found(table, 1000 * table)
+    assert "sigma-for-timestep" in found(1000 * table, table)
+    assert "sigma-for-timestep" in found(1000 * table[:-1], table)
+    assert "shifts twice" in found(table, shift(table, s))["flow-shift"]
+    assert "does not shift" in found(table, flow(steps, 1.0))["flow-shift"]
+    assert f"shifts by {other:.4g}"[:14] in found(table, flow(steps, other))["flow-shift"]
+    assert "flow-shift" in found(1000 * table, 1000 * flow(steps, other))
+    assert "schedule-off-by-one" in found(table, np.append(table[1:], -1))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(steps=st.integers(5, 50))
+def test_karras_and_timesteps(steps: int) -> None:
+    even = np.linspace(14.6, 0.03, steps)
+    assert "evenly-spaced" in found(karras(steps), even)
+    assert "evenly-spaced" in found(np.append(karras(steps), 0), np.append(even, 0))
+    assert found(even, karras(steps)) == {}
+
+
+@pytest.mark.parametrize("steps", [4, 20, 50])
+def test_sigmas_that_belong_to_timesteps(steps: int) -> None:
+    kept = np.cumprod(1 - np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2)
+    times = (np.arange(steps) * (1000 // steps) + 1)[::-1]
+    sigmas = ((1 - kept) / kept)[times] ** 0.5
+    assert "√β" in found(times.astype(np.float32), sigmas)["sigma-for-timestep"]
+    assert "sigma-for-timestep" in found(times.astype(np.float32), np.append(sigmas, 0))
+    assert "timestep-for-sigma" in found(sigmas, times)
+
+
+def test_an_offset_of_one() -> None:
+    times = np.arange(1, 1000, 50)[::-1].astype(np.float32)
+    findings = found(times, times - 1)
+    assert "reference + -1" in findings["shifted"]
+
+
+def test_four_steps_are_enough() -> None:
+    assert causes(
+        evidence([1.0, 0.75, 0.5, 0.25], [1000.0, 750.0, 500.0, 250.0], kind="schedule")
+    ) == ["timestep-for-sigma"]
+
+
+def test_unrelated_tables_give_no_finding() -> None:
+    draw = np.random.default_rng(0)
+    for number in range(200):
+        size = int(draw.integers(1, 30))
+        a, b = (np.sort(draw.random(size))[::-1] for _ in range(2))
+        unit = (1.0, 1000.0, 14.6)[number % 3]
+        dtype, floor = (("f32", 1e-7), ("bf16", 2e-3))[number % 2]
+        e = evidence(a * unit, b * unit, dtype, floor=floor, kind="schedule")
+        assert find(e) == (), (a, b)
