@@ -124,7 +124,7 @@ class Sides:
         return self._reference("float32", part), self._reference(FLOORS[dtype], part)
 
     def local_floor(self, dtype: str, part: Part) -> Path:
-        """The reference's rounding at each place alone: run on the values of its float32 run."""
+        """The reference's rounding at each site alone: run on the values of its float32 run."""
         return self._reference(FLOORS[dtype], part, inject=self._reference("float32", part))
 
     def _reference(self, dtype: str, part: Part, inject: Path | None = None) -> Path:
@@ -243,7 +243,7 @@ def lydite(reference: Path, port: Path, floor: Path) -> Any:
 
 def table(summaries: list[scoring.Summary]) -> str:
     """The summary for people."""
-    names = "judge dtype part bugs exact block component flagged places mean kinds confirmed"
+    names = "judge dtype part bugs exact block component flagged sites mean kinds confirmed"
     rows = [(*names.split(), "unseen fair", "clean flagged", "false alarms")]
     rows += [_line(s) for s in summaries if s.bugs or s.unseen or s.part == "dev"]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -252,7 +252,7 @@ def table(summaries: list[scoring.Summary]) -> str:
 
 def _line(s: scoring.Summary) -> tuple[str, ...]:
     injected = s.judge.endswith(scoring.INJECTED)
-    wrong = (f"{s.places:g}", f"{s.places_mean:.1f}", f"{s.kinds:g}") if s.places else ("-",) * 3
+    wrong = (f"{s.sites:g}", f"{s.sites_mean:.1f}", f"{s.kinds:g}") if s.sites else ("-",) * 3
     return (
         *(s.judge, s.dtype, s.part, str(s.bugs), str(s.exact), str(s.block), str(s.component)),
         *(f"{s.flagged:g}", *wrong, str(s.confirmed) if injected else "-"),
@@ -262,11 +262,11 @@ def _line(s: scoring.Summary) -> tuple[str, ...]:
 
 
 def spread(scores: list[scoring.Score]) -> str:
-    """How many bugs flag one place on the reference's values, how many two, and so on."""
+    """How many bugs flag one site on the reference's values, how many two, and so on."""
     lines: list[str] = []
     counted = [s for s in scores if s.judge.endswith(scoring.INJECTED) and s.seen]
     for dtype in dict.fromkeys(s.dtype for s in counted):
-        for what in ("places", "kinds", "flagged"):
+        for what in ("sites", "kinds", "flagged"):
             counts = Counter(getattr(s, what) for s in counted if s.dtype == dtype)
             shown = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
             lines.append(f"injected {dtype}, {what} per bug (number: bugs)  {shown}")

@@ -38,14 +38,14 @@ class Score:
     seen: bool  # the bug is above rounding in this dtype
     verdict: str
     site: str | None
-    place: str | None
+    slot: str | None
     step: int | None
     truth: str
     exact: bool  # the site itself, or another that holds the same array
     block: bool  # the right block, or better
     component: bool
     flagged: int  # values, counted at each step
-    places: int  # sites, counted once over all steps
+    sites: int  # sites, counted once over all steps
     kinds: int  # sites, counted once over all steps and blocks
     confirms: bool  # injected: the site of the run without injection is among them
     causes: tuple[str, ...]  # named by the judge, best first
@@ -106,14 +106,14 @@ def score(
         seen=isinstance(case, Bug) and dtype in case.seen_in,
         verdict=verdict.verdict,
         site=site.name if site else None,
-        place=site.slot if site else None,
+        slot=site.slot if site else None,
         step=verdict.step,
         truth=" | ".join(map(str, truth)),
         exact=exact,
         block=block,
         component=component,
         flagged=_flagged(verdict),
-        places=len(wrong),
+        sites=len(wrong),
         kinds=len({(BLOCK_NUMBER.sub(".*", name), slot) for name, slot in wrong}),
         confirms=before is not None and _module(before) in wrong,
         causes=tuple(finding.cause for finding in findings),
@@ -155,8 +155,8 @@ class Summary:
     block: int
     component: int
     flagged: float  # median over those bugs
-    places: float  # median
-    places_mean: float
+    sites: float  # median
+    sites_mean: float
     kinds: float  # median
     confirmed: int
     unseen: int  # below rounding
@@ -188,8 +188,8 @@ def summarize(scores: Iterable[Score]) -> list[Summary]:
                     block=sum(s.block for s in seen),
                     component=sum(s.component for s in seen),
                     flagged=statistics.median([s.flagged for s in seen] or [0]),
-                    places=statistics.median([s.places for s in seen] or [0]),
-                    places_mean=statistics.fmean([s.places for s in seen] or [0]),
+                    sites=statistics.median([s.sites for s in seen] or [0]),
+                    sites_mean=statistics.fmean([s.sites for s in seen] or [0]),
                     kinds=statistics.median([s.kinds for s in seen] or [0]),
                     confirmed=sum(s.confirms for s in seen),
                     unseen=len(unseen),

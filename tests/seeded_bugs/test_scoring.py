@@ -1,4 +1,4 @@
-"""The runner scores what it should: places, blocks, same arrays, false alarms."""
+"""The runner scores what it should: sites, blocks, same arrays, false alarms."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,10 @@ NAMES = [f"transformer/transformer_blocks.{block}.attn.to_q" for block in (0, 1)
 
 
 @dataclass(frozen=True)
-class Said:
+class FakeVerdict:
     verdict: str = "diverge"
     site: str | None = None
-    place: str | None = None
+    slot: str | None = None
     step: int | None = 0
     flagged: int = 3
     findings: tuple[Any, ...] = ()
@@ -28,7 +28,7 @@ class Said:
 @dataclass(frozen=True)
 class Wrong:
     site: str
-    place: str = "out"
+    slot: str = "out"
     step: int = 0
     wrong: bool = True
 
@@ -41,7 +41,7 @@ class Rows:
     sources: tuple[Wrong, ...] = ()
     verdict: str = "diverge"
     site: str | None = NAMES[0]
-    place: str | None = "out"
+    slot: str | None = "out"
     step: int | None = 0
 
 
@@ -62,13 +62,13 @@ def same(tmp_path: Path) -> scoring.SameArrays:
     return scoring.SameArrays(write(tmp_path / "reference"))
 
 
-def scored(verdict: Said, same: scoring.SameArrays, **truth: Any) -> scoring.Score:
+def scored(verdict: FakeVerdict, same: scoring.SameArrays, **truth: Any) -> scoring.Score:
     bug = replace(find_bug("linear-transposed"), **truth)
     return scoring.score("judge", "float32", bug, verdict, same)
 
 
 @pytest.mark.parametrize(
-    ("site", "place", "right"),
+    ("site", "slot", "right"),
     [
         (NAMES[1], None, "exact"),
         (NAMES[1], "in.0", "block"),
@@ -78,39 +78,39 @@ def scored(verdict: Said, same: scoring.SameArrays, **truth: Any) -> scoring.Sco
         (None, None, ""),
     ],
 )
-def test_the_place_decides_the_score(same, site, place, right: str) -> None:
-    score = scored(Said(site=site, place=place), same)
+def test_the_site_decides_the_score(same, site, slot, right: str) -> None:
+    score = scored(FakeVerdict(site=site, slot=slot), same)
     levels = [level for level in ("exact", "block", "component") if getattr(score, level)]
     assert levels == {"exact": ["exact", "block", "component"]}.get(
         right, {"block": ["block", "component"], "component": ["component"]}.get(right, [])
     )
 
 
-def test_a_place_that_holds_the_same_array_is_the_same_place(same) -> None:
+def test_a_site_that_holds_the_same_array_is_the_same_site(same) -> None:
     truth = (Site(NAMES[1], "in.0"),)
     outer = NAMES[1].removesuffix(".to_q")
-    assert scored(Said(site=outer, place="in.hidden_states"), same, site=truth).exact
-    assert not scored(Said(site=NAMES[0], place="in.0"), same, site=truth).exact
+    assert scored(FakeVerdict(site=outer, slot="in.hidden_states"), same, site=truth).exact
+    assert not scored(FakeVerdict(site=NAMES[0], slot="in.0"), same, site=truth).exact
 
 
 def test_a_parameter_of_the_guilty_module_is_the_module(same) -> None:
-    assert scored(Said(site=f"{NAMES[1]}.weight"), same).exact
-    assert not scored(Said(site=f"{NAMES[0]}.weight"), same).exact
+    assert scored(FakeVerdict(site=f"{NAMES[1]}.weight"), same).exact
+    assert not scored(FakeVerdict(site=f"{NAMES[0]}.weight"), same).exact
 
 
-def test_the_right_place_at_another_step_is_not_exact(same) -> None:
-    assert not scored(Said(site=NAMES[1], step=1), same).exact
-    assert scored(Said(site=NAMES[1], step=1), same, step=1).exact
+def test_the_right_site_at_another_step_is_not_exact(same) -> None:
+    assert not scored(FakeVerdict(site=NAMES[1], step=1), same).exact
+    assert scored(FakeVerdict(site=NAMES[1], step=1), same, step=1).exact
 
 
-def test_a_place_counts_once_over_steps_and_a_kind_once_over_blocks(same) -> None:
+def test_a_site_counts_once_over_steps_and_a_kind_once_over_blocks(same) -> None:
     rows = tuple(Wrong(name, step=step) for step in range(3) for name in NAMES)
     table = Wrong("pipeline/sigmas")  # no row: a gate
     verdict = Rows((*rows, Wrong("vae", wrong=False)), (*rows[:2], table))
-    bug, free = find_bug("linear-transposed"), Said(site=f"{NAMES[1]}.weight")
+    bug, free = find_bug("linear-transposed"), FakeVerdict(site=f"{NAMES[1]}.weight")
     score = scoring.score("judge, injected", "float32", bug, verdict, same, free)
-    assert (score.flagged, score.places, score.kinds, score.confirms) == (7, 3, 2, True)
-    other = scoring.score("judge, injected", "float32", bug, verdict, same, Said(site="vae"))
+    assert (score.flagged, score.sites, score.kinds, score.confirms) == (7, 3, 2, True)
+    other = scoring.score("judge, injected", "float32", bug, verdict, same, FakeVerdict(site="vae"))
     assert not other.confirms
 
 
@@ -178,7 +178,7 @@ def test_run_scores_every_case_before_every_judge_and_sums_up(tmp_path: Path) ->
         scoring.run(
             cases,
             dtypes=["float32"],
-            judges={"a": baselines.allclose, "loud": lambda *_: Said(site=NAMES[0])},
+            judges={"a": baselines.allclose, "loud": lambda *_: FakeVerdict(site=NAMES[0])},
             reference=lambda dtype, part: (reference, reference),
             port=port,
             done=gone.append,
