@@ -63,7 +63,7 @@ def memory(view: Array, offset: int) -> Array:
 def test_ignored_strides_are_recognized(tmp_path: Path, name: str, offset: int) -> None:
     trace = dump(tmp_path / "run", lambda n, v: memory(v, offset) if n == name else v)
     (problem,) = check_selftest(trace)
-    assert problem.startswith(f"your dump is wrong: selftest/{name} was written as raw memory")
+    assert problem.startswith(f"selftest/{name} was written as raw memory")
     assert problem.endswith("strides were ignored.")
 
 
@@ -108,7 +108,7 @@ def test_changed_values_are_named(tmp_path: Path, index: int, value: float, says
         return array
 
     (problem,) = check_selftest(dump(tmp_path / "run", change))
-    assert problem == f"your dump is wrong: selftest/special has changed values: {says}."
+    assert problem == f"selftest/special has changed values: {says}."
 
 
 def test_another_nan_is_a_nan(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_changed_dtype_or_size_is_named(tmp_path: Path) -> None:
         ("bf16", "i64"),
     )
     assert check_selftest(trace) == (
-        "your dump is wrong: selftest/transposed has shape [3, 2, 4], expected [4, 2, 3].",
-        "your dump is wrong: selftest/bf16 was recorded as f32, expected bf16.",
-        "your dump is wrong: selftest/i64 holds 1 at [0], expected 0.",
+        "selftest/transposed has shape [3, 2, 4], expected [4, 2, 3].",
+        "selftest/bf16 was recorded as f32, expected bf16.",
+        "selftest/i64 holds 1 at [0], expected 0.",
     )
 
 

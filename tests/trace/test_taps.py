@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import timeit
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,10 @@ def run(script: str, **environment: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_recorder_a_tap_gives_back_its_value_at_once() -> None:
+def test_without_a_recorder_a_tap_returns_its_value() -> None:
     value = object()  # not even an array: nothing looks at it
     assert active() is None and tap("x", value) is value
     set_step(3)
-    seconds = min(timeit.repeat(lambda: tap("x", value), number=10_000, repeat=5)) / 10_000
-    assert seconds < 5e-6
 
 
 def test_taps_are_recorded_in_order_with_their_steps(tmp_path: Path) -> None:
@@ -95,7 +92,7 @@ def test_injection_hands_back_the_reference_s_value_as_the_port_s_type(
 
 
 def test_nothing_to_inject_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name at least one"):
+    with pytest.raises(InputError, match="nothing to inject"):
         injection(tmp_path, " , ")
 
 

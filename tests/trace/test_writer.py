@@ -101,7 +101,7 @@ def test_a_line_appears_only_after_its_shard(
     writer.add("a", np.arange(4.0))
     assert (tmp_path / "run/events.jsonl").read_text() == ""
     assert not Trace.open(tmp_path / "run").events
-    monkeypatch.setattr(writing, "SEAL_SECONDS", 0.0)
+    monkeypatch.setattr(writing, "FLUSH_SECONDS", 0.0)
     time.sleep(0.01)
     writer.add("b", np.arange(5.0))
     assert [event.name for event in Trace.open(tmp_path / "run").events] == ["a", "b"]
@@ -160,9 +160,9 @@ def test_weights_are_described_without_their_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "two\nlines", "x" * 1001, "\x1b[31m"])
 def test_a_name_that_no_reader_would_take_is_refused(tmp_path: Path, name: str) -> None:
     writer = TraceWriter(tmp_path / "run", Header())
-    with pytest.raises(TraceError, match="no name"):
+    with pytest.raises(TraceError, match="not a name"):
         writer.add(name, np.zeros(1))
-    with pytest.raises(TraceError, match="no name"):
+    with pytest.raises(TraceError, match="not a name"):
         writer.add("x", np.zeros(1), slot=name)
     writer.close()
 

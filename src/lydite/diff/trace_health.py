@@ -1,4 +1,4 @@
-"""What one trace shows by itself: NaN and its maker, room in float16, dead values, attention.
+"""What one trace shows by itself: NaN and its origin, float16 range, constant values, attention.
 
 Statistics are enough for nearly all of it; values are read a few rows at a time.
 """
@@ -15,11 +15,11 @@ from lydite.trace.statistics import measure, pieces
 from lydite.trace.store import Trace
 
 F16_MAX = 65504.0
-TIGHT = 0.25  # of float16's range: worth a word
+TIGHT = 0.25  # of float16's range: reported
 LARGE = 1e4  # of a residual stream
-MOST_NAMED = 4  # sites in one sentence
-COLLAPSED = 0.02  # of the greatest entropy
-FEWEST_KEYS = 4
+MAX_NAMES = 4  # in one sentence
+COLLAPSED = 0.02  # of the largest entropy
+MIN_KEYS = 4
 
 _FLOATS = ("f64", "f32", "bf16", "f16", "f8_e4m3", "f8_e5m2")
 _PROBABILITIES = re.compile(r"(attn|attention)_?(weights|probs)$|(^|[._/])(probs|softmax)$")
@@ -28,9 +28,9 @@ _BLOCK = re.compile(r"(.*?(?:blocks|layers|block|layer|resnets)\.)(\d+)$")
 
 @dataclass(frozen=True)
 class Remark:
-    """Something noticed in one trace."""
+    """Something unusual in one trace."""
 
-    kind: str  # a short stable word
+    kind: str  # a short stable id
     site: str
     step: int | None
     sentence: str
@@ -38,8 +38,8 @@ class Remark:
 
 
 def examine(trace: Trace) -> tuple[Remark, ...]:
-    """Look once at every event, in order; what is serious comes first."""
-    watchers = (_NotFinite(trace), _Range(), _Blocks(), _Dead(), _Steps(), _Attention(trace))
+    """Check every event once, in order; serious remarks come first."""
+    checks = (_NotFinite(trace), _Range(), _Growth(), _Constant(), _Steps(), _Attention(trace))
     for event in trace.events:
         if event.kind == "selftest":
             continue
@@ -47,9 +47,9 @@ def examine(trace: Trace) -> tuple[Remark, ...]:
         if stats is None and trace.has_values(event):
             stats = measure(trace.read(event))
         if stats is not None and stats.count:
-            for watcher in watchers:
-                watcher.see(event, stats)
-    remarks = [remark for watcher in watchers for remark in watcher.remarks()]
+            for check in checks:
+                check.add(event, stats)
+    remarks = [remark for check in checks for remark in check.remarks()]
     return tuple(sorted(remarks, key=lambda remark: not remark.serious))
 
 
@@ -60,12 +60,12 @@ def headroom(stats: Stats) -> float:
 
 @dataclass
 class _Calls:
-    """What was said of the inputs of each module's latest call."""
+    """A flag for each input of each module's latest call."""
 
     latest: dict[str, tuple[tuple[int, int], dict[str, bool]]] = field(default_factory=dict)
 
     def of(self, event: Event) -> dict[str, bool]:
-        """Port to what was said, of the call that the event belongs to; empty when unrecorded."""
+        """Slot to flag, of the call that the event belongs to; empty when not recorded."""
         call, given = self.latest.get(event.name, (None, {}))
         if call != (event.step, event.call):
             given = {}
@@ -75,14 +75,14 @@ class _Calls:
 
 @dataclass
 class _NotFinite:
-    """The first NaN or infinity, and whether its maker was given any."""
+    """The first NaN or infinity, and whether the inputs had any."""
 
     trace: Trace
     first: tuple[Event, Stats, tuple[str, ...]] | None = None
     later: int = 0
     calls: _Calls = field(default_factory=_Calls)
 
-    def see(self, event: Event, stats: Stats) -> None:
+    def add(self, event: Event, stats: Stats) -> None:
         if self.first is not None:
             self.later += bool(stats.nan or stats.inf)
             return
@@ -93,7 +93,7 @@ class _NotFinite:
             inputs[event.slot] = True
 
     def _masked(self, event: Event) -> bool:
-        """−Inf alone is a mask, in scores too; +Inf is none."""
+        """Whether there is only −Inf, which is a mask; +Inf is not."""
         if not self.trace.has_values(event):
             return _is_mask(event)
         return not any((piece == np.inf).any() for piece in pieces(self.trace.read(event)))
@@ -103,30 +103,30 @@ class _NotFinite:
             return
         event, stats, inputs = self.first
         counts = ((stats.nan, "NaN"), (stats.inf, "Inf"))
-        told = " and ".join(f"{n} {word}" for n, word in counts if n)
-        told += f" of {stats.count} values, "
+        text = " and ".join(f"{n} {word}" for n, word in counts if n)
+        text += f" of {stats.count} values, "
         if event.slot.startswith("in."):
-            told += f"first seen at {event}: what made it was not recorded"
+            text += f"first at {event}; its origin was not recorded"
         elif inputs:
-            told += f"made by {event} from finite inputs ({', '.join(inputs)})"
+            text += f"computed by {event} from finite inputs ({', '.join(inputs)})"
         else:
-            told += f"first seen at {event}; its inputs were not recorded"
+            text += f"first at {event}; its inputs were not recorded"
         if stats.inf and event.dtype == "f16":
-            told += ". Float16 ends at 65504: compute this in bfloat16 or float32"
+            text += ". Float16 ends at 65504: compute this in bfloat16 or float32"
         if self.later:
-            told += f". {self.later} later values have them too"
-        yield Remark("not-finite", event.name, event.step, told + ".", True)
+            text += f". {self.later} later values have them too"
+        yield Remark("not-finite", event.name, event.step, text + ".", True)
 
 
 @dataclass
 class _Range:
-    """Room in float16: what comes near its end, what would pass it."""
+    """Values near the end of float16's range, or beyond it."""
 
     over: dict[str, None] = field(default_factory=dict)
     count: int = 0
     largest: tuple[float, Event] | None = None
 
-    def see(self, event: Event, stats: Stats) -> None:
+    def add(self, event: Event, stats: Stats) -> None:
         if event.kind != "activation" or event.dtype not in _FLOATS or _is_mask(event):
             return
         peak = _peak(stats)
@@ -142,23 +142,23 @@ class _Range:
         peak, event = self.largest
         if self.over:
             kind = "f16-overflow"
-            told = f"{self.count} values at {len(self.over)} sites would overflow in float16: "
-            told += f"{_named(self.over)}; the largest is {peak:.3g} at {event}, "
-            told += f"{peak / F16_MAX:.3g} × 65504. Use bfloat16 or float32."
+            text = f"{self.count} values at {len(self.over)} sites would overflow in float16: "
+            text += f"{_named(self.over)}; the largest is {peak:.3g} at {event}, "
+            text += f"{peak / F16_MAX:.3g} × 65504. Use bfloat16 or float32."
         else:
             kind = "f16-headroom"
-            told = f"The largest value, {peak:.3g} at {event}, takes {peak / F16_MAX:.0%} of "
-            told += "float16's range: there is little room."
-        yield Remark(kind, event.name, event.step, told, False)
+            text = f"The largest value, {peak:.3g} at {event}, takes {peak / F16_MAX:.0%} of "
+            text += "float16's range."
+        yield Remark(kind, event.name, event.step, text, False)
 
 
 @dataclass
-class _Blocks:
+class _Growth:
     """Growth along a stack of blocks."""
 
     stacks: dict[str, dict[int, tuple[float, int]]] = field(default_factory=dict)  # peak, step
 
-    def see(self, event: Event, stats: Stats) -> None:
+    def add(self, event: Event, stats: Stats) -> None:
         match = _BLOCK.match(event.name)
         if match is None or not event.slot.startswith("out") or event.kind != "activation":
             return
@@ -174,30 +174,30 @@ class _Blocks:
             if len(stack) < 2 or largest < LARGE or largest < 10 * first:
                 continue
             site = name.split(" ")[0]
-            told = f"The range grows from {first:.3g} at {site}{start} to {largest:.3g} at "
-            told += f"{site}{where}, of {last + 1}. A transformer's residual stream reaches 1e6 to "
-            told += "1e7 in a few channels; when both sides agree this is no bug."
-            yield Remark("range-grows", f"{site}{where}", step, told, False)
+            text = f"The range grows from {first:.3g} at {site}{start} to {largest:.3g} at "
+            text += f"{site}{where}, of {last + 1}. A transformer's residual stream reaches 1e6 to "
+            text += "1e7 in a few channels; when both sides agree this is not a bug."
+            yield Remark("range-grows", f"{site}{where}", step, text, False)
 
 
 @dataclass
-class _Dead:
-    """Outputs that are zero or one number throughout."""
+class _Constant:
+    """Outputs whose values are all zero, or all equal."""
 
     zero: dict[str, Event] = field(default_factory=dict)
     constant: dict[str, tuple[Event, float]] = field(default_factory=dict)
     calls: _Calls = field(default_factory=_Calls)
 
-    def see(self, event: Event, stats: Stats) -> None:
+    def add(self, event: Event, stats: Stats) -> None:
         if event.kind != "activation" or stats.count < 2 or event.dtype not in _FLOATS:
             return
-        dead = stats.min is not None and stats.min == stats.max and not stats.nan + stats.inf
+        constant = stats.min is not None and stats.min == stats.max and not stats.nan + stats.inf
         inputs = self.calls.of(event)
         if event.slot.startswith("in."):
-            inputs[event.slot] = dead
+            inputs[event.slot] = constant
             return
-        if not dead or any(inputs.values()) or _is_mask(event):
-            return  # a dead input explains a dead output
+        if not constant or any(inputs.values()) or _is_mask(event):
+            return  # a constant input explains a constant output
         if stats.min == 0.0:
             self.zero.setdefault(event.name, event)
         elif stats.min is not None:
@@ -206,22 +206,22 @@ class _Dead:
     def remarks(self) -> Iterator[Remark]:
         if self.zero:
             first = next(iter(self.zero.values()))
-            told = f"All values are zero at {_named(self.zero)}: a weight never loaded, a gate of "
-            told += "zero, or a buffer never written."
-            yield Remark("all-zero", first.name, first.step, told, True)
+            text = f"All values are zero at {_named(self.zero)}: a weight never loaded, a gate of "
+            text += "zero, or a buffer never written."
+            yield Remark("all-zero", first.name, first.step, text, True)
         if self.constant:
             first, value = next(iter(self.constant.values()))
-            told = f"All values are equal at {_named(self.constant)}, {value:g} at the first."
-            yield Remark("constant", first.name, first.step, told, False)
+            text = f"All values are equal at {_named(self.constant)}, {value:g} at the first."
+            yield Remark("constant", first.name, first.step, text, False)
 
 
 @dataclass
 class _Steps:
-    """Values that never change from step to step."""
+    """Values that are equal in every step."""
 
     seen: dict[tuple[str, str, int], "_Site"] = field(default_factory=dict)
 
-    def see(self, event: Event, stats: Stats) -> None:
+    def add(self, event: Event, stats: Stats) -> None:
         if event.kind != "activation" or event.dtype not in _FLOATS:
             return
         key = (event.name, event.slot, event.call)
@@ -235,25 +235,25 @@ class _Steps:
 
     def remarks(self) -> Iterator[Remark]:
         given: dict[tuple[str, int], bool] = {}  # whether every input stayed the same
-        for (name, port, call), site in self.seen.items():
-            if port.startswith("in."):
+        for (name, slot, call), site in self.seen.items():
+            if slot.startswith("in."):
                 given[name, call] = given.get((name, call), True) and site.same
         stuck: dict[str, None] = {}
         still: dict[str, None] = {}
-        for (name, port, call), site in self.seen.items():
-            if site.same and site.steps > 1 and not port.startswith("in."):
+        for (name, slot, call), site in self.seen.items():
+            if site.same and site.steps > 1 and not slot.startswith("in."):
                 if (name, call) not in given:
                     still.setdefault(name)
                 elif not given[name, call]:
                     stuck.setdefault(name)
         if stuck:
-            told = f"The same value in every step, although an input changes: {_named(stuck)}. "
-            told += "A cached value, or an input that is not used."
-            yield Remark("same-in-every-step", next(iter(stuck)), None, told, True)
+            text = f"The same value in every step, although an input changes: {_named(stuck)}. "
+            text += "A cached value, or an input that is not used."
+            yield Remark("same-in-every-step", next(iter(stuck)), None, text, True)
         if still:
-            told = f"The same value in every step: {_named(still)}. Right for text and position "
-            told += "tables, wrong for anything that depends on the latent or the timestep."
-            yield Remark("same-in-every-step", next(iter(still)), None, told, False)
+            text = f"The same value in every step: {_named(still)}. Right for text and position "
+            text += "tables, wrong for anything that depends on the latent or the timestep."
+            yield Remark("same-in-every-step", next(iter(still)), None, text, False)
 
 
 @dataclass(frozen=True)
@@ -266,13 +266,13 @@ class _Site:
 
 @dataclass
 class _Attention:
-    """Probabilities: do rows sum to one, and how far are they from uniform."""
+    """Probabilities: whether rows sum to one, and their entropy."""
 
     trace: Trace
     sites: dict[str, tuple[float, float]] = field(default_factory=dict)  # entropy: least, most
     found: list[Remark] = field(default_factory=list)
 
-    def see(self, event: Event, stats: Stats) -> None:
+    def add(self, event: Event, stats: Stats) -> None:
         if event.name in self.sites or not _may_be_probabilities(event, stats):
             return
         named, mean = bool(_PROBABILITIES.search(event.name)), stats.mean or 0.0
@@ -280,30 +280,30 @@ class _Attention:
         if not named and min(abs(mean * keys - 1), abs(mean * queries - 1)) > CLOSE:
             return
         if self.trace.has_values(event):
-            self._judge(event, named, measure_rows(self.trace.read(event)))
+            self._check(event, named, measure_rows(self.trace.read(event)))
         elif named and abs(mean * keys - 1) > CLOSE:
             self._wrong(event, f"rows sum to {mean * keys:.3g} on average")
 
-    def _judge(self, event: Event, named: bool, seen: Rows) -> None:
-        low, high = seen.sums
+    def _check(self, event: Event, named: bool, rows: Rows) -> None:
+        low, high = rows.sums
         if high - 1 > CLOSE or 1 - low > CLOSE:
-            if seen.columns:
-                told = f"columns sum to one, rows to {low:.3g} to {high:.3g}: the softmax runs "
-                self._wrong(event, told + "over the wrong axis")
+            if rows.columns:
+                text = f"columns sum to one, rows to {low:.3g} to {high:.3g}: the softmax runs "
+                self._wrong(event, text + "over the wrong axis")
             elif named:
                 self._wrong(event, f"rows sum to {low:.3g} to {high:.3g}, not one")
-        elif seen.typical < COLLAPSED and event.shape[-1] >= 16:
-            told = (
-                f"entropy is {seen.typical:.1%} of the greatest: nearly every query looks at one "
+        elif rows.typical < COLLAPSED and event.shape[-1] >= 16:
+            text = (
+                f"entropy is {rows.typical:.1%} of the largest: nearly every query attends to one "
             )
-            self._wrong(event, told + "key; 1/√d of the scores may be missing", serious=False)
+            self._wrong(event, text + "key; 1/√d of the scores may be missing", serious=False)
         else:
-            self.sites[event.name] = seen.entropy
+            self.sites[event.name] = rows.entropy
 
-    def _wrong(self, event: Event, told: str, *, serious: bool = True) -> None:
+    def _wrong(self, event: Event, text: str, *, serious: bool = True) -> None:
         self.sites.setdefault(event.name, (0.0, 0.0))
-        if len(self.found) < 2 * MOST_NAMED:
-            sentence = f"Attention at {event}: {told}."
+        if len(self.found) < 2 * MAX_NAMES:
+            sentence = f"Attention at {event}: {text}."
             self.found.append(Remark("attention", event.name, event.step, sentence, serious))
 
     def remarks(self) -> Iterator[Remark]:
@@ -312,15 +312,15 @@ class _Attention:
         if good:
             low = min(least for least, _ in good.values())
             high = max(most for _, most in good.values())
-            told = f"Attention probabilities at {_named(good)}: rows sum to one, entropy "
-            told += f"{low:.0%} to {high:.0%} of uniform."
-            yield Remark("attention", next(iter(good)), None, told, False)
+            text = f"Attention probabilities at {_named(good)}: rows sum to one, entropy "
+            text += f"{low:.0%} to {high:.0%} of uniform."
+            yield Remark("attention", next(iter(good)), None, text, False)
 
 
 def _may_be_probabilities(event: Event, stats: Stats) -> bool:
     if event.kind != "activation" or event.dtype not in _FLOATS or event.slot.startswith("in."):
         return False
-    if len(event.shape) < 2 or min(event.shape[-2:]) < FEWEST_KEYS or stats.nan + stats.inf:
+    if len(event.shape) < 2 or min(event.shape[-2:]) < MIN_KEYS or stats.nan + stats.inf:
         return False
     low, high = stats.min, stats.max
     return low is not None and high is not None and low >= 0 and 0 < high <= 1 + CLOSE
@@ -331,11 +331,11 @@ def _peak(stats: Stats) -> float:
 
 
 def _is_mask(event: Event) -> bool:
-    """Whether −Inf and huge negative numbers are meant."""
+    """Whether −Inf and huge negative numbers are intended."""
     return "mask" in event.name.rsplit(".", 1)[-1].lower() or "mask" in event.slot.lower()
 
 
 def _named(sites: Iterable[str]) -> str:
     names = list(sites)
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

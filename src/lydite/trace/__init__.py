@@ -1,1 +1,1 @@
-"""Traces: what one run of one model leaves on disk, and how it is captured."""
+"""Traces: the recorded values of one run of one model."""

@@ -1,6 +1,6 @@
-"""Any framework's array as NumPy and back.
+"""Arrays of any framework as NumPy and back.
 
-No framework is imported here: whoever holds one of its arrays has imported it already.
+No framework is imported here: a caller with one of its arrays has imported it already.
 """
 
 import sys
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lydite.core.dtypes import NAMES, mlx_to_numpy
 from lydite.core.errors import TraceError, shown
 
-# torch hands NumPy nothing narrower than f16, but for the bits
+# torch converts nothing narrower than f16 to NumPy; the bits are viewed as integers
 _TORCH_BITS = {
     "bfloat16": ("int16", ml_dtypes.bfloat16),
     "float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
@@ -37,7 +37,7 @@ def is_array(value: object) -> bool:
 
 
 def to_numpy(value: Any) -> NDArray[Any]:
-    """The value, evaluated, without loss; a view of its memory where that is possible."""
+    """The evaluated value without loss; a view of its memory where possible."""
     framework = type(value).__module__.split(".")[0]
     try:
         if framework == "torch":
@@ -60,7 +60,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
 
 def like(value: Any, new: NDArray[Any]) -> Any:
     """`new` in the framework, dtype and on the device of `value`."""
-    with np.errstate(all="ignore"):  # out of the port's range is Inf, and the trace says so
+    with np.errstate(all="ignore"):  # beyond the dtype's range: Inf, which the trace shows
         new = np.array(new, dtype=to_numpy(value).dtype, order="C")
     framework = type(value).__module__.split(".")[0]
     if framework == "torch":

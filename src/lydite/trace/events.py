@@ -1,7 +1,6 @@
-"""The words of a trace: its header, its events, the statistics of a value.
+"""The data of a trace: its header, its events, the statistics of a value.
 
-The format is docs/trace-format.md. Everything here is plain data, read from strangers' files, so
-every field is bounded.
+The format is docs/trace-format.md. Files may come from anybody, so every field is bounded.
 """
 
 import re
@@ -57,7 +56,7 @@ class Site(NamedTuple):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Statistics of a value; the moments are over what is finite, and null where nothing is."""
+    """Statistics of a value; the moments are over the finite values, null without any."""
 
     count: Index
     min: float | None = None
@@ -76,7 +75,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     i: Index
     name: Name
     shape: Shape
-    dtype: Word  # in the run, even if stored wider
+    dtype: Word  # in the run; it may be stored wider
     slot: Name = msgspec.field(default="out", name="port")  # "port" in the file
     kind: Word = "activation"
     step: Index = 0
@@ -110,7 +109,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """trace.json: who computed the values, and under which conditions."""
+    """trace.json: what computed the values, and under which conditions."""
 
     format: str = FORMAT
     version: int = VERSION

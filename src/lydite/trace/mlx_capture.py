@@ -1,9 +1,9 @@
-"""Record every module of an MLX model, from outside, and leave nothing behind.
+"""Record every module of an MLX model without changing the model.
 
 `mlx.nn` has no hooks, and Python looks `__call__` up on the type, so each module's class is swapped
-for a recording subclass. Values are evaluated where they are made: inside `mx.grad`, `mx.vmap` or a
-compiled function that is impossible, so compilation is off meanwhile. A fused kernel may differ
-from its unfused form in the last bit.
+for a recording subclass until the recording ends. Values are evaluated where they are computed,
+which is impossible inside `mx.grad`, `mx.vmap` or a compiled function, so compilation is off
+meanwhile. A fused kernel may differ from its unfused form in the last bit.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,10 +20,10 @@ from lydite.trace.selftest import SPECIAL, Records, record_all
 
 
 class ValueSink(Protocol):
-    """A Recorder, or anything that is told what modules take and give."""
+    """A Recorder, or anything else that receives the inputs and outputs of modules."""
 
     def record(self, name: str, value: Any, *, slot: str) -> Any:
-        """Take note of a value, and hand back the one that goes on in its place."""
+        """Receive a value, and return the one that the run continues with."""
         ...
 
 
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=ValueSink)
 def record_modules(
     recorder: T, model: nn.Module, *, scope: str, methods: Sequence[str] = ()
 ) -> Generator[T]:
-    """Record what every module of `model` takes and gives, as `scope/path`, while the block runs.
+    """Record inputs and outputs of every module of `model` as `scope/path` while the block runs.
 
     A module reachable by several paths is recorded under the first, in order of definition.
     `methods` of the root other than its call are recorded as `scope/METHOD`.
@@ -69,7 +69,7 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def compiles() -> bool:
-    """Whether mx.compile is on, which MLX does not say: a compiled body runs once, then not."""
+    """Whether mx.compile is on. MLX does not tell; a compiled body runs once only."""
     calls: list[None] = []
 
     def body(x: mx.array) -> mx.array:
@@ -107,10 +107,10 @@ def _recording(
         original = getattr(kind, attribute)
 
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            place = names.get(id(self))
-            if place is None:  # a copy that was made while recording
+            path = names.get(id(self))
+            if path is None:  # a copy that was made while recording
                 return original(self, *args, **kwargs)
-            name = full_name(place, suffix)
+            name = full_name(path, suffix)
 
             def record(slot: str, x: Any) -> Any:
                 return recorder.record(name, x, slot=slot)

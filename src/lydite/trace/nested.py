@@ -1,4 +1,4 @@
-"""The arrays inside what a module takes and gives, each under its slot."""
+"""The arrays inside a module's inputs and outputs, each under its slot."""
 
 import copy
 import dataclasses
@@ -7,7 +7,7 @@ from typing import Any
 
 from lydite.trace.arrays import is_array
 
-Leaf = Callable[[str, Any], Any]  # slot and array to the array that goes on in its place
+Leaf = Callable[[str, Any], Any]  # slot and array to the array that replaces it
 
 
 def map_inputs(
@@ -30,7 +30,7 @@ def map_outputs(value: Any, leaf: Leaf) -> Any:
 
 
 def _mapped(slot: str, value: Any, leaf: Leaf) -> Any:
-    """The value with every array replaced; the very same object when none is."""
+    """The value with every array replaced; the same object when none is."""
     if is_array(value):
         return leaf(slot, value)
     items = dict(_items(value))
@@ -44,7 +44,7 @@ def _mapped(slot: str, value: Any, leaf: Leaf) -> Any:
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     if callable(value):
-        return  # a module that is handed over: MLX's are dicts of their weights
+        return  # a module passed as an argument: MLX modules are dicts of their weights
     if isinstance(value, Mapping):
         yield from value.items()
     elif names := _fields(value):

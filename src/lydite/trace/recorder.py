@@ -1,4 +1,4 @@
-"""One run being recorded: which step it is at, which names are kept, what is given back instead."""
+"""Record one run: the current step, which values are kept, which are replaced."""
 
 import fnmatch
 import os
@@ -85,7 +85,7 @@ class Recorder:
         return cls(TraceWriter(Path(folder), header or Header(), capture), inject=inject)
 
     def wants(self, name: str, slot: str = "out") -> bool:
-        """Whether a value here would be kept or replaced."""
+        """Whether a value of this name and slot would be kept or replaced."""
         return any(self._plan(name, slot))
 
     def record(
@@ -97,9 +97,9 @@ class Recorder:
         kind: str = "activation",
         dims: str | None = None,
     ) -> Any:
-        """Keep `value`, and hand it back, or the reference's where that is injected."""
+        """Record `value` and return it, or the reference's value where that is injected."""
         keep, replace = self._plan(name, slot)
-        if not (keep or replace) or os.getpid() != self._process:  # a fork shares our files
+        if not (keep or replace) or os.getpid() != self._process:  # a fork shares the files
             return value
         step = self.step
         if type(step) is not int or step < 0:
@@ -120,7 +120,7 @@ class Recorder:
         self.writer.describe(**changes)
 
     def close(self, *, complete: bool = True) -> None:
-        """Finish the trace; `complete` says that the run ended by itself."""
+        """Finish the trace; `complete`: the run ended by itself."""
         if os.getpid() == self._process:
             self.writer.close(complete=complete)
 
@@ -167,7 +167,7 @@ def full_name(scope: str, path: str) -> str:
 
 def matches(pattern: str, name: str, slot: str, *, default_slots: str) -> bool:
     """Whether a shell pattern NAME or NAME:SLOT covers this; NAME alone means `default_slots`."""
-    if pattern == name:  # it may hold brackets
+    if pattern == name:  # it may contain brackets
         return fnmatch.fnmatchcase(slot, default_slots)
     name_pattern, colon, slot_pattern = pattern.rpartition(":")
     if not colon:

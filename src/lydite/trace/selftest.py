@@ -1,7 +1,7 @@
-"""Values every writer can make from its framework's own views, so that a wrong dump shows itself.
+"""Self-test values: made from a framework's own views, they show whether a writer is correct.
 
-A strided view written as raw memory is the bug being hunted, inside the dump. These few values tell
-"your dump is wrong" from "your model is wrong".
+A strided view written as raw memory is a common bug of a port, and of a writer. These values
+distinguish "the trace is wrong" from "the model is wrong".
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,13 +61,13 @@ def expected(name: str) -> NDArray[Any]:
 
 
 def has_selftest(trace: Trace) -> bool:
-    """Whether the writer left self-test values at all."""
+    """Whether the trace has self-test values."""
     return any(event.name.startswith(PREFIX) for event in trace.events)
 
 
 def check_selftest(trace: Trace) -> tuple[str, ...]:
-    """What is wrong with the dump, a sentence each; nothing when it has no self-test."""
-    return tuple(f"your dump is wrong: {problem}." for problem in _problems(trace))
+    """What is wrong with the trace, one sentence each; nothing when it has no self-test."""
+    return tuple(f"{problem}." for problem in _problems(trace))
 
 
 def _problems(trace: Trace) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _raw_memory(name: str, found: NDArray[Any], want: NDArray[Any]) -> str | Non
 
 
 def _memory(name: str, size: int) -> tuple[NDArray[Any], ...]:
-    """What a writer that ignores strides may put in the place of a view."""
+    """What a writer that ignores strides may write instead of a view."""
     a = expected("contiguous").reshape(-1)
     starts = {"transposed": (0,), "broadcast": (0,), "sliced": (1, 0)}  # with and without offset
     return tuple(a[start : start + size] for start in starts.get(name, ()))

@@ -12,7 +12,7 @@ from lydite.core.dtypes import widen
 from lydite.trace.events import Stats
 
 BUCKETS = 1024
-PIECE = 2**17  # values looked at together: the working set stays inside a CPU's cache
+PIECE = 2**17  # values processed together: the working set stays inside a CPU's cache
 ROW = 2**13
 DIGITS = 7  # of a sketch's numbers, which are text on disk
 

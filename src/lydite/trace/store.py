@@ -1,4 +1,4 @@
-"""Read a trace that anybody wrote: bounded, checked, memory-mapped."""
+"""Read a trace from any writer: bounded, checked, memory-mapped."""
 
 import weakref
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ from lydite.core.dtypes import FLOAT_NAMES, NUMPY_DTYPES
 from lydite.core.errors import FileError, LyditeError, TraceError, at, shown
 from lydite.core.tensorfile import TensorFile
 from lydite.trace.events import STORED_AS, Event, EventId, Header, WeightInfo
-from lydite.trace.lines import read_events, read_header, read_weights
+from lydite.trace.json_files import read_events, read_header, read_weights
 
-MOST_OPEN = 64  # shards
+MAX_OPEN = 64  # shards
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """An open trace: what happened, in order; values are read when asked for."""
+    """An open trace: its events in order; values are read on demand."""
 
     folder: Path
     header: Header
     events: tuple[Event, ...]
-    lost: int = 0  # events at the end whose values a crash took
+    lost: int = 0  # events at the end whose values are missing after a crash
     _files: dict[str, TensorFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -42,11 +42,11 @@ class Trace:
         return cls(folder, header, _numbered(kept), len(events) - len(kept))
 
     def has_values(self, event: Event) -> bool:
-        """Whether the values themselves were kept, and not only what was measured on them."""
+        """Whether the values were kept, and not only statistics."""
         return self._owner(event).key is not None
 
     def find(self, name: str, slot: str = "out", step: int = 0, call: int = 0) -> Event | None:
-        """The event at a place, or None."""
+        """The event with this id, or None."""
         return self._by_id.get((name, slot, step, call))
 
     def read(self, event: Event) -> NDArray[Any]:
@@ -76,11 +76,11 @@ class Trace:
         return values
 
     def weights(self) -> dict[str, WeightInfo] | None:
-        """What is said of the parameters, or None when nothing is."""
+        """Shapes, hashes and statistics of the parameters, or None."""
         return read_weights(self.folder / "weights.json")
 
     def close(self) -> None:
-        """Close the shards; arrays that were given out stay valid."""
+        """Close the shards; arrays that were read stay valid."""
         _close(self._files)
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class Trace:
         self.close()
 
     def _owner(self, event: Event) -> Event:
-        """The event whose values these are: itself, or an earlier one it repeats."""
+        """The event that has the values: itself, or an earlier one with the same content."""
         if event.alias_of is None:
             return event
         owner = self._by_number.get(event.alias_of)
@@ -108,7 +108,7 @@ class Trace:
 
     def _file(self, shard: str) -> TensorFile:
         if shard not in self._files:
-            while len(self._files) >= MOST_OPEN:
+            while len(self._files) >= MAX_OPEN:
                 self._files.pop(next(iter(self._files))).close()
             self._files[shard] = TensorFile.open(self.folder / shard)
         return self._files[shard]
@@ -137,7 +137,7 @@ def _holds(stored: str, dtype: str) -> bool:
 
 
 def _without_lost(folder: Path, events: tuple[Event, ...], header: Header) -> tuple[Event, ...]:
-    """Events up to the last whose shard is there; a crash loses what was not sealed."""
+    """Events up to the last whose shard exists; a crash loses an unfinished shard."""
     missing = {
         shard
         for shard in {event.shard for event in events if event.shard is not None}
@@ -166,7 +166,7 @@ def _is_shard(path: Path) -> bool:
 
 
 def _numbered(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """Calls counted here where the writer did not: hand-written dumps repeat a name."""
+    """Count calls where the writer did not: hand-written dumps repeat a name."""
     seen: set[EventId] = set()
     following: dict[tuple[str, str, int], int] = {}
     result: list[Event] = []

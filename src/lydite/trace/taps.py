@@ -1,7 +1,8 @@
-"""`tap("name", x)`: capture, comparison and teacher forcing in hand-written code.
+"""`tap("name", x)`: record values in hand-written code, and replace them by the reference's.
 
-A script needs nothing but the taps: LYDITE_TRACE=FOLDER records, LYDITE_INJECT=FOLDER with
-LYDITE_INJECT_AT=NAME,NAME… hands back another trace's values. Without them a tap costs one look-up.
+A script needs only the taps: LYDITE_TRACE=FOLDER records, LYDITE_INJECT=FOLDER with
+LYDITE_INJECT_AT=NAME,NAME… returns another trace's values. Without them a tap costs one look-up.
+The folder has to be new; in Python, `recording(folder, overwrite=True)` replaces a trace.
 """
 
 import atexit
@@ -24,7 +25,7 @@ T = TypeVar("T")
 def tap(
     name: str, x: T, *, slot: str = "out", kind: str = "activation", dims: str | None = None
 ) -> T:
-    """Record `x` when something records, and return it, or the reference's value when injecting."""
+    """Record `x` if a recorder is active; return it, or the reference's value when injecting."""
     recorder = _active
     if recorder is None:
         return x
@@ -34,13 +35,13 @@ def tap(
 
 
 def set_step(step: int) -> None:
-    """Say which step of the loop the taps that follow belong to."""
+    """Set the step of the loop that the next taps belong to."""
     if (recorder := active()) is not None:
         recorder.step = step
 
 
 def active() -> Recorder | None:
-    """The recorder that taps write to now."""
+    """The recorder that taps write to, or None."""
     return _active.start() if isinstance(_active, _FromEnvironment) else _active
 
 
@@ -77,12 +78,12 @@ def injection(folder: Path | str, at: str | tuple[str, ...]) -> Injection:
     patterns = tuple(part.strip() for part in at.split(",")) if isinstance(at, str) else at
     patterns = tuple(part for part in patterns if part)
     if not patterns:
-        raise InputError("nothing to inject: name at least one place, such as 'vae/*'.")
+        raise InputError("nothing to inject: give at least one name, such as 'vae/*'.")
     return Injection(Trace.open(Path(folder)), patterns)
 
 
 class _FromEnvironment:
-    """Stands for the environment's recorder until the first tap, which a helper process lacks."""
+    """Starts the environment's recorder at the first tap; worker processes have none."""
 
     def start(self) -> Recorder:
         global _active
@@ -99,7 +100,7 @@ class _FromEnvironment:
 
 
 def _close_at_exit(recorder: Recorder, before: object) -> None:
-    # The interpreter leaves an uncaught exception in sys.last_value before it ends.
+    # The interpreter stores an uncaught exception in sys.last_value before it ends.
     recorder.close(complete=getattr(sys, "last_value", None) is before)
 
 

@@ -1,4 +1,4 @@
-"""Record every module of a torch model with hooks, and remove them. The only file here with torch.
+"""Record every module of a torch model with hooks. The only file here with torch.
 
 Compiled models (`torch.compile`) run their modules inside one graph: record the original.
 """
@@ -18,7 +18,7 @@ from lydite.trace.selftest import SPECIAL, Records, record_all
 def record_modules(
     recorder: Recorder, model: torch.nn.Module, *, scope: str, methods: Sequence[str] = ()
 ) -> Generator[Recorder]:
-    """Record what every module of `model` takes and gives, as `scope/path`, while the block runs.
+    """Record inputs and outputs of every module of `model` as `scope/path` while the block runs.
 
     A module reachable by several paths is recorded under the first, in order of definition.
     `methods` of the root other than its call are recorded as `scope/METHOD`. Inputs are recorded
@@ -34,7 +34,7 @@ def record_modules(
             undo.callback(handle.remove)
         for method in methods:
             own = vars(model).get(method)  # offloading libraries put a wrapper here
-            undo.callback(_put_back, vars(model), method, own)
+            undo.callback(_restore, vars(model), method, own)
             vars(model)[method] = _wrapped(recorder, getattr(model, method), f"{scope}/{method}")
         yield recorder
 
@@ -62,7 +62,7 @@ def _wrapped(recorder: Recorder, method: Callable[..., Any], name: str) -> Calla
     return call
 
 
-def _put_back(attributes: dict[str, Any], name: str, own: Any) -> None:
+def _restore(attributes: dict[str, Any], name: str, own: Any) -> None:
     attributes.pop(name, None)
     if own is not None:
         attributes[name] = own

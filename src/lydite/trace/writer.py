@@ -1,4 +1,4 @@
-"""Write a trace: append-only lines, sealed shards, a byte budget that never stops the run."""
+"""Write a trace: append-only lines, finished shards, a byte budget that never stops the run."""
 
 import hashlib
 import re
@@ -23,23 +23,23 @@ from lydite.trace.statistics import measure, sketch
 
 Level = Literal["full", "sketch", "stats"]
 SHARD_BYTES = 256 * 2**20
-SEAL_SECONDS = 2.0  # what a crash can cost
-FULL_UNTIL, SKETCH_UNTIL = 0.9, 0.97  # of the budget: the rest is for what comes later
+FLUSH_SECONDS = 2.0  # of values that a crash can lose
+FULL_UNTIL, SKETCH_UNTIL = 0.9, 0.97  # of the budget: the rest is for later events
 ENTRY_BYTES = 100  # of a shard's header, for each tensor
-MOST_HASHES = 100_000
-MEASURED = ("activation", "weight")  # other kinds decide the run, and are small: kept whole
+MAX_HASHES = 100_000
+MEASURED = ("activation", "weight")  # other kinds decide the run and are small: always in full
 
 _NAMES = {stored: name for name, stored in STORED_AS.items() if not name.startswith("c")}
-_OURS = re.compile(r"trace\.json|events\.jsonl|weights\.json|t-\d+\.safetensors|\.[0-9a-f]+\.part")
+_FILE = re.compile(r"trace\.json|events\.jsonl|weights\.json|t-\d+\.safetensors|\.[0-9a-f]+\.part")
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What is kept: how much of a value, which places, whole at which steps, in how many bytes."""
+    """What is kept: how much of a value, which sites, in full at which steps, how many bytes."""
 
     level: Level = "full"
     points: tuple[str, ...] = ("*",)  # shell patterns: NAME, or NAME:SLOT
-    full_steps: tuple[int, ...] | None = None  # None: whole at every step
+    full_steps: tuple[int, ...] | None = None  # None: in full at every step
     budget: int = 2 * 2**30
 
     def __post_init__(self) -> None:
@@ -51,17 +51,17 @@ class Capture:
 
 
 class TraceWriter:
-    """One run's trace, being written. Lines appear only when what they name is on disk."""
+    """The trace of one run. A line is written after the shard that it names."""
 
     def __init__(self, folder: Path, header: Header, capture: Capture | None = None) -> None:
         self.folder, self.capture = folder, capture or Capture()
         self.header = msgspec.structs.replace(header, capture=asdict(self.capture), complete=False)
-        self._start = self._sealed = time.monotonic()
+        self._start = self._flushed = time.monotonic()
         self._calls: Counter[tuple[str, str, int]] = Counter()
         self._seen: dict[tuple[str, tuple[int, ...], str], Event] = {}
         self._waiting: list[bytes] = []
         self._tensors: dict[str, NDArray[Any]] = {}
-        self._held = self._used = self._count = self._shards = 0
+        self._pending_bytes = self._used = self._count = self._shards = 0
         self._selftest: list[int] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class TraceWriter:
         dims: str | None = None,
         dtype: str | None = None,
     ) -> Event:
-        """Record one value, copied now; `dtype` says what it was in the run if it was widened."""
+        """Record a copy of one value; `dtype` is that of the run if the value was widened."""
         self._check_open()
         value = np.asarray(value)
         stored, own = _as_stored(name, value)
@@ -95,19 +95,19 @@ class TraceWriter:
         event = Event(
             self._count, name, shape, dtype or own, slot, kind, step, call, dims, t_ms=milliseconds
         )
-        event = self._kept(event, stored)
+        event = self._with_data(event, stored)
         self._count += 1
         if kind == "selftest":
             self._selftest.append(event.i)
         line = msgspec.json.encode(event) + b"\n"
         self._used += len(line)
         self._waiting.append(line)
-        if not self._tensors or self._held >= SHARD_BYTES or self._late():
+        if not self._tensors or self._pending_bytes >= SHARD_BYTES or self._is_due():
             self.flush()
         return event
 
     def count(self, name: str, slot: str, step: int) -> int:
-        """The number of this call; a call that is not kept counts as well."""
+        """The number of this call; calls that are not recorded count as well."""
         key = (name, slot, step)
         if key not in self._calls:
             _check_name(name)
@@ -126,23 +126,23 @@ class TraceWriter:
         write_atomic(self.folder / "weights.json", msgspec.json.encode(infos))
 
     def flush(self) -> None:
-        """Seal the open shard and write the lines that name it."""
+        """Write the open shard, then the lines that name it."""
         self._check_open()
         if self._tensors:
             tensorfile.save(self.folder / self._shard, self._tensors)
             self._shards += 1
-            self._tensors, self._held = {}, 0
-        # Taken out first: an interrupt here may lose lines, but never writes one twice.
+            self._tensors, self._pending_bytes = {}, 0
+        # Cleared first: an interrupt here may lose lines, but never writes one twice.
         lines, self._waiting = b"".join(self._waiting), []
         try:
             self._lines.write(lines)
             self._lines.flush()
         except OSError as error:
             raise FileError(f"{at(self.folder)}: {error.strerror or error}.") from error
-        self._sealed = time.monotonic()
+        self._flushed = time.monotonic()
 
     def close(self, *, complete: bool = True) -> None:
-        """Write what waits; `complete` says that the run ended by itself."""
+        """Write what is pending; `complete`: the run ended by itself."""
         if self._lines.closed:
             return
         self.flush()
@@ -159,7 +159,7 @@ class TraceWriter:
     def _shard(self) -> str:
         return f"t-{self._shards:05}.safetensors"
 
-    def _kept(self, event: Event, stored: NDArray[Any]) -> Event:
+    def _with_data(self, event: Event, stored: NDArray[Any]) -> Event:
         """The event with its data, its sketch or its statistics, as the budget allows."""
         level, steps = self.capture.level, self.capture.full_steps
         whole = level == "full" and (steps is None or event.step in steps)
@@ -171,21 +171,21 @@ class TraceWriter:
                     event, hash=digest, alias_of=twin.i, stats=twin.stats
                 )
             if self._used + stored.nbytes <= FULL_UNTIL * self.capture.budget:
-                place = self._store(event, stored)
-                event = msgspec.structs.replace(event, hash=digest, stats=measure(stored), **place)
-                if len(self._seen) < MOST_HASHES:
+                where = self._store(event, stored)
+                event = msgspec.structs.replace(event, hash=digest, stats=measure(stored), **where)
+                if len(self._seen) < MAX_HASHES:
                     self._seen[digest, event.shape, event.dtype] = event
                 return event
         changes: dict[str, Stats | tuple[float, ...]] = {"stats": measure(stored)}
-        room = self._used < SKETCH_UNTIL * self.capture.budget
-        if level != "stats" and stored.dtype.kind in "fV" and stored.size and room:
+        affordable = self._used < SKETCH_UNTIL * self.capture.budget
+        if level != "stats" and stored.dtype.kind in "fV" and stored.size and affordable:
             changes["sketch"] = sketch(stored)
         return msgspec.structs.replace(event, **changes)
 
     def _store(self, event: Event, stored: NDArray[Any]) -> dict[str, Any]:
         key = str(event.i)
-        self._tensors[key] = np.array(stored, order="C")  # a copy: the run goes on
-        self._held += stored.nbytes
+        self._tensors[key] = np.array(stored, order="C")  # a copy: the run may change it
+        self._pending_bytes += stored.nbytes
         self._used += stored.nbytes + ENTRY_BYTES
         return {"shard": self._shard, "key": key}
 
@@ -193,8 +193,8 @@ class TraceWriter:
         if self._lines.closed:
             raise TraceError(f"{at(self.folder)}: this trace is closed; nothing can be added.")
 
-    def _late(self) -> bool:
-        return time.monotonic() - self._sealed > SEAL_SECONDS
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._flushed > FLUSH_SECONDS
 
     def _write_header(self) -> None:
         write_atomic(self.folder / "trace.json", msgspec.json.encode(self.header))
@@ -207,7 +207,7 @@ def remove_trace(folder: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         raise FileError(f"{at(folder)}: not a folder; not overwritten.")
     names = {path.name for path in folder.iterdir()}
-    if any(not _OURS.fullmatch(name) for name in names) or (names and "trace.json" not in names):
+    if any(not _FILE.fullmatch(name) for name in names) or (names and "trace.json" not in names):
         raise FileError(f"{at(folder)}: holds files that are not of a trace; not overwritten.")
     shutil.rmtree(folder)
 
@@ -230,11 +230,11 @@ def _as_stored(name: str, value: NDArray[Any]) -> tuple[NDArray[Any], str]:
 
 def _check_name(name: str) -> None:
     if not 0 < len(name) <= 1000 or not name.isprintable():
-        raise TraceError(f"{shown(name)} is no name: expected 1 to 1,000 printable characters.")
+        raise TraceError(f"{shown(name)} is not a name: expected 1 to 1,000 printable characters.")
 
 
 def _digest(stored: NDArray[Any]) -> str:
-    # of the algorithms in every Python the fastest where the CPU has instructions for it
+    # the fastest in every Python, where the CPU has instructions for it
     return f"sha256:{hashlib.sha256(stored.reshape(-1).view(np.uint8).data).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""The JSON of a trace: its header, its lines, its weights, each checked and bounded."""
+"""Read the JSON files of a trace: header, events and weights, checked and bounded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +50,7 @@ def read_events(path: Path) -> Iterator[Event]:
     decoder = msgspec.json.Decoder(Event)
     last = -1
     try:
-        if not path.is_file():  # never a pipe, which would wait for a writer
+        if not path.is_file():  # a pipe would wait for a writer
             found = "not a file" if path.exists() else "no such file"
             raise FileError(f"{at(path)}: {found}. Expected one event a line.")
         with path.open("rb") as lines:
@@ -60,7 +60,7 @@ def read_events(path: Path) -> Iterator[Event]:
                 if not line.endswith(b"\n"):
                     if len(line) > MAX_LINE:
                         raise TraceError(f"{at(path)}:{number}: longer than {MAX_LINE} bytes.")
-                    return  # the run was cut off in this line
+                    return  # the run ended inside this line
                 if line.isspace():
                     continue
                 event = _event(decoder, line, f"{at(path)}:{number}")
