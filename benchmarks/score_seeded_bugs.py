@@ -279,7 +279,7 @@ def misses(scores: list[scoring.Score]) -> str:
     for s in scores:
         wrong = s.alarm and not s.exact if not s.seen else not s.exact
         if s.judge not in ("fixed rule", "allclose") and wrong and (s.kind == "bug" or s.alarm):
-            site = f"{s.site}:{s.place} step {s.step}" if s.site else s.verdict
+            site = f"{s.site}:{s.slot} step {s.step}" if s.site else s.verdict
             lines.append(f"{s.judge} {s.dtype} {s.case}: {site}, truth {s.truth or 'no bug'}")
     return "\n".join(lines)
 
