@@ -77,7 +77,7 @@ def test_rows_are_summed_up_by_network_in_order() -> None:
 def test_the_first_to_diverge_is_told_from_those_that_follow() -> None:
     misplaced = row("text_encoder/a", 1.0, wrong=True)
     rows = (misplaced, row("transformer/b", 0.1, wrong=True), row("vae/c", 0.2, wrong=True))
-    verdict = Verdict("diverge", "", site="transformer/b", rows=rows, aside=(misplaced,))
+    verdict = Verdict("diverge", "", site="transformer/b", rows=rows, ignored_rows=(misplaced,))
     assert [each.verdict for each in by_component(verdict)] == ["agree", "diverge", "follow"]
 
 
