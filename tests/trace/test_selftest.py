@@ -134,7 +134,7 @@ def test_a_changed_dtype_or_size_is_named(tmp_path: Path) -> None:
     assert check_selftest(trace) == (
         "selftest/transposed has shape [3, 2, 4], expected [4, 2, 3].",
         "selftest/bf16 was recorded as f32, expected bf16.",
-        "selftest/i64 holds 1 at [0], expected 0.",
+        "selftest/i64 has 1 at [0], expected 0.",
     )
 
 

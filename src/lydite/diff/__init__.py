@@ -1,1 +1,1 @@
-"""Two traces held against each other: gates, pairing, noise floor, first divergence, findings."""
+"""Compare two traces: gates, pairing, rounding, first divergence, findings."""

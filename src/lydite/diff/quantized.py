@@ -1,4 +1,4 @@
-"""A quantized model against the float one: not right or wrong, but how much and where."""
+"""The errors of a quantized model, per layer and step."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,18 +9,18 @@ from lydite.diff.result import Row
 
 @dataclass(frozen=True)
 class LayerError:
-    """What quantization does to one module's output."""
+    """The error of one module's output after quantization."""
 
     site: str
     local: float | None  # from exact inputs, the largest over the steps; None without injection
-    accumulated: float  # with everything before it quantized too, the largest over the steps
+    accumulated: float  # with all modules before it quantized too, the largest over the steps
     by_step: tuple[float, ...]  # accumulated
 
 
-def layer_errors(free: Sequence[Row], alone: Sequence[Row] = ()) -> tuple[LayerError, ...]:
-    """Errors per module, the worst by itself first; `alone` are rows of a run with injection."""
+def layer_errors(free: Sequence[Row], isolated: Sequence[Row] = ()) -> tuple[LayerError, ...]:
+    """Errors per module, the largest local error first; `isolated` are rows of an injected run."""
     by_site = _outputs(free)
-    local = {site: max(errors.values()) for site, errors in _outputs(alone).items()}
+    local = {site: max(errors.values()) for site, errors in _outputs(isolated).items()}
     layers = [
         LayerError(
             site,
@@ -30,11 +30,7 @@ def layer_errors(free: Sequence[Row], alone: Sequence[Row] = ()) -> tuple[LayerE
         )
         for site, errors in by_site.items()
     ]
-    return tuple(
-        sorted(
-            layers, key=lambda each: -(each.local if each.local is not None else each.accumulated)
-        )
-    )
+    return tuple(sorted(layers, key=lambda x: -(x.local if x.local is not None else x.accumulated)))
 
 
 def _outputs(rows: Iterable[Row]) -> dict[str, dict[int, float]]:

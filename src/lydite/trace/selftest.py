@@ -86,37 +86,37 @@ def _problem(trace: Trace, event: Event, name: str) -> str | None:
     if event.dtype != dtype:
         return f"was recorded as {event.dtype}, expected {dtype}"
     try:
-        found = trace.read(event)
+        values = trace.read(event)
     except LyditeError as error:
         return f"cannot be read: {error}".rstrip(".")
-    if found.dtype != want.dtype:  # stored wider
-        found = found.astype(want.dtype)
-    if _same(found, want):
+    if values.dtype != want.dtype:  # stored wider
+        values = values.astype(want.dtype)
+    if _same(values, want):
         return None
     for recognize in (_raw_memory, _byte_order, _column_order, _changed_values):
-        if (reason := recognize(name, found, want)) is not None:
+        if (reason := recognize(name, values, want)) is not None:
             return reason
-    where = tuple(int(index) for index in np.argwhere(found != want)[0])
-    return f"holds {found[where]} at {list(where)}, expected {want[where]}"
+    where = tuple(int(index) for index in np.argwhere(values != want)[0])
+    return f"has {values[where]} at {list(where)}, expected {want[where]}"
 
 
-def _same(found: NDArray[Any], want: NDArray[Any]) -> bool:
+def _same(values: NDArray[Any], want: NDArray[Any]) -> bool:
     """Equal bit by bit, but for the payload of a NaN."""
-    if found.tobytes() == want.tobytes():
+    if values.tobytes() == want.tobytes():
         return True
     if want.dtype != np.float32:
         return False
-    return _changed(found, want).size == 0
+    return _changed(values, want).size == 0
 
 
-def _changed(found: NDArray[Any], want: NDArray[Any]) -> NDArray[np.intp]:
+def _changed(values: NDArray[Any], want: NDArray[Any]) -> NDArray[np.intp]:
     """Where bits of float32 values differ and not both are NaN."""
-    bits = np.ascontiguousarray(found).view(np.uint32), np.ascontiguousarray(want).view(np.uint32)
-    return np.flatnonzero((bits[0] != bits[1]) & ~(np.isnan(found) & np.isnan(want)))
+    bits = np.ascontiguousarray(values).view(np.uint32), np.ascontiguousarray(want).view(np.uint32)
+    return np.flatnonzero((bits[0] != bits[1]) & ~(np.isnan(values) & np.isnan(want)))
 
 
-def _raw_memory(name: str, found: NDArray[Any], want: NDArray[Any]) -> str | None:
-    if any(found.tobytes() == raw.tobytes() for raw in _memory(name, want.size)):
+def _raw_memory(name: str, values: NDArray[Any], want: NDArray[Any]) -> str | None:
+    if any(values.tobytes() == raw.tobytes() for raw in _memory(name, want.size)):
         return f"was written as raw memory ({_VIEWS[name]}): strides were ignored"
     return None
 
@@ -128,11 +128,11 @@ def _memory(name: str, size: int) -> tuple[NDArray[Any], ...]:
     return tuple(a[start : start + size] for start in starts.get(name, ()))
 
 
-def _byte_order(name: str, found: NDArray[Any], want: NDArray[Any]) -> str | None:
+def _byte_order(name: str, values: NDArray[Any], want: NDArray[Any]) -> str | None:
     width = want.dtype.itemsize // (2 if want.dtype.kind == "c" else 1)
     if width == 1:
         return None
-    turned = np.frombuffer(found.tobytes(), np.uint8).reshape(-1, width)[:, ::-1]
+    turned = np.frombuffer(values.tobytes(), np.uint8).reshape(-1, width)[:, ::-1]
     if turned.tobytes() == want.tobytes():
         return "has the bytes of each value in reverse: big-endian was written, not little-endian"
     if any(turned.tobytes() == raw.tobytes() for raw in _memory(name, want.size)):
@@ -140,17 +140,17 @@ def _byte_order(name: str, found: NDArray[Any], want: NDArray[Any]) -> str | Non
     return None
 
 
-def _column_order(name: str, found: NDArray[Any], want: NDArray[Any]) -> str | None:
-    if want.ndim > 1 and found.tobytes() == want.ravel(order="F").tobytes():
+def _column_order(name: str, values: NDArray[Any], want: NDArray[Any]) -> str | None:
+    if want.ndim > 1 and values.tobytes() == want.ravel(order="F").tobytes():
         return "was written with its first axis varying fastest: expected C order, the last"
     return None
 
 
-def _changed_values(name: str, found: NDArray[Any], want: NDArray[Any]) -> str | None:
+def _changed_values(name: str, values: NDArray[Any], want: NDArray[Any]) -> str | None:
     if name != "special":
         return None
-    wrong = [f"{_WORDS[index]} became {_word(found[index])}" for index in _changed(found, want)]
-    flushed = " (subnormal numbers are flushed to zero)" if found[4] == 0 else ""
+    wrong = [f"{_WORDS[index]} became {_word(values[index])}" for index in _changed(values, want)]
+    flushed = " (subnormal numbers are flushed to zero)" if values[4] == 0 else ""
     return f"has changed values: {', '.join(wrong)}{flushed}"
 
 

@@ -48,9 +48,11 @@ def wrong_sites(
     rows: Sequence[Row], failed: Iterable[GateResult], traces: Comparison
 ) -> tuple[Row, ...]:
     """Each site that is wrong on the right inputs, where it first is: tables first, then values."""
-    found = [_gate_row(result, result.pair, traces) for result in failed if result.pair is not None]
+    tables = [
+        _gate_row(result, result.pair, traces) for result in failed if result.pair is not None
+    ]
     first: dict[tuple[str, str], Row] = {}
-    for row in (*found, *(row for row in rows if row.wrong)):
+    for row in (*tables, *(row for row in rows if row.wrong)):
         first.setdefault((row.site, row.slot), row)
     return tuple(first.values())
 

@@ -151,16 +151,16 @@ class Evidence:
         bits = min(log2(lost / left) if left else 24.0, self.variety)
         return self.effective * (1 - free / self.port.size) * bits >= BITS + choices
 
-    def promises(self, ours: Array, other: Array, right: Array | None) -> bool:
+    def promises(self, actual: Array, other: Array, right: Array | None) -> bool:
         """Whether a few values of a hypothesis are close enough to the port's to try all.
 
         `right` is the reference at the same positions. They were chosen for being wrong: there any
         other value is closer, so closer is not enough.
         """
-        ours = ours.astype(np.float64)
-        wrong = ours - (ours.mean() if right is None else right)
-        lost, left = float(wrong @ wrong), norm(ours - other) ** 2
-        noise = 2 * FEW * self.rounding * norm(ours)
+        actual = actual.astype(np.float64)
+        wrong = actual - (actual.mean() if right is None else right)
+        lost, left = float(wrong @ wrong), norm(actual - other) ** 2
+        noise = 2 * FEW * self.rounding * norm(actual)
         return left < MOST * lost and left < max(noise**2, 9 * PART**2 * lost)
 
     def noise(self, scale: float = 0.0) -> float:

@@ -18,14 +18,14 @@ MAX_MISSING = 64  # tokens of a prompt template
 
 def rows_swapped(e: Evidence) -> Finding | None:
     """The same prompts in another order."""
-    theirs, ours = _rows(e.reference), _rows(e.port)
-    if not e.same_shape or not 2 <= len(theirs) <= MAX_ROWS or np.array_equal(theirs, ours):
+    expected, actual = _rows(e.reference), _rows(e.port)
+    if not e.same_shape or not 2 <= len(expected) <= MAX_ROWS or np.array_equal(expected, actual):
         return None
-    for order in permutations(range(len(theirs))):
-        if np.array_equal(ours, theirs[list(order)]):
+    for order in permutations(range(len(expected))):
+        if np.array_equal(actual, expected[list(order)]):
             return Finding(
                 "batch-swapped",
-                f"The {len(theirs)} rows are the reference's in the order {order}.",
+                f"The {len(expected)} rows are the reference's in the order {order}.",
                 "Stack the prompts in the reference's order: conditional and unconditional are "
                 "swapped.",
             )
@@ -36,20 +36,20 @@ def pad_differs(e: Evidence) -> Finding | None:
     """Different only after the end of the text, where each side repeats one id."""
     if not e.same_shape:
         return None
-    found: set[tuple[int, int]] = set()
+    pads: set[tuple[int, int]] = set()
     first = None
-    for row, (theirs, ours) in enumerate(zip(_rows(e.reference), _rows(e.port), strict=True)):
-        if (positions := np.flatnonzero(theirs != ours)).size == 0:
+    for row, (expected, actual) in enumerate(zip(_rows(e.reference), _rows(e.port), strict=True)):
+        if (positions := np.flatnonzero(expected != actual)).size == 0:
             continue
         start = int(positions[0])
-        tails = {(int(a), int(b)) for a, b in zip(theirs[start:], ours[start:], strict=True)}
-        if len(tails) != 1 or start == 0 or theirs.size - start < 2:
+        tails = {(int(a), int(b)) for a, b in zip(expected[start:], actual[start:], strict=True)}
+        if len(tails) != 1 or start == 0 or expected.size - start < 2:
             return None
-        found |= tails
+        pads |= tails
         first = first or (row, start)
-    if len(found) != 1 or first is None:
+    if len(pads) != 1 or first is None:
         return None
-    ((right, wrong),) = found
+    ((right, wrong),) = pads
     return Finding(
         "pad-id",
         f"The text agrees; from position {first[1]} of row {first[0]} on the reference pads with "
@@ -61,10 +61,10 @@ def pad_differs(e: Evidence) -> Finding | None:
 
 def pad_side(e: Evidence) -> Finding | None:
     """The same text, padded at the start instead of the end, or the reverse."""
-    theirs, ours = _first_unequal(e)
-    if theirs is None or ours is None or theirs.size != ours.size or theirs.size < 4:
+    expected, actual = _first_unequal(e)
+    if expected is None or actual is None or expected.size != actual.size or expected.size < 4:
         return None
-    for row, other, side in ((theirs, ours, "at the start"), (ours, theirs, "at the end")):
+    for row, other, side in ((expected, actual, "at the start"), (actual, expected, "at the end")):
         count = _run(row)
         text = row[: row.size - count]
         if count < 2 or text.size < 2 or _run(other[::-1]) < count:
@@ -80,16 +80,16 @@ def pad_side(e: Evidence) -> Finding | None:
 
 def ends_differ(e: Evidence) -> Finding | None:
     """The text agrees but for a first or last token: BOS, EOS, the tokens of a template."""
-    theirs, ours = _first_unequal(e)
-    if theirs is None or ours is None:
+    expected, actual = _first_unequal(e)
+    if expected is None or actual is None:
         return None
-    if theirs.size != ours.size and _run(theirs) > 1 and _text(theirs) == _text(ours):
+    if expected.size != actual.size and _run(expected) > 1 and _text(expected) == _text(actual):
         return Finding(
             "length-differs",
-            f"The text agrees; the port's row has {ours.size} ids, the reference's {theirs.size}.",
-            f"Pad to {theirs.size}: padding is attended to in some encoders, and they need it.",
+            f"The text agrees; the port has {actual.size} ids, the reference {expected.size}.",
+            f"Pad to {expected.size}: padding is attended to in some encoders, and they need it.",
         )
-    pairs = product(_texts(theirs), _texts(ours))
+    pairs = product(_texts(expected), _texts(actual))
     for right, wrong in sorted(pairs, key=lambda pair: abs(pair[0].size - pair[1].size)):
         short, long = sorted((right, wrong), key=lambda text: text.size)
         more = long.size - short.size
@@ -123,9 +123,9 @@ def moved(e: Evidence) -> Finding | None:
     """Every id off by the same number."""
     if not e.same_shape:
         return None
-    theirs, ours = _rows(e.reference), _rows(e.port)
-    by = int(ours.flat[0] - theirs.flat[0])
-    if by == 0 or np.unique(theirs).size < 3 or not (ours - theirs == by).all():
+    expected, actual = _rows(e.reference), _rows(e.port)
+    by = int(actual.flat[0] - expected.flat[0])
+    if by == 0 or np.unique(expected).size < 3 or not (actual - expected == by).all():
         return None
     return Finding(
         "ids-offset",
@@ -136,11 +136,11 @@ def moved(e: Evidence) -> Finding | None:
 
 def other_vocabulary(e: Evidence) -> Finding | None:
     """The same pattern of repeats with other numbers: another numbering of the vocabulary."""
-    theirs, ours = _first_unequal(e)
-    if theirs is None or ours is None or not e.same_shape:
+    expected, actual = _first_unequal(e)
+    if expected is None or actual is None or not e.same_shape:
         return None
-    size = theirs.size - min(_run(theirs), _run(ours)) + 1  # padding always repeats
-    pairs = set(zip(theirs[:size].tolist(), ours[:size].tolist(), strict=True))
+    size = expected.size - min(_run(expected), _run(actual)) + 1  # padding always repeats
+    pairs = set(zip(expected[:size].tolist(), actual[:size].tolist(), strict=True))
     right, wrong = {a for a, _ in pairs}, {b for _, b in pairs}
     changed = sum(a != b for a, b in pairs)
     if not len(pairs) == len(right) == len(wrong) or changed < 4 or size - len(pairs) < MIN_REPEATS:
@@ -154,10 +154,10 @@ def other_vocabulary(e: Evidence) -> Finding | None:
 
 def ids_differ(e: Evidence) -> Finding | None:
     """The first id that differs."""
-    theirs, ours = _rows(e.reference), _rows(e.port)
-    if theirs.shape == ours.shape and np.array_equal(theirs, ours):
+    expected, actual = _rows(e.reference), _rows(e.port)
+    if expected.shape == actual.shape and np.array_equal(expected, actual):
         return None
-    for row, (a, b) in enumerate(zip(theirs, ours, strict=False)):
+    for row, (a, b) in enumerate(zip(expected, actual, strict=False)):
         size = min(a.size, b.size)
         positions = np.flatnonzero(a[:size] != b[:size])
         if positions.size:
@@ -193,9 +193,9 @@ def _rows(array: NDArray[np.generic]) -> Ids:
 
 
 def _first_unequal(e: Evidence) -> tuple[Ids, Ids] | tuple[None, None]:
-    for theirs, ours in zip(_rows(e.reference), _rows(e.port), strict=False):
-        if not np.array_equal(theirs, ours):
-            return theirs, ours
+    for expected, actual in zip(_rows(e.reference), _rows(e.port), strict=False):
+        if not np.array_equal(expected, actual):
+            return expected, actual
     return None, None
 
 

@@ -54,12 +54,12 @@ def _sources(e: Evidence, axis: int, count: int) -> tuple[int, ...] | None:
     draw = np.random.default_rng(0)
     outer = draw.integers(reference.shape[0], size=_COLUMNS)
     inner = draw.integers(reference.shape[2], size=_COLUMNS)
-    theirs = reference[outer, :, inner].T.astype(np.float64)  # (count, columns)
-    ours = port[outer, :, inner].T.astype(np.float64)
-    apart = np.square(ours[:, None] - theirs[None]).sum(-1)  # (ours, theirs)
+    expected = reference[outer, :, inner].T.astype(np.float64)  # (count, columns)
+    actual = port[outer, :, inner].T.astype(np.float64)
+    apart = np.square(actual[:, None] - expected[None]).sum(-1)  # (actual, expected)
     own = np.diagonal(apart)
     near = np.argmin(apart, axis=1)
-    clean = (FEW * e.rounding) ** 2 * np.square(theirs).sum(-1)
+    clean = (FEW * e.rounding) ** 2 * np.square(expected).sum(-1)
     stays = own <= np.maximum(clean, 1.01 * apart.min(axis=1))
     if not (stays | (apart.min(axis=1) < 0.25 * own)).all():
         return None

@@ -28,11 +28,11 @@ def rounded(e: Evidence) -> Finding | None:
     if not e.same_shape:
         return None
     reference, port = e.values
-    theirs, ours = (value.reshape(-1)[e.sample] for value in e.values)
+    expected, actual = (value.reshape(-1)[e.sample] for value in e.values)
     for name, (dtype, _) in _GRIDS.items():
-        if ROUNDING[name] < 2 * e.rounding or not _fine(theirs, dtype):
+        if ROUNDING[name] < 2 * e.rounding or not _fine(expected, dtype):
             continue
-        if float(np.mean(ours == _as(theirs, dtype))) < 0.8:
+        if float(np.mean(actual == _as(expected, dtype))) < 0.8:
             continue
         once = _as(reference, dtype)
         same = float(np.mean(port == once))
@@ -52,9 +52,9 @@ def low_precision(e: Evidence) -> Finding | None:
     """Values on a coarser grid than the dtype's, and an error of that size."""
     if not e.same_shape or e.dtype not in _BITS:
         return None
-    theirs, ours = (value.reshape(-1)[e.sample] for value in e.values)
+    expected, actual = (value.reshape(-1)[e.sample] for value in e.values)
     for name, (dtype, bits) in _GRIDS.items():
-        if bits >= _BITS[e.dtype] or _fine(ours, dtype) or not _fine(theirs, dtype):
+        if bits >= _BITS[e.dtype] or _fine(actual, dtype) or not _fine(expected, dtype):
             continue
         if (
             _fine(e.values[1], dtype)

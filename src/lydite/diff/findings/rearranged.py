@@ -198,14 +198,14 @@ def _split_finding(e: Evidence, left: float, axis: int, n: int, m: int) -> Findi
             f"Repeat instead of tiling along {where}, or the reverse: a a b b or a b a b.",
         )
     if 2 in (n, m):
-        theirs, ours = ("halves", "even and odd") if n == 2 else ("even and odd", "halves")
+        expected, actual = ("halves", "even and odd") if n == 2 else ("even and odd", "halves")
         return _explained(
             e,
             left,
             "even-odd",
             f"equals the reference with other channel pairs along {where}: the reference pairs "
-            f"{theirs} channels, the port {ours}",
-            f"Pair channels as {theirs}: of {size} channels, i goes with "
+            f"{expected} channels, the port {actual}",
+            f"Pair channels as {expected}: of {size} channels, i goes with "
             f"{'i + ' + str(size // 2) if n == 2 else 'i + 1'} (rotary embedding, gated MLP).",
         )
     return _explained(

@@ -59,11 +59,11 @@ def off_by_one(e: Evidence) -> Finding | None:
     right, wrong = _tables(e)
     if right.size != wrong.size or right.size < 4:
         return None
-    for theirs, ours, word in (
+    for expected, actual, word in (
         (right[1:], wrong[:-1], "next"),
         (right[:-1], wrong[1:], "previous"),
     ):
-        if _agree(e, ours, theirs):
+        if _agree(e, actual, expected):
             return Finding(
                 "schedule-off-by-one",
                 f"Every entry is the reference's {word} one: {wrong[1]:g} at 1, where the "

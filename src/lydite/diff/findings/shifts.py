@@ -35,19 +35,19 @@ def displaced(e: Evidence) -> Finding | None:
 
 def cropped(e: Evidence) -> Finding | None:
     """Equal but for some entries more or fewer at one end of one axis."""
-    theirs, ours = e.reference.shape, e.port.shape
-    differ = [axis for axis, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b]
-    if len(theirs) != len(ours) or len(differ) != 1:
+    expected, actual = e.reference.shape, e.port.shape
+    differ = [axis for axis, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b]
+    if len(expected) != len(actual) or len(differ) != 1:
         return None
-    axis, size = differ[0], min(theirs[differ[0]], ours[differ[0]])
-    more = abs(theirs[axis] - ours[axis])
+    axis, size = differ[0], min(expected[differ[0]], actual[differ[0]])
+    more = abs(expected[axis] - actual[axis])
     for kept, where in ((slice(0, size), "last"), (slice(-size, None), "first")):
         window = (slice(None),) * axis + (kept,)
         reference, port = (value[window] for value in e.values)
         left, own = apart(port, reference), norm(port - float(port.mean(dtype=np.float64)))
         if not e.explains(left, own) or not _agree(e, left, own, port):
             continue
-        less = ours[axis] < theirs[axis]
+        less = actual[axis] < expected[axis]
         return Explanation(
             "cropped" if less else "not-cropped",
             f"The port equals the reference {'without' if less else 'with'} {more} entries "

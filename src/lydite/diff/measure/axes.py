@@ -55,11 +55,11 @@ def fit_dims(port: Shape, port_dims: str | None, ref: Shape, ref_dims: str | Non
     """The fit given by two lists of axis names, or None when they do not decide it."""
     if not port_dims or not ref_dims:
         return None
-    ours, theirs = _parse(port_dims), _parse(ref_dims)
-    if ours is None or theirs is None or len(ours) != len(port) or len(theirs) != len(ref):
+    actual, expected = _parse(port_dims), _parse(ref_dims)
+    if actual is None or expected is None or len(actual) != len(port) or len(expected) != len(ref):
         return None
-    sizes = _sizes([*zip(ours, port, strict=True), *zip(theirs, ref, strict=True)])
-    flat, wanted = [a for group in ours for a in group], [a for group in theirs for a in group]
+    sizes = _sizes([*zip(actual, port, strict=True), *zip(expected, ref, strict=True)])
+    flat, wanted = [a for group in actual for a in group], [a for group in expected for a in group]
     if sizes is None or sorted(flat) != sorted(wanted) or len(set(flat)) != len(flat):
         return None
     order = tuple(flat.index(axis) for axis in wanted)
@@ -79,9 +79,9 @@ def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
     if port != ref and (small == target or _merges(small, target) or _merges(target, small)):
         how = "axes of length 1" if small == target else "merged axes"
         fits.append(Fit(port, tuple(range(len(port))), ref, f"{how}: {_arrow(port, ref)}"))
-    found: list[tuple[float, Fit]] = []
+    moved_fits: list[tuple[float, Fit]] = []
     if len(small) >= len(target):
-        found += [
+        moved_fits += [
             (_rarity(order), Fit(small, order, ref))
             for order in permutations(range(len(small)))
             if _merges(tuple(small[axis] for axis in order), target)
@@ -91,8 +91,8 @@ def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
             moved = tuple(target[axis] for axis in order)
             if _merges(moved, small):
                 back = tuple(int(axis) for axis in np.argsort(order))
-                found.append((_rarity(order), Fit(moved, back, ref)))
-    for _, fit in sorted(found, key=lambda pair: pair[0]):
+                moved_fits.append((_rarity(order), Fit(moved, back, ref)))
+    for _, fit in sorted(moved_fits, key=lambda pair: pair[0]):
         if not fit.plain:
             note = f"axis order {_arrow(port, ref)} ({_transpose(fit, port, ref)})"
             fits.append(Fit(fit.split, fit.order, ref, note))
@@ -105,10 +105,10 @@ def best_fit(
     """The fit under which the two are closest, from a sample of their values."""
     best, least = None, inf
     index = _sample(reference.shape)
-    theirs = wide(reference[index]) if index else wide(reference)
+    expected = wide(reference[index]) if index else wide(reference)
     for fit in fits:
         seen = fit.apply(port) if not index else _gather(fit, port, index)
-        error = relative_error(wide(seen), theirs)
+        error = relative_error(wide(seen), expected)
         if best is None or error < least:
             best, least = fit, error
     return best, least
@@ -117,11 +117,11 @@ def best_fit(
 def best_correlation(fits: Iterable[Fit], port: NDArray[Any], reference: NDArray[Any]) -> float:
     """The largest correlation that any fit gives, from a sample of the values."""
     index = _sample(reference.shape)
-    theirs = wide(reference[index]) if index else wide(reference)
+    expected = wide(reference[index]) if index else wide(reference)
     best = 0.0
     for fit in fits:
-        ours = wide(_gather(fit, port, index) if index else fit.apply(port))
-        best = max(best, correlation(ours, theirs))
+        actual = wide(_gather(fit, port, index) if index else fit.apply(port))
+        best = max(best, correlation(actual, expected))
     return best
 
 

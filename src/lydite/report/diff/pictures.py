@@ -40,11 +40,11 @@ def final_pictures(sides: Sides) -> Pictures | None:
 
 
 def _pictures(pair: Pair, reference: Array, port: Array) -> Pictures | None:
-    theirs, ours = _channels_last(reference), _channels_last(port)
-    if theirs is None or ours is None:
+    expected, actual = _channels_last(reference), _channels_last(port)
+    if expected is None or actual is None:
         return None
     low, high = _values(reference, pair.event.dtype)
-    first, second = (_pixels(side, low, high) for side in (theirs, ours))
+    first, second = (_pixels(side, low, high) for side in (expected, actual))
     away = np.abs(first.astype(np.int16) - second).max(axis=2)
     most = int(away.max())
     times = next((n for n in (128, 64, 32, 16, 8, 4, 2) if n * most <= 320), 1) if most else 1

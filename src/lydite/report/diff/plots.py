@@ -63,16 +63,16 @@ class Lines:
 
 def histogram(reference: Array, port: Array) -> Histogram | None:
     """Both counted in the same bins; None when there is nothing finite."""
-    theirs, ours = _finite(reference), _finite(port)
-    span = _span(theirs, ours)
+    expected, actual = _finite(reference), _finite(port)
+    span = _span(expected, actual)
     if span is None:
         return None
     low, high = span
-    bins = min(BINS, max(12, isqrt(max(theirs.size, ours.size))))
+    bins = min(BINS, max(12, isqrt(max(expected.size, actual.size))))
     edges = np.linspace(low, high, bins + 1)
-    counts = [np.histogram(np.clip(side, low, high), edges)[0] for side in (theirs, ours)]
+    counts = [np.histogram(np.clip(side, low, high), edges)[0] for side in (expected, actual)]
     top = max(1.0, ceil(log10(max(2, *(int(count.max()) for count in counts)))))
-    outside = sum(int(((side < low) | (side > high)).sum()) for side in (theirs, ours))
+    outside = sum(int(((side < low) | (side > high)).sum()) for side in (expected, actual))
     sampled = max(reference.size, port.size) > MAX_VALUES
     notes = [
         f"{outside:,} values beyond the edges are counted in the last bins" if outside else "",
@@ -93,17 +93,17 @@ def histogram(reference: Array, port: Array) -> Histogram | None:
 def density(reference: Array, port: Array) -> Density | None:
     """How often a value of the reference became which value of the port."""
     step = _stride(reference.size)
-    theirs, ours = reference.reshape(-1)[::step], port.reshape(-1)[::step]
-    both = np.isfinite(theirs) & np.isfinite(ours)
-    theirs, ours = _bounded(theirs[both]), _bounded(ours[both])
-    span = _span(theirs, ours)
-    if span is None or theirs.size < 16:
+    expected, actual = reference.reshape(-1)[::step], port.reshape(-1)[::step]
+    both = np.isfinite(expected) & np.isfinite(actual)
+    expected, actual = _bounded(expected[both]), _bounded(actual[both])
+    span = _span(expected, actual)
+    if span is None or expected.size < 16:
         return None
     low, high = span
-    cells = min(CELLS, max(24, isqrt(4 * theirs.size)))
+    cells = min(CELLS, max(24, isqrt(4 * expected.size)))
     across, up = (
         np.clip((side - low) / (high - low) * cells, 0, cells - 1).astype(np.int64)
-        for side in (theirs, ours)
+        for side in (expected, actual)
     )
     counts = np.bincount((cells - 1 - up) * cells + across, minlength=cells * cells)
     heat = np.log1p(counts) / np.log1p(max(1, int(counts.max())))
