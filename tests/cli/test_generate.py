@@ -255,7 +255,7 @@ def test_bad_options_are_one_clear_error(untrained, tmp_path, arguments, kind, m
     [
         ("absent", "absent: no such file or folder"),
         ("absent/model.safetensors", "no such file or folder"),
-        ("nobody/nothing", "neither a local path nor to be had from the hub"),
+        ("nobody/nothing", "not found here, and the download from the hub failed"),
     ],
 )
 def test_a_model_that_is_not_there(model: str, message: str) -> None:
