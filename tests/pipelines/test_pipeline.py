@@ -1,5 +1,6 @@
 """What a run may not do: change a weight, depend on its neighbours, or differ from itself."""
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_low_memory_holds_one_network_at_a_time(untrained: Path) -> None:
         for name, component in find_components(untrained).items()
     }
     frugal = Pipeline.open(untrained, low_memory=True)
+    gc.collect()  # networks of earlier tests, which would be freed while this one measures
     mx.clear_cache()
     before = mx.get_active_memory()
     held: dict[str, int] = {}
