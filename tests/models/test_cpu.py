@@ -33,7 +33,7 @@ def test_powers_of_two_end_softly_and_pass_nan_on() -> None:
     assert 0 <= low < 2e-38 and 0 <= lower < 2e-38 and np.isnan(nan)
 
 
-ACTIVATIONS = [(cpu.silu, nn.silu), (cpu.gelu_tanh, nn.gelu_approx)]
+ACTIVATIONS = [(cpu.silu, nn.silu), (cpu.gelu, nn.gelu), (cpu.gelu_tanh, nn.gelu_approx)]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), ACTIVATIONS)
@@ -60,7 +60,10 @@ def test_attention_and_its_gradient() -> None:
         assert relative_l2(slope, expected) < 1e-4
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 7, 3), (2, 4, 4, 8), (1, 1, 1, 4), (3, 2, 1, 1)])
+SHAPES = [(1, 5, 7, 3), (2, 4, 4, 8), (1, 1, 1, 4), (3, 2, 1, 1), (2, 9, 12, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_convolution_and_its_gradient(shape: tuple[int, ...], kernel: int) -> None:
     arrays = [normal(*shape), normal(6, kernel, kernel, shape[-1], seed=1), normal(6, seed=2)]
@@ -70,6 +73,19 @@ def test_convolution_and_its_gradient(shape: tuple[int, ...], kernel: int) -> No
 
     assert relative_l2(cpu.conv2d(*arrays), theirs(*arrays)) < 1e-6
     for slope, expected in zip(gradient(cpu.conv2d, arrays), gradient(theirs, arrays), strict=True):
+        assert relative_l2(slope, expected) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 7, 3), (2, 4, 6, 8), (1, 3, 3, 4)])
+def test_convolution_of_stride_2_and_its_gradient(shape: tuple[int, ...]) -> None:
+    arrays = [normal(*shape), normal(6, 3, 3, shape[-1], seed=1), normal(6, seed=2)]
+
+    def theirs(x: mx.array, weight: mx.array, bias: mx.array) -> mx.array:
+        return mx.conv2d(x, weight, stride=2) + bias
+
+    assert relative_l2(cpu.conv2d_stride2(*arrays), theirs(*arrays)) < 1e-6
+    slopes = gradient(cpu.conv2d_stride2, arrays), gradient(theirs, arrays)
+    for slope, expected in zip(*slopes, strict=True):
         assert relative_l2(slope, expected) < 1e-5
 
 

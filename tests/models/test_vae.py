@@ -1,5 +1,7 @@
 """AutoencoderKL against diffusers', encoder and decoder, with and without the quant convs."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.parity
 VARIANTS: dict[str, dict[str, Any]] = {
     "sd3": {"use_quant_conv": False, "use_post_quant_conv": False},
     "sd1": {"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None},
+    "sdxl": {"latent_channels": 4, "scaling_factor": 0.13025, "shift_factor": None},
     "no-attention": {"mid_block_add_attention": False},
     "deeper": {"layers_per_block": 2, "block_out_channels": (16, 32, 32)},
 }
@@ -91,3 +94,31 @@ def test_scale_and_shift_are_each_others_inverse(pair) -> None:
     expected = (latent(reference) - shift) * reference.config.scaling_factor
     assert relative_l2(first(ours.normalize(z)), expected) < 1e-6
     assert relative_l2(ours.denormalize(ours.normalize(z)), z) < 1e-6
+
+
+def test_a_config_says_whether_float16_is_enough(tmp_path: Path) -> None:
+    """A pipeline in float16 decodes in float32 where it is not: SDXL's first VAE gives NaN."""
+    for upcast in (True, False):
+        tiny_sd3.make_vae(force_upcast=upcast).save_pretrained(tmp_path)
+        assert folder_component(tmp_path, KINDS).config.force_upcast is upcast
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["force_upcast"]  # SD 1.x's configs are older than the key
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert folder_component(tmp_path, KINDS).config.force_upcast is True
+
+
+def test_activations_beyond_float16_are_finite_in_float32_and_bfloat16(tmp_path: Path) -> None:
+    reference = tiny_sd3.make_vae(**VARIANTS["sdxl"])
+    with torch.no_grad():
+        for norm in ("norm1", "norm2"):
+            reference.decoder.up_blocks[1].resnets[0].get_submodule(norm).weight.mul_(3e4)
+    reference.save_pretrained(tmp_path)
+    z = latent(reference)
+    with torch.no_grad():
+        expected = reference.decode(z).sample
+    for dtype, tolerance in ((mx.float32, 1e-5), (mx.bfloat16, 0.1)):
+        decoded = load(tmp_path, dtype).decode(last(z).astype(dtype))
+        assert relative_l2(first(decoded), expected) < tolerance
+    assert not np.isfinite(
+        first(load(tmp_path, mx.float16).decode(last(z).astype(mx.float16)))
+    ).all()

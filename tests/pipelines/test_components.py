@@ -154,7 +154,7 @@ def test_a_key_left_out_or_added_is_named(name: str, tmp_path: Path) -> None:
     "config",
     [
         {},
-        {"_class_name": "UNet2DConditionModel"},
+        {"_class_name": "HunyuanDiT2DModel"},
         {"_class_name": ["SD3Transformer2DModel", "AutoencoderKL"]},
         {"_class_name": {"a": 1}},
         {"architectures": 5},

@@ -23,6 +23,8 @@ from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
 from lydite.pipelines.model import Component, folder_component
 from support import tiny_sd3
 
+PREFIXES = {network.name: network.prefix for network in SINGLE_FILE.networks}
+
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
@@ -84,7 +86,7 @@ def in_one_file(network: str, folder: Path) -> Sound:
         tensors = tiny_sd3.original_vae(tensors)
     if name == "text_encoder":
         del tensors["text_projection.weight"]
-    prefix = SINGLE_FILE.networks[name].prefix
+    prefix = PREFIXES[name]
     tensors = {prefix + key: array for key, array in tensors.items()}
     return Sound(tensors, path, lambda: SINGLE_FILE.components(path).values())
 

@@ -50,7 +50,7 @@ def test_settings_and_parts_without_weights_are_passed_over(pipeline: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"transformer": ["diffusers", "UNet2DConditionModel"]}, "transformer is a UNet2DConditio"),
+        ({"transformer": ["diffusers", "HunyuanDiT2DModel"]}, "transformer is a HunyuanDiT2D"),
         ({"../vae": ["diffusers", "AutoencoderKL"]}, "'../vae' is not a folder's name"),
         ({"a/b": ["diffusers", "AutoencoderKL"]}, "not a folder's name"),
         ({"image_encoder": ["transformers", "CLIPVisionModel"]}, "image_encoder is a CLIPVision"),

@@ -28,6 +28,8 @@ from lydite.weights.load import parameter_specs
 from lydite.weights.maps import mmdit, text, vae
 from lydite.weights.rules import Rule, layout_of, stored_names
 
+PREFIXES = {network.name: network.prefix for network in SINGLE_FILE.networks}
+
 QUICK = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -67,7 +69,7 @@ def transformers(draw: st.DrawFn) -> MMDiTConfig:
 @QUICK
 @given(config=transformers(), bare=st.booleans())
 def test_any_transformer(config: MMDiTConfig, bare: bool, tmp_path: Path) -> None:
-    prefix = "" if bare else SINGLE_FILE.networks["transformer"].prefix
+    prefix = "" if bare else PREFIXES["transformer"]
     rules = mmdit.original(config.num_layers)
     save(tmp_path / "x.safetensors", stored("SD3Transformer2DModel", config, rules, prefix))
     (found,) = SINGLE_FILE.components(tmp_path / "x.safetensors").values()
@@ -99,9 +101,7 @@ def test_any_vae(
         use_post_quant_conv=switches[1],
         mid_block_add_attention=switches[2],
     )
-    tensors = stored(
-        "AutoencoderKL", config, vae.original(len(widths)), SINGLE_FILE.networks["vae"].prefix
-    )
+    tensors = stored("AutoencoderKL", config, vae.original(len(widths)), PREFIXES["vae"])
     save(tmp_path / "x.safetensors", tensors)
     (found,) = SINGLE_FILE.components(tmp_path / "x.safetensors").values()
     assert found.config == config
@@ -143,11 +143,11 @@ def t5(width: int = 96, layers: int = 2, heads: int = 1, vocabulary: int = 50) -
 def encoders(l: CLIPTextConfig, g: CLIPTextConfig, third: T5Config) -> dict[str, Any]:
     name = "CLIPTextModelWithProjection"
     tensors = {
-        **stored(name, l, text.CLIP_L_ORIGINAL, SINGLE_FILE.networks["text_encoder"].prefix),
-        **stored(name, g, text.CLIP, SINGLE_FILE.networks["text_encoder_2"].prefix),
-        **stored("T5EncoderModel", third, text.T5, SINGLE_FILE.networks["text_encoder_3"].prefix),
+        **stored(name, l, text.CLIP_L_ORIGINAL, PREFIXES["text_encoder"]),
+        **stored(name, g, text.CLIP, PREFIXES["text_encoder_2"]),
+        **stored("T5EncoderModel", third, text.T5, PREFIXES["text_encoder_3"]),
     }
-    del tensors[f"{SINGLE_FILE.networks['text_encoder'].prefix}text_projection.weight"]
+    del tensors[f"{PREFIXES['text_encoder']}text_projection.weight"]
     return tensors
 
 
@@ -182,7 +182,7 @@ def test_the_published_ones_are_recognised_at_their_full_size(name: str, tmp_pat
     """From a file that is all header and hole."""
     rules, prefix = (
         mmdit.original(REAL[name].num_layers),
-        SINGLE_FILE.networks["transformer"].prefix,
+        PREFIXES["transformer"],
     )
     parts: defaultdict[str, list[Shape]] = defaultdict(list)
     for target, shape in parameter_specs(KINDS["SD3Transformer2DModel"].build(REAL[name])).items():
@@ -211,7 +211,7 @@ def test_a_damaged_embedding_is_measured_by_the_text_encoders(tmp_path: Path) ->
     config = MMDiTConfig(
         *(128, 2, 16, 1, 64, 1), 96, 64, 128, 16, 4, dual_attention_layers=(), qk_norm=None
     )
-    prefix = SINGLE_FILE.networks["transformer"].prefix
+    prefix = PREFIXES["transformer"]
     tensors = stored("SD3Transformer2DModel", config, mmdit.original(1), prefix)
     for name in ("context_embedder.weight", "y_embedder.mlp.0.weight"):
         tensors[prefix + name] = tensors[prefix + name].reshape(-1)
@@ -301,15 +301,13 @@ def test_other_models_are_refused_in_one_line(names: list[str], tmp_path: Path) 
 
 def test_a_width_no_head_fits_is_a_config_error(tmp_path: Path) -> None:
     config = replace(clip(), hidden_size=96, num_attention_heads=1, projection_dim=96)
-    prefix = SINGLE_FILE.networks["text_encoder_2"].prefix
+    prefix = PREFIXES["text_encoder_2"]
     path = tmp_path / "x.safetensors"
     save(path, stored("CLIPTextModelWithProjection", config, text.CLIP, prefix))
     with pytest.raises(ConfigError, match="num_attention_heads"):
         SINGLE_FILE.components(path)
     odd = MMDiTConfig(*(128, 2, 16, 1, 96, 1), 96, 96, 128, 16, 4)
-    tensors = stored(
-        "SD3Transformer2DModel", odd, mmdit.original(1), SINGLE_FILE.networks["transformer"].prefix
-    )
+    tensors = stored("SD3Transformer2DModel", odd, mmdit.original(1), PREFIXES["transformer"])
     save(path, tensors)
     with pytest.raises(ConfigError, match="read off its shapes"):
         SINGLE_FILE.components(path)

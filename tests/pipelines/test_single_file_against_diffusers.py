@@ -26,7 +26,8 @@ from support import tiny_sd3
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
-CLIP_L, T5 = (SINGLE_FILE.networks[name].prefix for name in ("text_encoder", "text_encoder_3"))
+PREFIXES = {network.name: network.prefix for network in SINGLE_FILE.networks}
+CLIP_L, T5 = PREFIXES["text_encoder"], PREFIXES["text_encoder_3"]
 Tensors = dict[str, Any]
 
 # What no tensor shows: the size of picture; the end of text, 2 being the highest token in use; and
@@ -140,7 +141,7 @@ def test_single_file_and_folder_fill_the_same_models(
 def test_a_transformer_alone_may_come_without_its_prefix(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
-    prefix = SINGLE_FILE.networks["transformer"].prefix
+    prefix = PREFIXES["transformer"]
     part = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
     (bare,) = find_components(write(tmp_path / "bare.safetensors", part)).values()
     assert parameter_hash(bare.load(mx.float32)) == parameter_hash(
@@ -172,7 +173,7 @@ def test_the_whole_pipeline_opens_from_one_file(
         tmp_path / "sd3.safetensors", {**tensors, **{n: np.array(x) for n, x in extra.items()}}
     )
     pipeline = Pipeline.open(path, components=folder)
-    assert set(pipeline.model.components) == set(SINGLE_FILE.networks)
+    assert set(pipeline.model.components) == set(PREFIXES)
     dropped = SINGLE_FILE.audit_leftovers(path).dropped
     assert {each.tensor for each in dropped} == set(extra)
     assert all("contrastive" in each.detail for each in dropped)

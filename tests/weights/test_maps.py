@@ -4,16 +4,20 @@ import re
 
 import pytest
 
-from lydite.weights.maps import mmdit, text, vae
+from lydite.weights.maps import mmdit, text, unet, vae
 from lydite.weights.rules import Alias, Drop, Join, Rename, Rule, Split, resolve
 
 TABLES = {
     "mmdit diffusers": mmdit.DIFFUSERS,
     "mmdit original": mmdit.original(3),
+    "unet diffusers": unet.DIFFUSERS,
+    "unet original": unet.original(2, (False, True, True), (True, True, False)),
     "vae diffusers": vae.DIFFUSERS,
     "vae original": vae.original(4),
     "clip": text.CLIP,
     "clip-l original": text.CLIP_L_ORIGINAL,
+    "openclip": text.openclip(3, projected=False),
+    "openclip projected": text.openclip(3, projected=True),
     "t5": text.T5,
 }
 TABLE = pytest.mark.parametrize("table", TABLES)

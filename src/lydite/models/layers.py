@@ -28,9 +28,12 @@ def project(x: mx.array, layers: Sequence[nn.Linear]) -> list[mx.array]:
     if not mx.cuda.is_available() or on_cpu() or any(type(layer) is not Linear for layer in layers):
         return [layer(x) for layer in layers]
     weight = mx.concatenate([layer.weight for layer in layers])
-    bias = mx.concatenate([layer.bias for layer in layers])
-    parts = mx.split(mx.addmm(bias, x, weight.T), len(layers), axis=-1)
-    return list(parts)
+    if "bias" in layers[0]:
+        bias = mx.concatenate([layer.bias for layer in layers])
+        product = mx.addmm(bias, x, weight.T)
+    else:
+        product = x @ weight.T
+    return list(mx.split(product, len(layers), axis=-1))
 
 
 class GELUTanh(nn.Module):
@@ -44,12 +47,24 @@ class GELUTanh(nn.Module):
         return gelu_tanh(self.proj(x))
 
 
-class FeedForward(nn.Module):
-    """Two linears around a GELU; the list reproduces the names net.0.proj and net.2."""
+class GEGLU(nn.Module):
+    """A projection to twice the width: one half times the exact GELU of the other."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.net = [GELUTanh(dim, 4 * dim), nn.Identity(), Linear(4 * dim, dim)]
+        self.proj = Linear(dim, 2 * hidden)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x, gate = mx.split(self.proj(x), 2, axis=-1)
+        return x * gelu(gate)
+
+
+class FeedForward(nn.Module):
+    """Two linears around an activation; the list reproduces the names net.0.proj and net.2."""
+
+    def __init__(self, dim: int, activation: type[GELUTanh] | type[GEGLU] = GELUTanh) -> None:
+        super().__init__()
+        self.net = [activation(dim, 4 * dim), nn.Identity(), Linear(4 * dim, dim)]
 
     def __call__(self, x: mx.array) -> mx.array:
         for layer in self.net:
@@ -81,6 +96,20 @@ class Conv2d(nn.Conv2d):
         return cpu.conv2d(x, self.weight, self.bias).astype(x.dtype)
 
 
+class HalvingConv2d(nn.Conv2d):
+    """A 3 × 3 convolution of stride 2: half the height and width."""
+
+    def __init__(self, width: int, *, padding: int) -> None:
+        super().__init__(width, width, kernel_size=3, stride=2, padding=padding)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if not on_cpu():
+            return super().__call__(x)
+        (top, left) = self.padding
+        x = mx.pad(x, [(0, 0), (top, top), (left, left), (0, 0)])
+        return cpu.conv2d_stride2(x, self.weight, self.bias).astype(x.dtype)
+
+
 class GroupNorm(nn.GroupNorm):
     """Group norm over neighbouring channels, as PyTorch groups them."""
 
@@ -99,6 +128,17 @@ def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> mx.arra
     if not on_cpu():
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)
     return cpu.attention(q, k, v, scale).astype(q.dtype)
+
+
+def gelu(x: mx.array) -> mx.array:
+    """x·Φ(x), with the exact normal distribution function Φ."""
+    return cpu.gelu(x).astype(x.dtype) if on_cpu() else _gelu(x)
+
+
+@partial(mx.compile, shapeless=True)
+def _gelu(x: mx.array) -> mx.array:
+    y = x.astype(mx.float32)
+    return (0.5 * y * (1 + mx.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
@@ -133,6 +173,12 @@ def sinusoids(timesteps: mx.array, channels: int) -> mx.array:
     frequencies = mx.exp(-math.log(10_000) / half * mx.arange(half, dtype=mx.float32))
     angles = timesteps.astype(mx.float32)[..., None] * frequencies
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)  # (..., channels)
+
+
+def double_size(x: mx.array) -> mx.array:
+    """(B, H, W, C) to (B, 2H, 2W, C), every value four times: nearest-neighbour upsampling."""
+    B, H, W, C = x.shape
+    return mx.broadcast_to(x[:, :, None, :, None], (B, H, 2, W, 2, C)).reshape(B, 2 * H, 2 * W, C)
 
 
 def split_heads(x: mx.array, heads: int) -> mx.array:

@@ -7,7 +7,7 @@ shows, or only one and that one is damaged, is what the family says is usual.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ def _majority(seen: list[list[tuple[str, int]]], sizes: Mapping[str, int]) -> di
 class InferredNetwork:
     """One network of a file: where its tensors are, and how its config follows from them."""
 
+    name: str  # of the component
     prefix: str  # of its tensors
     mark: str  # how some of their names go on after the prefix
     infer: Callable[[Shapes, Found], Inferred]
@@ -88,34 +89,51 @@ class InferredNetwork:
 
 @dataclass(frozen=True)
 class SingleFile:
-    """The single-file layout of a family. Networks are inferred in the order they are listed."""
+    """The single-file layouts of a family. Networks are inferred in the order they are listed.
+
+    A network that has another prefix in another model of the family is listed once for each.
+    """
 
     title: str  # of the layout, for messages
-    networks: Mapping[str, InferredNetwork]
+    networks: tuple[InferredNetwork, ...]
     kinds: Mapping[str, Kind]
-    alone: str  # the network whose tensors may come without their prefix
+    main: str  # the network by which files of this family differ from those of others
+    alone: tuple[str, ...]  # networks whose tensors may come without their prefix
     leftovers: tuple[Rule, ...] = ()  # for tensors outside every network
 
     def matches(self, names: Iterable[str]) -> bool:
         """Whether tensors are named as in this layout."""
-        return bool(self._prefixes(list(names)))
+        return bool(self._networks(list(names)))
 
     def components(self, path: Path) -> dict[str, Component]:
         """The networks inside the file."""
         with open_checkpoint(path) as checkpoint:
             tensors = dict(checkpoint.tensors)
-        found: dict[str, Component] = {}
-        for name, prefix in self._prefixes(list(tensors)).items():
-            inside = [key for key in tensors if key.startswith(prefix)]
-            mark = prefix + self.networks[name].mark
-            if not any(key.startswith(mark) for key in inside):
+        networks = self._networks(list(tensors))
+        prefixes: dict[str, str] = {}
+        for network in networks:
+            if prefixes.setdefault(network.name, network.prefix) != network.prefix:
                 raise ConfigError(
-                    f"{path}: {shown(inside[0])} is not of {self.title}, whose {name} has {mark}…"
+                    f"{path}: two networks for {network.name}: under {prefixes[network.name]} "
+                    f"and under {network.prefix}."
                 )
+        found: dict[str, Component] = {}
+        for network in networks:
+            name, prefix = network.name, network.prefix
+            inside = [key for key in tensors if key.startswith(prefix)]
+            if not any(key.startswith(prefix + network.mark) for key in inside):
+                raise ConfigError(
+                    f"{path}: {shown(inside[0])} is not of {self.title}, "
+                    f"whose {name} has {prefix}{network.mark}…"
+                )
+            where = f"{path} ({name}, read off its shapes)"
             shapes = Shapes({key.removeprefix(prefix): tensors[key].shape for key in inside})
-            class_name, raw, rules = self.networks[name].infer(shapes, found)
+            try:
+                class_name, raw, rules = network.infer(shapes, found)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
             kind = self.kinds[class_name]
-            config = read_config(kind.config, raw, where=f"{path} ({name}, read off its shapes)")
+            config = read_config(kind.config, raw, where=where)
             found[name] = Component(name, path, kind, config, rules, prefix)
         return found
 
@@ -123,19 +141,25 @@ class SingleFile:
         """The tensors outside every network: dropped for a reason, or unexpected."""
         where = f"{path} (outside every network)"
         with open_checkpoint(path) as checkpoint:
-            prefixes = tuple(self._prefixes(list(checkpoint.tensors)).values())
+            prefixes = tuple(network.prefix for network in self._networks(list(checkpoint.tensors)))
             if not prefixes:
                 return Ledger(where)  # one component's file: all of it is that component's
             return audit(TensorView(checkpoint, exclude=prefixes), {}, self.leftovers, where=where)
 
-    def _prefixes(self, names: list[str]) -> dict[str, str]:
-        """Network -> prefix, of those in the file."""
-        alone = self.networks[self.alone]
-        bare = sum(name.startswith(alone.mark) for name in names)
-        if bare > sum(name.startswith(alone.prefix + alone.mark) for name in names):
-            return {self.alone: ""}
-        return {
-            name: network.prefix
-            for name, network in self.networks.items()
-            if any(key.startswith(network.prefix) for key in names)
-        }
+    def _networks(self, names: list[str]) -> list[InferredNetwork]:
+        """Those in the file; none when its main network is of another family."""
+        for network in self.networks:
+            if network.name in self.alone:
+                bare = _count(names, network.mark)
+                if bare > _count(names, network.prefix + network.mark):
+                    return [replace(network, prefix="")]
+        found = [network for network in self.networks if _count(names, network.prefix)]
+        marked = [n for n in found if _count(names, n.prefix + n.mark)]
+        has_main = any(network.name == self.main for network in found)
+        if has_main and not any(network.name == self.main for network in marked):
+            return []
+        return found if marked else []
+
+
+def _count(names: list[str], start: str) -> int:
+    return sum(name.startswith(start) for name in names)

@@ -52,6 +52,22 @@ def _one_by_one(stored: Shape) -> Shape:
 # A 2-d convolution's weight: torch's channels-first to MLX's channels-last.
 OIHW_TO_OHWI = _permutation("oihw_to_ohwi", (0, 2, 3, 1))
 
+
+def _conv_or_linear(found: Shape) -> Shape:
+    return OIHW_TO_OHWI.shape(found) if len(found) == 4 else found
+
+
+# A projection that is a 1×1 convolution in some models and a linear in others.
+CONV_OR_LINEAR = Layout(
+    "conv_or_linear",
+    forward=lambda x: OIHW_TO_OHWI.forward(x) if x.ndim == 4 else x,
+    inverse=lambda x: OIHW_TO_OHWI.inverse(x) if x.ndim == 4 else x,
+    shape=_conv_or_linear,
+)
+
+# A matrix stored (in, out).
+TRANSPOSE = _permutation("transpose", (1, 0))
+
 # A 1×1 convolution that we run as a linear.
 CONV1X1_TO_LINEAR = Layout(
     "conv1x1_to_linear",

@@ -2,14 +2,14 @@
 # pyright: standard
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from lydite.core.dtypes import NAMES, widen
 from lydite.core.errors import WeightsError
@@ -66,6 +66,21 @@ def load(
             )
         weights.append((target, value))
     model.load_weights(weights, strict=True)
+
+
+def add_changes(model: nn.Module, changes: Iterable[tuple[str, Array]], *, where: object) -> None:
+    """Add to parameters of `model`, in float32, what a LoRA changes; their dtypes stay."""
+    weights = parameters(model)
+    for path, change in changes:
+        value = weights.get(path)
+        if value is None or not mx.issubdtype(value.dtype, mx.floating):
+            raise WeightsError(
+                f"{where}: {path} is quantized or missing. Merge before the model is quantized."
+            )
+        total = (value.astype(mx.float32) + mx.array(change)).astype(value.dtype)
+        if not mx.isfinite(total).all().item():
+            raise WeightsError(f"{where}: {path} exceeds the range of {value.dtype} when merged.")
+        model.update(tree_unflatten([(path, total)]))
 
 
 def to_mlx(array: Array) -> mx.array:

@@ -10,9 +10,17 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from lydite.core.config import Count, Size
-from lydite.models.layers import Conv2d, GroupNorm, Linear, attention, silu
+from lydite.models.layers import (
+    Conv2d,
+    GroupNorm,
+    HalvingConv2d,
+    Linear,
+    attention,
+    double_size,
+    silu,
+)
 
-IGNORED = frozenset({"sample_size", "force_upcast"})  # a hint for tiling; a hint for fp16 SDXL
+IGNORED = frozenset({"sample_size"})  # a hint for tiling
 FIXED = {"act_fn": "silu", "latents_mean": None, "latents_std": None}
 
 
@@ -33,6 +41,9 @@ class AutoencoderKLConfig:
     use_quant_conv: bool = True
     use_post_quant_conv: bool = True
     mid_block_add_attention: bool = True
+    # Whether activations exceed the range of float16, as in SDXL's first VAE: a pipeline in
+    # float16 then encodes and decodes in float32. True where a config has no such key.
+    force_upcast: bool = True
 
     def __post_init__(self) -> None:
         if not 1e-4 <= abs(self.scaling_factor) <= 1e4 or abs(self.shift_factor or 0.0) > 1e4:
@@ -239,7 +250,7 @@ class PixelAttention(nn.Module):
 class Downsample(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(width, width, kernel_size=3, stride=2)
+        self.conv = HalvingConv2d(width, padding=0)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.conv(mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)]))  # right and bottom only
@@ -251,9 +262,7 @@ class Upsample(nn.Module):
         self.conv = Conv2d(width, width, kernel_size=3)
 
     def __call__(self, x: mx.array) -> mx.array:
-        B, H, W, C = x.shape
-        x = mx.broadcast_to(x[:, :, None, :, None], (B, H, 2, W, 2, C)).reshape(B, 2 * H, 2 * W, C)
-        return self.conv(x)  # nearest neighbour, then smoothed
+        return self.conv(double_size(x))
 
 
 def group_norm(width: int, groups: int) -> GroupNorm:

@@ -152,23 +152,22 @@ _T5_AXES = {
     "encoder.block.{i}.layer.1.DenseReluDense.wo.weight": "width hidden",
 }
 
+_CLIP = "text_encoders.clip_{}.transformer."
+
 SINGLE_FILE = SingleFile(
     title="SD3",
-    networks={  # text encoders first: the transformer is as wide as they are
-        "text_encoder": InferredNetwork(
-            "text_encoders.clip_l.transformer.", "text_model.", _clip_l
+    networks=(  # text encoders first: the transformer is as wide as they are
+        InferredNetwork("text_encoder", _CLIP.format("l"), "text_model.", _clip_l),
+        InferredNetwork("text_encoder_2", _CLIP.format("g"), "text_model.", _clip_g),
+        InferredNetwork(
+            "text_encoder_3", "text_encoders.t5xxl.transformer.", "encoder.block.", _t5
         ),
-        "text_encoder_2": InferredNetwork(
-            "text_encoders.clip_g.transformer.", "text_model.", _clip_g
-        ),
-        "text_encoder_3": InferredNetwork(
-            "text_encoders.t5xxl.transformer.", "encoder.block.", _t5
-        ),
-        "vae": InferredNetwork("first_stage_model.", "encoder.down.", _vae),
-        "transformer": InferredNetwork("model.diffusion_model.", "joint_blocks.", _transformer),
-    },
+        InferredNetwork("vae", "first_stage_model.", "encoder.down.", _vae),
+        InferredNetwork("transformer", "model.diffusion_model.", "joint_blocks.", _transformer),
+    ),
     kinds=KINDS,
-    alone="transformer",
+    main="transformer",
+    alone=("transformer",),
     leftovers=tuple(
         Drop(f"text_encoders.{name}.logit_scale", because="used by contrastive training only")
         for name in ("clip_l", "clip_g", "t5xxl")

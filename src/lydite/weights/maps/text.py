@@ -2,13 +2,17 @@
 
 import numpy as np
 
-from lydite.weights.layout import Array, Shape
-from lydite.weights.rules import Alias, Drop, Fill, Rule
+from lydite.weights.layout import TRANSPOSE, Array, Shape
+from lydite.weights.rules import Alias, Convert, Drop, Fill, Rename, Rule, Split
 
+_COUNTED = "0, 1, 2, …: known without being stored"
 CLIP: tuple[Rule, ...] = (
-    Drop("text_model.embeddings.position_ids", because="0, 1, 2, …: known without being stored"),
-    # transformers 5 saves CLIPTextModel, the one without projection, without this prefix.
-    Alias("embeddings.{p}", "text_model.embeddings.{p}"),
+    Drop("text_model.embeddings.position_ids", because=_COUNTED),
+    Drop("embeddings.position_ids", because=_COUNTED),
+    # transformers 5 saves CLIPTextModel, the one without projection, without this prefix. So do
+    # single files that were written with an early version of transformers.
+    Alias("embeddings.token_embedding.{p}", "text_model.embeddings.token_embedding.{p}"),
+    Alias("embeddings.position_embedding.{p}", "text_model.embeddings.position_embedding.{p}"),
     Alias("encoder.{p}", "text_model.encoder.{p}"),
     Alias("final_layer_norm.{p}", "text_model.final_layer_norm.{p}"),
 )
@@ -27,3 +31,50 @@ CLIP_L_ORIGINAL: tuple[Rule, ...] = (
     Drop("text_projection.weight", because=_UNPROJECTED),
     Fill("text_projection.weight", _identity, because=f"identity: {_UNPROJECTED}"),
 )
+
+
+# OpenCLIP's names, inside the single files of SD 2.x and SDXL.
+_OPENCLIP = {
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "ln_final.{p}": "text_model.final_layer_norm.{p}",
+}
+_OPENCLIP_LAYER = {
+    "ln_1.{p}": "layer_norm1.{p}",
+    "ln_2.{p}": "layer_norm2.{p}",
+    "mlp.c_fc.{p}": "mlp.fc1.{p}",
+    "mlp.c_proj.{p}": "mlp.fc2.{p}",
+    "attn.out_proj.{p}": "self_attn.out_proj.{p}",
+}
+
+
+def openclip(layers: int, *, projected: bool) -> tuple[Rule, ...]:
+    """The table for `transformer.resblocks.*` names.
+
+    SDXL's encoder is whole and `projected`. SD 2.x takes the output of the layer before the last,
+    so that its file has one layer more than `layers`.
+    """
+    rules: list[Rule] = [
+        *(Rename(*pair) for pair in _OPENCLIP.items()),
+        Drop("logit_scale", because="used by contrastive training only"),
+        Drop("attn_mask", because="the causal mask: known without being stored"),
+    ]
+    for layer in range(layers):
+        source = f"transformer.resblocks.{layer}."
+        target = f"text_model.encoder.layers.{layer}."
+        rules += [Rename(source + name, target + ours) for name, ours in _OPENCLIP_LAYER.items()]
+        rules += [
+            Split(
+                f"{source}attn.in_proj_{part}",
+                tuple(f"{target}self_attn.{name}_proj.{part}" for name in "qkv"),
+            )
+            for part in ("weight", "bias")
+        ]
+    if projected:
+        rules.append(Rename("text_projection", "text_projection.weight"))
+        rules.append(Convert("text_projection.weight", TRANSPOSE))
+    else:
+        last = f"transformer.resblocks.{layers}.{{p}}"
+        rules.append(Drop(last, because="SD 2 takes the output of the layer before the last"))
+        rules.append(Drop("text_projection", because="SD 2 does not use the pooled output"))
+    return tuple(rules)
