@@ -6,7 +6,7 @@ module is touched and nothing is written into the model.
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -164,13 +164,19 @@ def model_hash(pipeline: Pipeline) -> str:
     total = hashlib.sha256(canonical(_scheduler_identity(model.scheduler)))
     for name, component in sorted(model.components.items()):
         total.update(f"{name} {parameter_hash(model.network(name))}\n".encode())
-        total.update(canonical(asdict(component.config)))
+        total.update(canonical(_config_identity(component.config)))
     for name, (folder, _) in sorted(model.tokenizers.items()):
         for path in sorted(folder.iterdir()):
             if path.is_file() and not path.name.startswith("."):
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 total.update(f"{name} {path.name} {digest}\n".encode())
     return total.hexdigest()
+
+
+def _config_identity(config: Any) -> dict[str, Any]:
+    """Fields that version 0.1 did not have are left out: the hash stays as in sets that exist."""
+    later = {each.name for each in fields(config) if each.metadata.get("since") == "0.2"}
+    return {name: value for name, value in asdict(config).items() if name not in later}
 
 
 def _scheduler_identity(raw: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Reference: diffusers 0.42.1, models/autoencoders/autoencoder_kl.py and vae.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
@@ -43,7 +43,7 @@ class AutoencoderKLConfig:
     mid_block_add_attention: bool = True
     # Whether activations exceed the range of float16, as in SDXL's first VAE: a pipeline in
     # float16 then encodes and decodes in float32. True where a config has no such key.
-    force_upcast: bool = True
+    force_upcast: bool = field(default=True, metadata={"since": "0.2"})
 
     def __post_init__(self) -> None:
         if not 1e-4 <= abs(self.scaling_factor) <= 1e4 or abs(self.shift_factor or 0.0) > 1e4:
