@@ -5,12 +5,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lydite.weights.layout import CONV1X1_TO_LINEAR, OIHW_TO_OHWI, SWAP_HALVES, Layout, Shape
+from lydite.weights.layout import (
+    CONV1X1_TO_LINEAR,
+    OIHW_TO_OHWI,
+    PER_CHANNEL_2D,
+    PER_CHANNEL_3D,
+    PRESENT_FRAME,
+    SWAP_HALVES,
+    Layout,
+    Shape,
+)
 
-SIDE = st.integers(1, 5)
+SIDE, ONE = st.integers(1, 5), st.just(1)
 FITTING: dict[str, tuple[Layout, st.SearchStrategy[Shape]]] = {
     "oihw_to_ohwi": (OIHW_TO_OHWI, st.tuples(SIDE, SIDE, SIDE, SIDE)),
-    "conv1x1_to_linear": (CONV1X1_TO_LINEAR, st.tuples(SIDE, SIDE, st.just(1), st.just(1))),
+    "conv1x1_to_linear": (CONV1X1_TO_LINEAR, st.tuples(SIDE, SIDE, ONE, ONE)),
+    "per_channel_2": (PER_CHANNEL_2D, st.tuples(SIDE, ONE, ONE)),
+    "per_channel_3": (PER_CHANNEL_3D, st.tuples(SIDE, ONE, ONE, ONE)),
     "swap_halves": (
         SWAP_HALVES,
         st.tuples(SIDE.map(lambda n: 2 * n), SIDE) | st.tuples(SIDE.map(lambda n: 2 * n)),
@@ -53,3 +64,16 @@ def test_what_they_do() -> None:
     assert OIHW_TO_OHWI.forward(x)[1, 0, 2, 0] == x[1, 0, 0, 2]
     np.testing.assert_array_equal(CONV1X1_TO_LINEAR.forward(counted((2, 3, 1, 1))), counted((2, 3)))
     np.testing.assert_array_equal(SWAP_HALVES.forward(np.arange(4)), [2, 3, 0, 1])
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_of_a_video_kernel_the_slice_for_the_present_frame_is_taken(kernel: int) -> None:
+    x = counted((2, 4, kernel, kernel, kernel))
+    y = PRESENT_FRAME.forward(x)
+    assert y.shape == PRESENT_FRAME.shape(x.shape) == (2, kernel, kernel, 4)
+    assert y[1, 0, -1, 2] == x[1, 2, -1, 0, -1]
+    back = PRESENT_FRAME.inverse(y)
+    assert back.shape == x.shape and not back[:, :, :-1].any()
+    np.testing.assert_array_equal(PRESENT_FRAME.forward(back), y)
+    with pytest.raises(ValueError, match="K, K, K"):
+        PRESENT_FRAME.shape((2, 4, 3, 1, 1))

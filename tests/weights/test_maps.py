@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from lydite.weights.maps import mmdit, text, unet, vae
+from lydite.weights.maps import flux, mmdit, text, unet, vae
 from lydite.weights.rules import Alias, Drop, Join, Rename, Rule, Split, resolve
 
 TABLES = {
+    "flux original": flux.ORIGINAL,
     "mmdit diffusers": mmdit.DIFFUSERS,
     "mmdit original": mmdit.original(3),
     "unet diffusers": unet.DIFFUSERS,
@@ -19,6 +20,9 @@ TABLES = {
     "openclip": text.openclip(3, projected=False),
     "openclip projected": text.openclip(3, projected=True),
     "t5": text.T5,
+    "qwen2.5-vl": text.QWEN2_5_VL,
+    "qwen3": text.QWEN3,
+    "vae qwen-image": vae.QWEN_IMAGE,
 }
 TABLE = pytest.mark.parametrize("table", TABLES)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from lydite.models import mmdit
+from lydite.models import modulation
 from seeded_bugs import reference_forwards as ref
 from seeded_bugs.bugs.weights import BLOCK_0, BLOCK_1, BLOCK_2
 from seeded_bugs.cases import Apply, Bug, Site, inputs, outputs
@@ -32,7 +32,7 @@ def bare_table(self: Any, embedding: mx.array) -> mx.array:
 
 def time_alone(self: Any, original: Any, timesteps: mx.array, pooled: mx.array) -> mx.array:
     """The embedding of the timestep for every row, without the pooled text."""
-    time = self.timestep_embedder(mmdit.sinusoids(timesteps, 256).astype(pooled.dtype))
+    time = self.timestep_embedder(modulation.sinusoids(timesteps, 256).astype(pooled.dtype))
     return mx.repeat(time[:, None], pooled.shape[0], axis=1)
 
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.models import mmdit
+from lydite.models import modulation
 from lydite.pipelines import pipeline
 from lydite.sampling.schedules import FlowSigmas, Schedule, make_schedule
 from seeded_bugs.cases import Apply, Bug, inputs, outputs
@@ -62,7 +62,7 @@ def sinusoids(
         parts = [mx.cos(angles), mx.sin(angles)]
         return mx.concatenate(parts[::-1] if sine_first else parts, axis=-1)
 
-    return attribute(mmdit, "sinusoids", lambda original: new)
+    return attribute(modulation, "sinusoids", lambda original: new)
 
 
 def bug(id: str, cause: str, bug_class: str, site: Any, apply: Apply, fix: str, **more: Any) -> Bug:

@@ -62,10 +62,14 @@ def gelu(x: mx.array) -> mx.array:
     return x * mx.where(x > 0, 1 - tail, tail)
 
 
-def attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Scaled dot-product attention, (B, H, L, D) each."""
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None = None
+) -> mx.array:
+    """Scaled dot-product attention, (B, H, L, D) each; keys where `mask` is False are left out."""
     q, k, v = (array.astype(mx.float32) for array in (q, k, v))
     scores = (q * (scale * LOG2E)) @ k.swapaxes(-1, -2)  # (B, H, L, L)
+    if mask is not None:
+        scores = mx.where(mask, scores, -1e9)
     weights = exp2(scores - mx.stop_gradient(scores.max(axis=-1, keepdims=True)))
     return (weights @ v) / weights.sum(axis=-1, keepdims=True)
 

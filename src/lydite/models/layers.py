@@ -6,6 +6,7 @@ from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from lydite.models import cpu
 
@@ -72,13 +73,20 @@ class FeedForward(nn.Module):
         return x
 
 
+class SiLU(nn.Module):
+    """x·σ(x) where the reference has a module for it."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return silu(x)
+
+
 class MLPEmbedder(nn.Module):
     """Linear, SiLU, linear: how timesteps and pooled text enter the modulation."""
 
-    def __init__(self, dim_in: int, dim: int) -> None:
+    def __init__(self, dim_in: int, dim: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.linear_1 = Linear(dim_in, dim)
-        self.linear_2 = Linear(dim, dim)
+        self.linear_1 = Linear(dim_in, dim, bias)
+        self.linear_2 = Linear(dim, dim, bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.linear_2(silu(self.linear_1(x)))
@@ -123,11 +131,13 @@ class GroupNorm(nn.GroupNorm):
         return y.astype(x.dtype)
 
 
-def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> mx.array:
-    """Scaled dot-product attention, (B, H, L, D) each."""
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: mx.array | None = None
+) -> mx.array:
+    """Scaled dot-product attention, (B, H, L, D) each; keys where `mask` is False are left out."""
     if not on_cpu():
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)
-    return cpu.attention(q, k, v, scale).astype(q.dtype)
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+    return cpu.attention(q, k, v, scale, mask).astype(q.dtype)
 
 
 def gelu(x: mx.array) -> mx.array:
@@ -170,8 +180,10 @@ def sinusoids(timesteps: mx.array, channels: int) -> mx.array:
     bf16 timesteps are off by up to 0.74 of a step, so the cast comes after this function.
     """
     half = channels // 2
-    frequencies = mx.exp(-math.log(10_000) / half * mx.arange(half, dtype=mx.float32))
-    angles = timesteps.astype(mx.float32)[..., None] * frequencies
+    exponents = np.arange(half, dtype=np.float32) * -math.log(10_000) / half
+    # In float64 and then rounded: MLX's own are off by 5e-7, which a guidance of 3500 multiplies.
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+    angles = timesteps.astype(mx.float32)[..., None] * mx.array(frequencies)
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)  # (..., channels)
 
 

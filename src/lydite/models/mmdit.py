@@ -16,17 +16,20 @@ from lydite.core.errors import InputError
 from lydite.models.layers import (
     FeedForward,
     Linear,
-    MLPEmbedder,
     attention,
     join_heads,
     join_tokens,
     project,
-    silu,
-    sinusoids,
     split_heads,
 )
-
-Modulation = dict[str, mx.array]  # path of a norm -> its shifts, scales and gates, (B, n, D)
+from lydite.models.modulation import (
+    AdaLayerNorm,
+    Modulation,
+    TimeTextEmbedding,
+    feed_forward,
+    gate,
+    modulate,
+)
 
 
 @dataclass(frozen=True)
@@ -138,42 +141,6 @@ class PatchEmbed(nn.Module):
         return self.proj(latent).flatten(1, 2) + positions  # (B, L, D)
 
 
-class TimeTextEmbedding(nn.Module):
-    """Timestep and pooled text as one vector: what all adaptive norms are driven by."""
-
-    def __init__(self, dim: int, pooled_dim: int) -> None:
-        super().__init__()
-        self.timestep_embedder = MLPEmbedder(256, dim)
-        self.text_embedder = MLPEmbedder(pooled_dim, dim)
-
-    def __call__(self, timesteps: mx.array, pooled: mx.array) -> mx.array:
-        time = self.timestep_embedder(sinusoids(timesteps, 256).astype(pooled.dtype))
-        return time[:, None] + self.text_embedder(pooled)[None]  # (S, B, D)
-
-
-class AdaLayerNorm(nn.Module):
-    """Layer norm without weights, and the linear that makes its shifts, scales and gates.
-
-    Chunk order of the zero form: shift, scale, gate of the attention, then of the feed-forward,
-    then of the second attention. The continuous form (2 chunks) is scale, shift.
-    """
-
-    def __init__(self, dim: int, chunks: int) -> None:
-        super().__init__()
-        self.chunks = chunks
-        self.linear = Linear(dim, chunks * dim)
-        self.norm = nn.LayerNorm(dim, eps=1e-6, affine=False)
-
-    def table(self, embedding: mx.array) -> mx.array:
-        """(..., D) to (..., chunks, D)."""
-        return mx.unflatten(self.linear(silu(embedding)), -1, (self.chunks, -1))
-
-    def __call__(self, x: mx.array, table: mx.array) -> mx.array:
-        """The normed x under the first shift and scale."""
-        scale, shift = (0, 1) if self.chunks == 2 else (1, 0)
-        return modulate(self.norm(x), shift=table[:, shift], scale=table[:, scale])
-
-
 class JointAttention(nn.Module):
     """Attention over image and text tokens together, each stream with its own projections."""
 
@@ -250,23 +217,8 @@ class JointBlock(nn.Module):
         if "attn2" in self:
             normed = modulate(self.norm1.norm(image), shift=table[:, 6], scale=table[:, 7])
             residual = residual + gate(self.attn2(normed, None)[0], table[:, 8])
-        image = _feed_forward(image + residual, self.norm2, self.ff, table)
+        image = feed_forward(image + residual, self.norm2, self.ff, table)
         if text_attended is not None:
             text = text + gate(text_attended, text_table[:, 2])
-            text = _feed_forward(text, self.norm2_context, self.ff_context, text_table)
+            text = feed_forward(text, self.norm2_context, self.ff_context, text_table)
         return text, image
-
-
-def modulate(x: mx.array, *, shift: mx.array, scale: mx.array) -> mx.array:
-    """x (B, L, D) stretched and moved per channel by (B, D) arrays."""
-    return x * (1 + scale[:, None]) + shift[:, None]
-
-
-def gate(x: mx.array, amount: mx.array) -> mx.array:
-    """x (B, L, D) scaled per channel by (B, D)."""
-    return x * amount[:, None]
-
-
-def _feed_forward(x: mx.array, norm: nn.LayerNorm, ff: FeedForward, table: mx.array) -> mx.array:
-    normed = modulate(norm(x), shift=table[:, 3], scale=table[:, 4])
-    return x + gate(ff(normed), table[:, 5])

@@ -41,6 +41,7 @@ class Kind:
     ignored: frozenset[str] = frozenset()
     fixed: Mapping[str, Any] | None = None
     keep_float32: tuple[str, ...] = ()  # when the rest runs in float16
+    flat: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # the keys of a nested config
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def folder_component(
             f"{path}: the class is {shown(declared)}; supported are {', '.join(sorted(kinds))}."
         )
     kind = kinds[declared]
+    raw = kind.flat(raw)
     config = read_config(kind.config, raw, where=path, ignored=kind.ignored, fixed=kind.fixed)
     return Component(name or folder.resolve().name, weights or folder, kind, config, kind.rules)
 

@@ -1,8 +1,9 @@
-"""Prompts to token ids as transformers' CLIPTokenizer and T5Tokenizer do, from their files alone.
+"""Prompts to token ids as transformers' tokenizers do for CLIP, T5 and Qwen2, from their files.
 
-Reference: huggingface/transformers 5.22.2, models/clip/tokenization_clip.py and
-models/t5/tokenization_t5.py. As there, a file gives vocabulary, merges, character map and special
-tokens; how text is split is written here, so that a file cannot bring a pattern of its own.
+Reference: huggingface/transformers 5.22.2, models/clip/tokenization_clip.py,
+models/t5/tokenization_t5.py and models/qwen2/tokenization_qwen2.py. As there, a file gives
+vocabulary, merges, character map and special tokens; how text is split is written here, so that a
+file cannot bring a pattern of its own.
 """
 
 from collections.abc import Sequence
@@ -27,13 +28,21 @@ CLIP_TOKENS = {
 CLIP_WORDS = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
+QWEN2_TOKENS = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 T5_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 T5_UNK_ID = 2
 T5_EXTRA_TOKENS = [f"<extra_id_{index}>" for index in reversed(range(100))]
 
 
 class Tokenizer:
-    """Text to a fixed number of ids: cut or padded on the right, the end token is never cut off."""
+    """Text to a number of ids: cut on the right, the end token is never cut off, then padded.
+
+    A tokenizer without a padding token gives as many ids as the text has.
+    """
 
     def __init__(
         self,
@@ -41,7 +50,7 @@ class Tokenizer:
         *,
         before: Sequence[int],
         after: Sequence[int],
-        pad: int,
+        pad: int | None,
         max_length: int,
     ) -> None:
         if max_length < len(before) + len(after):
@@ -51,9 +60,11 @@ class Tokenizer:
         self._backend, self._before, self._after, self._pad = backend, before, after, pad
 
     def __call__(self, text: str) -> NDArray[np.int32]:
-        """Ids of `text`: (max_length,)."""
+        """Ids of `text`: (max_length,), or fewer without padding."""
         ids = [*self._before, *self._encode(text).ids[: self._capacity], *self._after]
-        return np.array(ids + [self._pad] * (self.max_length - len(ids)), dtype=np.int32)
+        if self._pad is not None:
+            ids += [self._pad] * (self.max_length - len(ids))
+        return np.array(ids, dtype=np.int32)
 
     def truncated(self, text: str) -> str | None:
         """The end of `text` that does not fit and is cut off; None when everything fits."""
@@ -131,3 +142,28 @@ def load_t5_tokenizer(folder: Path, max_length: int = 256) -> Tokenizer:
     return Tokenizer(
         backend, before=[], after=[ids["eos_token"]], pad=ids["pad_token"], max_length=max_length
     )
+
+
+def load_qwen2_tokenizer(folder: Path, max_length: int) -> Tokenizer:
+    """From tokenizer.json, or vocab.json and merges.txt. Nothing is added to the text's own ids."""
+    path = find(folder, "tokenizer.json", "vocab.json")
+    vocab, merges = read_bpe(path)
+    special = read_special_tokens(folder, QWEN2_TOKENS)
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=merges,
+            fuse_unk=False,
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+        )
+    )
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    special.add_to(backend, folder)
+    return Tokenizer(backend, before=[], after=[], pad=None, max_length=max_length)

@@ -76,5 +76,43 @@ CONV1X1_TO_LINEAR = Layout(
     shape=_one_by_one,
 )
 
+
+def _present(x: Array) -> Array:
+    return x[:, :, -1].transpose(0, 2, 3, 1)
+
+
+def _with_past(x: Array) -> Array:
+    present = x.transpose(0, 3, 1, 2)[:, :, None]
+    past = np.zeros((*present.shape[:2], x.shape[1] - 1, *present.shape[3:]), x.dtype)
+    return np.concatenate([past, present], axis=2)
+
+
+def _cube(found: Shape) -> Shape:
+    if len(found) != 5 or not 0 < found[2] == found[3] == found[4]:
+        raise ValueError(f"expected (O, I, K, K, K), found {found}")
+    return (found[0], found[3], found[4], found[1])
+
+
+def _per_channel(axes: int) -> Layout:
+    ones = (1,) * axes
+
+    def shape(found: Shape) -> Shape:
+        if len(found) != axes + 1 or found[1:] != ones:
+            raise ValueError(f"expected {('C', *ones)}, found {found}")
+        return found[:1]
+
+    return Layout(
+        f"per_channel_{axes}", lambda x: x.reshape(-1), lambda x: x.reshape(-1, *ones), shape
+    )
+
+
+# A causal 3-d convolution that we run on single frames: of its kernel (O, I, frames, H, W) the
+# slice for the present frame, channels last. Saved again, the slices for the past are zero.
+PRESENT_FRAME = Layout("present_frame", forward=_present, inverse=_with_past, shape=_cube)
+
+# One number per channel, stored with axes to broadcast over frames and positions.
+PER_CHANNEL_2D = _per_channel(2)
+PER_CHANNEL_3D = _per_channel(3)
+
 # Rows stored (shift, scale) where the model reads (scale, shift); its own inverse.
 SWAP_HALVES = Layout("swap_halves", forward=_swap, inverse=_swap, shape=_even_rows)

@@ -7,6 +7,7 @@ file into one recipe per parameter; a name that fills no parameter, or two, is s
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -32,10 +33,14 @@ class Alias:
 
 @dataclass(frozen=True)
 class Split:
-    """One stored tensor holds several parameters, stacked along its first axis."""
+    """One stored tensor holds several parameters, stacked along its first axis.
+
+    Equal parts, or `shares`: how many of the equal parts each target takes.
+    """
 
     source: str
     targets: tuple[str, ...]
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Recipe:
 
     target: str
     sources: tuple[str, ...]
-    part: tuple[int, int] = (0, 1)  # which of how many equal parts along the first axis
+    part: tuple[int, int, int] = (0, 1, 1)  # of equal parts along the first axis: from, to, count
     layout: Layout | None = None
 
     def shape(self, stored: Sequence[Shape]) -> Shape:
@@ -90,20 +95,20 @@ class Recipe:
             if any(not other or other[1:] != shape[1:] for other in stored):
                 raise ValueError(f"cannot be stacked: {list(stored)}")
             shape = (sum(other[0] for other in stored), *shape[1:])
-        count = self.part[1]
+        start, end, count = self.part
         if count > 1:
             if not shape or shape[0] % count:
                 raise ValueError(f"expected rows divisible by {count}, found {shape}")
-            shape = (shape[0] // count, *shape[1:])
+            shape = ((end - start) * (shape[0] // count), *shape[1:])
         return self.layout.shape(shape) if self.layout else shape
 
     def build(self, stored: Sequence[Array]) -> Array:
         """The parameter's value."""
         array = stored[0] if len(stored) == 1 else np.concatenate(list(stored))
-        index, count = self.part
+        start, end, count = self.part
         if count > 1:
             rows = array.shape[0] // count
-            array = array[index * rows : (index + 1) * rows]
+            array = array[start * rows : end * rows]
         return self.layout.forward(array) if self.layout else array
 
 
@@ -202,10 +207,10 @@ def _resolve(names: tuple[str, ...], rules: tuple[Rule, ...]) -> Resolution:
 
 def _recipes(name: str, rule: Rule | None, slots: Slots) -> list[Recipe]:
     if isinstance(rule, Split):
-        count = len(rule.targets)
+        ends = list(accumulate(rule.shares or (1,) * len(rule.targets)))
         return [
-            Recipe(fill(target, slots), (name,), (index, count))
-            for index, target in enumerate(rule.targets)
+            Recipe(fill(target, slots), (name,), (start, end, ends[-1]))
+            for target, start, end in zip(rule.targets, [0, *ends], ends, strict=False)
         ]
     if isinstance(rule, Join):
         sources = tuple(fill(source, slots) for source in rule.sources)

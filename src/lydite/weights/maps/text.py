@@ -1,4 +1,4 @@
-"""CLIP and T5 text encoders: transformers' names, and what a single file adds or leaves out."""
+"""Text encoders: transformers' names, and what a single file adds or leaves out."""
 
 import numpy as np
 
@@ -18,6 +18,21 @@ CLIP: tuple[Rule, ...] = (
 )
 
 T5: tuple[Rule, ...] = (Alias("encoder.embed_tokens.weight", "shared.weight"),)
+
+_HEAD = Drop("lm_head.weight", because="predicts the next token; pipelines take hidden states")
+_UNSEEN = "the vision tower; a prompt is text only"
+QWEN2_5_VL: tuple[Rule, ...] = (
+    _HEAD,
+    Drop("visual.{p}", because=_UNSEEN),
+    Drop("model.visual.{p}", because=_UNSEEN),
+    # As published and as transformers saves them; its modules have another name.
+    Alias("model.embed_tokens.{p}", "model.language_model.embed_tokens.{p}"),
+    Alias("model.layers.{p}", "model.language_model.layers.{p}"),
+    Alias("model.norm.{p}", "model.language_model.norm.{p}"),
+)
+QWEN3_WITH_HEAD: tuple[Rule, ...] = (_HEAD,)
+# Saved as a whole language model, of which the pipeline loads what is inside.
+QWEN3: tuple[Rule, ...] = (_HEAD, Alias("model.{p}", "{p}"))
 
 
 def _identity(shape: Shape) -> Array:

@@ -1,10 +1,16 @@
-"""AutoencoderKL: diffusers' names, old and new, and those of the original single file.
+"""Autoencoders: diffusers' names, old and new, and those of SD3's original single file.
 
 Reference for the original names: Stability-AI/sd3.5 @ fbf8f48, sd3_impls.py.
 """
 
-from lydite.weights.layout import CONV1X1_TO_LINEAR, OIHW_TO_OHWI
-from lydite.weights.rules import Alias, Convert, Rename, Rule
+from lydite.weights.layout import (
+    CONV1X1_TO_LINEAR,
+    OIHW_TO_OHWI,
+    PER_CHANNEL_2D,
+    PER_CHANNEL_3D,
+    PRESENT_FRAME,
+)
+from lydite.weights.rules import Alias, Convert, Drop, Rename, Rule
 
 _CONVS: tuple[Rule, ...] = (
     Convert("{p}.conv_in.weight", OIHW_TO_OHWI),
@@ -24,6 +30,19 @@ DIFFUSERS: tuple[Rule, ...] = (
     Alias("{p}.attentions.0.key.{q}", "{p}.attentions.0.to_k.{q}"),
     Alias("{p}.attentions.0.value.{q}", "{p}.attentions.0.to_v.{q}"),
     Alias("{p}.attentions.0.proj_attn.{q}", "{p}.attentions.0.to_out.0.{q}"),
+)
+
+_CAUSAL = ("conv_in", "conv_out", "conv1", "conv2", "conv_shortcut")
+QWEN_IMAGE: tuple[Rule, ...] = (
+    Drop("{p}.time_conv.{q}", because="changes the number of frames; a picture is one frame"),
+    *(Convert(f"{{p}}.{name}.weight", PRESENT_FRAME) for name in _CAUSAL),
+    Convert("quant_conv.weight", PRESENT_FRAME),
+    Convert("post_quant_conv.weight", PRESENT_FRAME),
+    Convert("{p}.resample.1.weight", OIHW_TO_OHWI),
+    Convert("{p}.attentions.0.to_qkv.weight", CONV1X1_TO_LINEAR),
+    Convert("{p}.attentions.0.proj.weight", CONV1X1_TO_LINEAR),
+    Convert("{p}.attentions.0.norm.gamma", PER_CHANNEL_2D),
+    Convert("{p}.gamma", PER_CHANNEL_3D),
 )
 
 

@@ -1,0 +1,40 @@
+"""Tiny Z-Image models with random weights, made by the reference."""
+
+from typing import Any
+
+from support import tiny_sd3
+
+
+def make_transformer(**options: Any) -> Any:
+    """ZImageTransformer2DModel with two layers of each kind; heads of 24 channels, 4 + 8 + 12."""
+    from diffusers import ZImageTransformer2DModel
+
+    settings: dict[str, Any] = {
+        "in_channels": 4,
+        "dim": 48,
+        "n_layers": 2,
+        "n_refiner_layers": 2,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "cap_feat_dim": 40,
+        "axes_dims": [4, 8, 12],
+        "axes_lens": [256, 64, 64],
+    }
+    return tiny_sd3.randomize(ZImageTransformer2DModel(**{**settings, **options}))
+
+
+def make_text_encoder(**options: Any) -> Any:
+    """Qwen3ForCausalLM with three layers, whose heads are wider than its width asks for."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    settings: dict[str, Any] = {
+        "vocab_size": 320,
+        "hidden_size": 40,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    }
+    return tiny_sd3.randomize(Qwen3ForCausalLM(Qwen3Config(**{**settings, **options})))
