@@ -13,7 +13,8 @@ import numpy as np
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.models.layers import on_cpu
-from lydite.models.mmdit import MMDiT, Modulation
+from lydite.models.mmdit import MMDiT
+from lydite.models.modulation import Modulation
 from lydite.pipelines.families.kinds import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
 from lydite.pipelines.family import (
