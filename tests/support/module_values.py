@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from lydite.models import mmdit, modulation
+from lydite.models import mmdit
 from lydite.models.text import clip, t5
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import pipeline as pipeline_module

@@ -80,8 +80,6 @@ def conv2d(x: mx.array, weight: mx.array, bias: mx.array) -> mx.array:
     O, K, _, C = weight.shape
     if K == 1:
         return x @ weight.reshape(O, C).T + bias
-    if x.size < 4 * O * C:  # nine copies of the input cost less than turning the weight round
-        return _columns(x) @ weight.reshape(O, 9 * C).T + bias
     taps = mx.split(weight.transpose(1, 2, 3, 0).reshape(9 * C, O), 9)  # (C, O) each
     return mx.stack([_moved_and_added(picture, taps) for picture in x]) + bias
 
@@ -108,13 +106,6 @@ def group_norm(
     centred = x - _group_mean(x, groups)
     scale = weight * mx.rsqrt(_group_mean(centred * centred, groups) + eps)
     return centred * scale + bias
-
-
-def _columns(x: mx.array) -> mx.array:
-    """Each position with its eight neighbours, zeros beyond the edge: (B, H, W, 9 * C)."""
-    _, H, W, _ = x.shape
-    x = mx.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)])
-    return mx.concatenate([x[:, i : i + H, j : j + W] for i in range(3) for j in range(3)], axis=-1)
 
 
 def _moved_and_added(x: mx.array, taps: Iterable[mx.array]) -> mx.array:

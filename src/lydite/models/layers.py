@@ -174,16 +174,19 @@ def on_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def sinusoids(timesteps: mx.array, channels: int) -> mx.array:
+def sinusoids(timesteps: mx.array, channels: int, *, exact: bool = True) -> mx.array:
     """Cosines then sines of `timesteps` at log-spaced frequencies, always in float32.
 
-    bf16 timesteps are off by up to 0.74 of a step, so the cast comes after this function.
+    bf16 timesteps are off by up to 0.74 of a step, so the cast comes after this function. MLX's own
+    exponentials are off by 5e-7, which a guidance of 3500 multiplies; `exact` ones are NumPy's.
     """
     half = channels // 2
-    exponents = np.arange(half, dtype=np.float32) * -math.log(10_000) / half
-    # In float64 and then rounded: MLX's own are off by 5e-7, which a guidance of 3500 multiplies.
-    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
-    angles = timesteps.astype(mx.float32)[..., None] * mx.array(frequencies)
+    if exact:
+        exponents = np.arange(half, dtype=np.float32) * -math.log(10_000) / half
+        frequencies = mx.array(np.exp(exponents.astype(np.float64)).astype(np.float32))
+    else:
+        frequencies = mx.exp(-math.log(10_000) / half * mx.arange(half, dtype=mx.float32))
+    angles = timesteps.astype(mx.float32)[..., None] * frequencies
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)  # (..., channels)
 
 

@@ -73,7 +73,11 @@ class MMDiT(nn.Module):
         self.config = config
         dim = config.inner_dim
         self.pos_embed = PatchEmbed(config)
-        self.time_text_embed = TimeTextEmbedding(dim, config.pooled_projection_dim)
+        self.time_text_embed = TimeTextEmbedding(
+            dim,
+            config.pooled_projection_dim,
+            exact=False,  # pictures stay as in version 0.1
+        )
         self.context_embedder = Linear(config.joint_attention_dim, config.caption_projection_dim)
         self.transformer_blocks = [JointBlock(config, index) for index in range(config.num_layers)]
         self.norm_out = AdaLayerNorm(dim, 2)

@@ -15,8 +15,11 @@ Modulation = dict[str, mx.array]  # path of a norm -> its shifts, scales and gat
 class TimeTextEmbedding(nn.Module):
     """Timestep, pooled text and guidance as one vector, which drives all adaptive norms."""
 
-    def __init__(self, dim: int, pooled_dim: int, *, guidance: bool = False) -> None:
+    def __init__(
+        self, dim: int, pooled_dim: int, *, guidance: bool = False, exact: bool = True
+    ) -> None:
         super().__init__()
+        self.exact = exact  # frequencies of the timestep
         self.timestep_embedder = MLPEmbedder(256, dim)
         if guidance:
             self.guidance_embedder = MLPEmbedder(256, dim)
@@ -26,7 +29,8 @@ class TimeTextEmbedding(nn.Module):
         self, timesteps: mx.array, pooled: mx.array, guidance: mx.array | None = None
     ) -> mx.array:
         """(S,), (B, P) and, where the network is distilled from guidance, (B,) or (1,)."""
-        time = self.timestep_embedder(sinusoids(timesteps, 256).astype(pooled.dtype))[:, None]
+        angles = sinusoids(timesteps, 256, exact=self.exact)
+        time = self.timestep_embedder(angles.astype(pooled.dtype))[:, None]
         if guidance is not None:
             time = time + self.guidance_embedder(sinusoids(guidance, 256).astype(pooled.dtype))
         return time + self.text_embedder(pooled)  # (S, B, D)

@@ -13,7 +13,6 @@ from lydite.core.config import Count, Size
 from lydite.models.layers import (
     Conv2d,
     GroupNorm,
-    HalvingConv2d,
     Linear,
     attention,
     double_size,
@@ -250,7 +249,7 @@ class PixelAttention(nn.Module):
 class Downsample(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv = HalvingConv2d(width, padding=0)
+        self.conv = nn.Conv2d(width, width, kernel_size=3, stride=2)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.conv(mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)]))  # right and bottom only
