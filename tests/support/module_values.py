@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from lydite.models import mmdit
+from lydite.models import mmdit, modulation
 from lydite.models.text import clip, t5
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import pipeline as pipeline_module
@@ -77,7 +77,7 @@ def identities(pipeline: Pipeline) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     objects: list[Any] = [
         *(vars(pipeline_module)[name] for name in ("find_sampler", "plan_schedule")),
-        *(guidance.cfg, mmdit.sinusoids, t5.relative_position_buckets, mx.round),
+        *(guidance.cfg, modulation.sinusoids, t5.relative_position_buckets, mx.round),
         *NOISES.values(),
     ]
     owners = (Pipeline, Run, Prediction, AutoencoderKL, Tokenizer, mmdit.MMDiT, mmdit.PatchEmbed)

@@ -55,7 +55,7 @@ def sinusoids(
 ) -> Apply:
     """The timestep embedding with another convention."""
 
-    def new(timesteps: mx.array, channels: int) -> mx.array:
+    def new(timesteps: mx.array, channels: int, *, exact: bool = True) -> mx.array:
         half = channels // 2
         rates = mx.exp(-math.log(period) / (half - shift) * mx.arange(half, dtype=mx.float32))
         angles = (timesteps.astype(mx.float32) * factor)[..., None] * rates
