@@ -32,7 +32,8 @@ def bare_table(self: Any, embedding: mx.array) -> mx.array:
 
 def time_alone(self: Any, original: Any, timesteps: mx.array, pooled: mx.array) -> mx.array:
     """The embedding of the timestep for every row, without the pooled text."""
-    time = self.timestep_embedder(modulation.sinusoids(timesteps, 256).astype(pooled.dtype))
+    angles = modulation.sinusoids(timesteps, 256, exact=self.exact)
+    time = self.timestep_embedder(angles.astype(pooled.dtype))
     return mx.repeat(time[:, None], pooled.shape[0], axis=1)
 
 
