@@ -51,7 +51,7 @@ def make_flux2_transformer(**options: Any) -> Any:
     return tiny_sd3.randomize(Flux2Transformer2DModel(**{**settings, **options}))
 
 
-def make_pipeline(folder: Path, variant: str = "dev") -> Path:
+def make_pipeline(folder: Path, variant: str = "dev", **options: Any) -> Path:
     """A whole FluxPipeline folder in diffusers' layout: CLIP without projection, T5, 4× VAE."""
     import torch
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
@@ -63,7 +63,11 @@ def make_pipeline(folder: Path, variant: str = "dev") -> Path:
     t5 = tiny_sd3.make_t5()
     pipeline = FluxPipeline(
         transformer=make_transformer(
-            variant, in_channels=64, joint_attention_dim=t5.config.d_model, pooled_projection_dim=16
+            variant,
+            in_channels=64,
+            joint_attention_dim=t5.config.d_model,
+            pooled_projection_dim=16,
+            **options,
         ),
         vae=tiny_sd3.make_vae(use_quant_conv=False, use_post_quant_conv=False),
         scheduler=FlowMatchEulerDiscreteScheduler(

@@ -36,7 +36,7 @@ from lydite.weights.load import to_mlx
 
 SLOTS = re.compile(r"in\.\d+|out(\.\d+)?")
 EMPTY, LABELS = 1 << 16, 512  # bytes at most: of an empty set, of a tensor in a header
-STREAMS = ("image", "text")  # of BlockRule.streams; the order decides which tokens are kept
+STREAMS = ("image", "text", "both")  # of BlockRule.streams; the order decides which tokens are kept
 Tensors = dict[str, NDArray[Any]]
 
 
@@ -77,7 +77,12 @@ class BlockRecorder:
         return bool(known and fnmatchcase(path, self._modules))
 
     def add(self, path: str, slot: str, value: Any) -> None:
-        """Copy the tokens that are kept of (B, L, D)."""
+        """Copy the tokens that are kept of (B, L, D).
+
+        Where each prompt is a call of its own, only the first is kept: that of the prompt itself.
+        """
+        if f"{path}.{slot}" in self.tensors:
+            return
         rule = self._rule(path)
         stream = rule.streams.get(slot) if rule else None
         if stream is not None:

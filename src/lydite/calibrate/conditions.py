@@ -10,6 +10,7 @@ from lydite.core.request import FIELDS, Request
 COMPUTE = ("float32", "bfloat16", "float16")
 # The prompt is in the key of each item; a picture to start from is no part of a calibration run.
 _ELSEWHERE = ("prompt", "strength")
+_LATER = ("true_guidance",)  # fields that version 0.1 did not have: left out where they are None
 
 
 def conditions_of(request: Request, dtype: str) -> dict[str, Any]:
@@ -17,7 +18,9 @@ def conditions_of(request: Request, dtype: str) -> dict[str, Any]:
     if request.strength is not None:
         raise InputError("calibration starts from noise, not from a picture.")
     values = request.to_dict()
-    return {**{name: values[name] for name in FIELDS if name not in _ELSEWHERE}, "compute": dtype}
+    known = {name: values[name] for name in FIELDS if name not in _ELSEWHERE}
+    off = {name for name in _LATER if known[name] is None}
+    return {**{name: known[name] for name in known if name not in off}, "compute": dtype}
 
 
 def request_of(conditions: dict[str, Any]) -> tuple[Request, str]:
@@ -25,7 +28,7 @@ def request_of(conditions: dict[str, Any]) -> tuple[Request, str]:
     values = dict(conditions)
     dtype = values.pop("compute", None)
     try:
-        if dtype in COMPUTE and values.keys() == set(FIELDS) - set(_ELSEWHERE):
+        if dtype in COMPUTE and {*values, *_LATER} == set(FIELDS) - set(_ELSEWHERE):
             return msgspec.convert(values, Request), dtype
         reason = f"compute is {shown(dtype)}, keys are {shown(sorted(values))}"
     except msgspec.ValidationError as error:

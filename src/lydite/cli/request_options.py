@@ -61,6 +61,9 @@ def request_options(command: F) -> F:
         click.option("--guidance", metavar="N|N,N…",
                      help="Weight of the prompt; 1 or less turns guidance off. Several numbers, as "
                           "5,5,3,1, are one for each step."),
+        click.option("--true-guidance", metavar="N", type=float,
+                     help="FLUX.1 with --negative: weight of the prompt against it. --guidance is "
+                          "an input of that model."),
         click.option("--guidance-rescale", metavar="SHARE", type=float,
                      help="Undo the contrast that guidance adds: 0 = off, 0.7 = recommended, "
                           "1 = full."),
@@ -98,6 +101,7 @@ REQUEST_OPTIONS = frozenset(
         "negative",
         "steps",
         "guidance",
+        "true_guidance",
         "guidance_rescale",
         "guidance_interval",
         "size",
@@ -114,13 +118,22 @@ REQUEST_OPTIONS = frozenset(
 )
 
 
+_AS_GIVEN = (
+    "negative",
+    "steps",
+    "true_guidance",
+    "schedule",
+    "convention",
+    "noise",
+    "text_length",
+)
+
+
 def read_request(options: Mapping[str, Any], base: Request | None = None) -> Request:
     """The request that options ask for; what they leave out is as in `base`."""
     base = base or Request()
     changes: dict[str, Any] = {
-        name: options[name]
-        for name in ("negative", "steps", "schedule", "convention", "noise", "text_length")
-        if options.get(name) is not None
+        name: options[name] for name in _AS_GIVEN if options.get(name) is not None
     }
     if options.get("guidance") is not None:
         scales = read_scales(options["guidance"])
@@ -235,14 +248,23 @@ def idle_options(run: "Run", typed: set[str]) -> Iterator[str]:
     guidance = request.guidance or 0.0
     if "strength" in typed and run.image is None:
         yield "--strength does nothing without --image."
+    if "true_guidance" in typed and run.guidance != "distilled":
+        yield "--true-guidance does nothing with this model; --guidance is its scale."
     if not run.is_guided:
+        off = f"with --guidance {guidance:g}"
+        if run.guidance == "distilled":
+            off = f"with --true-guidance {request.true_guidance or 1.0:g}"
         if request.negative:
-            yield f"--negative does nothing with --guidance {guidance:g}; above 1 it does."
-        for name in ("guidance_rescale", "guidance_interval"):
-            if name in typed:
-                option = name.replace("_", "-")
-                yield f"--{option} does nothing with --guidance {guidance:g}."
-    if run.sampler.pair and guidance > 1:
+            yield f"--negative does nothing {off}; above 1 it does."
+        elif run.guidance == "negative" and guidance > 1:
+            off = "without --negative"
+            yield f"--guidance {guidance:g} does nothing {off}; --negative ' ' turns it on."
+        elif run.guidance == "distilled":
+            off = "without --negative"
+        for name in ("guidance_rescale", "guidance_interval", "true_guidance"):
+            if name in typed and (name != "true_guidance" or run.guidance == "distilled"):
+                yield f"--{name.replace('_', '-')} does nothing {off}."
+    if run.sampler.pair and run.guidance != "distilled" and guidance > 1:
         yield (
             f"{run.sampler.name} is made for a --guidance between 0 and 1, as 0.6; "
             f"{guidance:g} is very strong."

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import mlx.core as mx
 
@@ -14,7 +14,7 @@ from lydite.pipelines.images import Pixels
 from lydite.pipelines.model import Component, Kind, LoadTokenizer, Model
 from lydite.pipelines.observer import Observer
 from lydite.sampling.conventions import Convention
-from lydite.sampling.guidance import Strength
+from lydite.sampling.guidance import Guide, Strength, cfg
 from lydite.sampling.prediction import Prediction
 from lydite.sampling.samplers import Sampler
 from lydite.sampling.scheduler_config import Grid, Mu
@@ -23,6 +23,10 @@ from lydite.sampling.schedules import Schedule
 if TYPE_CHECKING:
     from lydite.pipelines.single_file import SingleFile
 
+# What --guidance is. cfg: the scale of classifier-free guidance, on above 1. negative: the same, on
+# only with a negative prompt. distilled: an input of the network; `true_guidance` is the scale of
+# classifier-free guidance, on only with a negative prompt.
+GuidanceKind = Literal["cfg", "negative", "distilled"]
 Conditioning = Mapping[str, mx.array]  # the family's own arrays, computed from the prompts
 Pattern = tuple[str, str]  # of a module's name and of its slot; `*` matches anything
 
@@ -36,6 +40,7 @@ class Defaults:
     text_length: int | None = None  # None: no text encoder takes a length
     strength: float = 0.6  # of img2img
     untrained: tuple[str, ...] = ()  # text encoders whose output means nothing
+    true_guidance: float | None = None  # with a negative prompt, where guidance is "distilled"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +54,12 @@ class Run:
     convention: Convention
     prediction: Prediction
     strength: Strength  # of guidance, at each sigma
+    is_guided: bool  # the network is also evaluated with the negative prompt
+    guidance: GuidanceKind
     unit_variance: bool  # of the noise a text-to-image run starts from
     shape: tuple[int, ...]  # of one image's latents in torch's order: (C, h, w)
     image: Pixels | None = None  # img2img: at the size of the picture
     image_hash: str | None = None  # of the image as it was given
-
-    @property
-    def is_guided(self) -> bool:
-        """Whether the network is also evaluated with the negative prompt."""
-        scales = self.request.guidance_steps or (self.request.guidance or 0.0,)
-        return max(scales) > 1 or self.sampler.pair
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -111,7 +112,8 @@ class TraceNames:
     """How a recorded run names its values: as the reference does."""
 
     # Where a module of ours has an input or output under another name than the reference's:
-    # name, slot -> the reference's name ("": the same), slot. The first that matches is used.
+    # name, slot -> the reference's name ("": the same), slot. The first that matches is used. With
+    # `*` at the end of both names the rest of the name stays.
     renames: Mapping[Pattern, Pattern] = field(default_factory=dict[Pattern, Pattern])
     # Four axes with channels last here and first in the reference, though no shape shows it.
     # The first pattern that matches the name decides.
@@ -141,6 +143,14 @@ class BlockRule:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """What differs between the models of one family, as read off their configs."""
+
+    defaults: Defaults
+    scheduler: Mapping[str, Any]  # the scheduler config of a checkpoint that has none
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of models, such as Stable Diffusion 3."""
 
@@ -158,11 +168,18 @@ class Family:
     latents: Callable[[Model], LatentSpace]
     encode: Callable[[Model, Sequence[str], Request, Observer], Conditioning]
     bind: Callable[[Model, Conditioning, Run, int, Observer], Network]  # for a size of batch
+    variant: Callable[[Mapping[str, Component]], Variant] | None = None  # instead of the above
+    guidance: GuidanceKind = "cfg"
+    guide: Guide = cfg  # how the outputs for both prompts are combined
     flow_grid: Grid = "trained"  # of flow models: the steps before the shift
     mu: Mu | None = None  # the dynamic shift of an image, where the scheduler's line is not used
     names: TraceNames = TraceNames()
     blocks: tuple[BlockRule, ...] = ()
     single_file: "SingleFile | None" = None
+
+    def variant_of(self, components: Mapping[str, Component]) -> Variant:
+        """Defaults and scheduler for a model of these components."""
+        return self.variant(components) if self.variant else Variant(self.defaults, self.scheduler)
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -174,6 +191,8 @@ class Family:
 def _reference_site(renames: tuple[tuple[Pattern, Pattern], ...], name: str, slot: str) -> Pattern:
     for (names, slots), (new_name, new_slot) in renames:
         if fnmatchcase(name, names) and fnmatchcase(slot, slots):
+            if new_name.endswith("*"):
+                new_name = new_name[:-1] + name[len(names) - 1 :]
             return new_name or name, new_slot or slot
     return name, slot
 

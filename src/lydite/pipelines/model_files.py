@@ -38,10 +38,11 @@ def open_model(
         if encoder in components
     }
     family.check(path, components)
+    variant = family.variant_of(components)
     config = path / "scheduler" / "scheduler_config.json"
-    scheduler = read_json(config) if path.is_dir() else family.scheduler
+    scheduler = read_json(config) if path.is_dir() else variant.scheduler
     model = Model(path, components, scheduler, tokenizers, dtype, low_memory)
-    return family, model, _defaults(path, family)
+    return family, model, _defaults(path, variant.defaults)
 
 
 def find_components(path: Path) -> dict[str, Component]:
@@ -147,9 +148,9 @@ def _missing(path: Path, names: str) -> FileError:
     )
 
 
-def _defaults(path: Path, family: Family) -> Defaults:
+def _defaults(path: Path, defaults: Defaults) -> Defaults:
     """The family's, or what the checkpoint's own file says instead."""
     own = path / DEFAULTS
     if not own.is_file():
-        return family.defaults
-    return read_config(Defaults, {**asdict(family.defaults), **read_json(own)}, where=own)
+        return defaults
+    return read_config(Defaults, {**asdict(defaults), **read_json(own)}, where=own)

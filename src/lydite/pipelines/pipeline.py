@@ -31,7 +31,7 @@ from lydite.sampling.conventions import (
     options_of,
     plan_schedule,
 )
-from lydite.sampling.guidance import Guided, over_steps
+from lydite.sampling.guidance import Guide, Guided, over_steps
 from lydite.sampling.samplers import Sampler, find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
 
@@ -137,11 +137,9 @@ class Pipeline:
             own_timesteps=own_schedule and own_sampler,
             **(self.scheduler.schedule_options if own_schedule else {}),
         )
+        scale, scales = self._guidance_scales(request)
         strength = over_steps(
-            schedule.sigmas.tolist(),
-            request.guidance,
-            scales=request.guidance_steps,
-            share=request.guidance_interval,
+            schedule.sigmas.tolist(), scale, scales=scales, share=request.guidance_interval
         )
         return Run(
             request=request,
@@ -155,6 +153,8 @@ class Pipeline:
             convention=convention,
             prediction=self.scheduler.prediction,
             strength=strength,
+            guidance=self.family.guidance,
+            is_guided=max(scales or (scale,)) > 1 or sampler.pair,
             unit_variance=(own_schedule and self.scheduler.unit_variance)
             or has_unit_variance(convention, schedule, levels),
             shape=self.latents.shape(request.width, request.height),
@@ -220,7 +220,7 @@ class Pipeline:
     ) -> "Denoiser":
         """`denoise(x, sigma)` for a run: what a sampler calls."""
         network = self.family.bind(self.model, conditioning, run, batch, observer)
-        return Denoiser(network, run, observer)
+        return Denoiser(network, run, self.family.guide, observer)
 
     def decode(self, latents: mx.array, observer: Observer = SILENT) -> list[Pixels]:
         """Pictures of finished latents, one at a time: decoding is the peak of memory."""
@@ -279,11 +279,22 @@ class Pipeline:
             request = request.replace(strength=None)
         elif request.strength is None:
             request = request.replace(strength=self.defaults.strength)
+        distilled = self.family.guidance == "distilled"
+        if not distilled or not request.negative:
+            request = request.replace(true_guidance=None)
+        elif request.true_guidance is None:
+            request = request.replace(true_guidance=self.defaults.true_guidance)
+        if distilled and request.guidance_steps:
+            raise InputError(f"{self.family.title} takes one guidance for all steps.")
         if request.noise not in NOISES:
             raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")
         if request.text_length is not None and not 1 <= request.text_length <= MOST_TOKENS:
             raise InputError(f"text_length is {request.text_length}; expected 1 to {MOST_TOKENS}.")
-        for scale in (request.guidance or 0.0, *request.guidance_steps):
+        for scale in (
+            request.guidance or 0.0,
+            request.true_guidance or 0.0,
+            *request.guidance_steps,
+        ):
             if not isfinite(scale):
                 raise InputError(f"guidance is {scale}; expected a finite number.")
         if not 0 <= request.guidance_rescale <= 1:
@@ -320,6 +331,14 @@ class Pipeline:
             f"The nearest is {near}."
         )
 
+    def _guidance_scales(self, request: Request) -> tuple[float, tuple[float, ...]]:
+        """The scale of classifier-free guidance, and one for each step where they differ."""
+        if self.family.guidance != "cfg" and not request.negative:
+            return 1.0, ()
+        if self.family.guidance == "distilled":
+            return request.true_guidance or 1.0, ()
+        return request.guidance or 0.0, request.guidance_steps
+
     def _start(self, run: Run, noise: RunNoise, observer: Observer) -> mx.array:
         """Noise for each seed, or the noised image, (B, …, C) in float32."""
         sigma = float(run.schedule.sigmas[0])
@@ -346,7 +365,7 @@ class Pipeline:
 class Denoiser:
     """`denoise(x, sigma)` over a bound network; every value passes the run's observer."""
 
-    def __init__(self, network: Network, run: Run, observer: Observer) -> None:
+    def __init__(self, network: Network, run: Run, guide: Guide, observer: Observer) -> None:
         self._network, self._observer = network, observer
         self._prompts = len(run.prompts)
         self.noise_model = run.prediction.noise_model
@@ -358,6 +377,7 @@ class Denoiser:
             run.strength,
             run.request.guidance_rescale,
             prompts=self._prompts,
+            guide=guide,
             on_output=self._observed_prediction,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 
-BUILT_IN = ("sd3",)  # modules of this package
+BUILT_IN = ("sd3", "flux")  # modules of this package
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,15 @@ class ReferenceFamily:
     channels_first: tuple[str, ...]  # modules whose values are images or latents, beside the VAE's
     # Conditioning by its name in the trace, with its axes, of prompts with the negative one first.
     encode: Callable[[Any, Sequence[str], Request], dict[str, tuple[Any, str]]]
-    # The arguments of the pipeline's call that hand the conditioning over.
+    # The arguments of the pipeline's call that hand the conditioning over; `guidance_scale` too,
+    # where that is not the request's guidance.
     arguments: Callable[[dict[str, Any], Request, bool], dict[str, Any]]
     noise_shape: Callable[[Any, int, int], tuple[int, ...]]  # pipeline, height, width
+    # Whether the call runs the negative prompt, which `encode` is then given first.
+    is_guided: Callable[[Request], bool] = lambda request: (request.guidance or 0.0) > 1
+    # Latents (1, C, h, w) in the form in which the pipeline's loop has them, and back.
+    pack: Callable[[Any, Any], Any] = lambda pipeline, latents: latents
+    unpack: Callable[[Any, Any, Request], Any] = lambda pipeline, latents, request: latents
     check: Callable[[Any, Request], None] = lambda pipeline, request: None  # ValueError
     mend_single_file: Callable[[Any], None] = lambda pipeline: None  # what from_single_file omits
 

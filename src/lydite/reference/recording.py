@@ -6,6 +6,7 @@ The names are those of lydite.pipelines.recording.
 import contextlib
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,15 @@ def record(job: Job, output: TraceOutput, on_step: Callable[[], None] = lambda: 
             with ExitStack() as stack:
                 for name, network in _networks(family, pipeline).items():
                     if name.startswith("text_encoder"):
-                        handle = network.register_forward_pre_hook(_ids_hook(recorder, name))
+                        handle = network.register_forward_pre_hook(
+                            _ids_hook(recorder, name), with_kwargs=True
+                        )
                         stack.callback(handle.remove)
                     methods = ("decode",) if name == "vae" else ()
                     stack.enter_context(
                         record_modules(recorder, network, scope=name, methods=methods)
                     )
-                pipeline.scheduler = _recorded(pipeline.scheduler, recorder, job.prediction)
+                pipeline.scheduler = _recorded(job, family, pipeline, recorder)
                 if output.dtype == "float64":
                     stack.enter_context(_unpinned(torch))
                 _draw(job, family, pipeline, noise, recorder, on_step)
@@ -102,7 +105,7 @@ def _draw(
     on_step: Callable[[], None],
 ) -> None:
     request = job.request
-    guided = request.guidance is not None and request.guidance > 1
+    guided = family.is_guided(request)
     prompts = (request.negative, request.prompt)[not guided :]
     conditioning = {
         name: recorder.record(f"pipeline/{name}", value, dims=dims)
@@ -110,23 +113,26 @@ def _draw(
     }
 
     def step_ended(_: Any, index: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
-        latents = values["latents"]
+        latents = family.unpack(pipeline, values["latents"], request)
         dims = CHANNELS_FIRST.get(latents.ndim)
         latents = recorder.record(pipeline_sites.LATENTS, latents, dims=dims)
         recorder.step = (index + 1) % (request.steps or 1)  # what follows the loop is at step 0
         on_step()
-        return {"latents": latents}
+        return {"latents": family.pack(pipeline, latents)}
 
     dims = CHANNELS_FIRST.get(noise.ndim)
     noise = recorder.record(pipeline_sites.NOISE, noise, kind="input", dims=dims)
     dtype = next(iter(conditioning.values())).dtype
-    image = pipeline(
+    arguments = {
+        "guidance_scale": request.guidance,
         **family.arguments(conditioning, request, guided),
+    }
+    image = pipeline(
+        **arguments,
         num_inference_steps=request.steps,
-        guidance_scale=request.guidance,
         height=request.height,
         width=request.width,
-        latents=noise.to(dtype),
+        latents=family.pack(pipeline, noise.to(dtype)),
         output_type="np",
         callback_on_step_end=step_ended,
     ).images[0]
@@ -194,8 +200,11 @@ def _weights(family: ReferenceFamily, pipeline: Any) -> dict[str, np.ndarray]:
 def _ids_hook(recorder: Recorder, encoder: str) -> Callable[..., Any]:
     site = pipeline_sites.token_ids(encoder)
 
-    def hook(_: Any, args: tuple[Any, ...]) -> Any:
-        return recorder.record(site, args[0], kind="ids", dims="b s"), *args[1:]
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (recorder.record(site, args[0], kind="ids", dims="b s"), *args[1:]), kwargs
+        ids = recorder.record(site, kwargs["input_ids"], kind="ids", dims="b s")
+        return args, {**kwargs, "input_ids": ids}
 
     return hook
 
@@ -220,20 +229,22 @@ def _unpinned(torch: Any) -> Any:
     return Unpinned()
 
 
-def _recorded(scheduler: Any, recorder: Recorder, prediction: str) -> Any:
+def _recorded(job: Job, family: ReferenceFamily, pipeline: Any, recorder: Recorder) -> Any:
     """The scheduler, recording its tables and what each step is given."""
-    site = pipeline_sites.prediction(prediction)
+    site = pipeline_sites.prediction(job.prediction)
+    scheduler = pipeline.scheduler
 
     class Recorded(type(scheduler)):
+        @wraps(type(scheduler).set_timesteps)  # a pipeline asks for the names of its parameters
         def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
             super().set_timesteps(*args, **kwargs)
             recorder.record(pipeline_sites.SIGMAS, self.sigmas, kind="schedule")
             recorder.record(pipeline_sites.TIMESTEPS, self.timesteps, kind="schedule")
 
         def step(self, model_output: Any, *args: Any, **kwargs: Any) -> Any:
-            dims = CHANNELS_FIRST.get(model_output.ndim)
-            model_output = recorder.record(site, model_output, dims=dims)
-            return super().step(model_output, *args, **kwargs)
+            output = family.unpack(pipeline, model_output, job.request)
+            output = recorder.record(site, output, dims=CHANNELS_FIRST.get(output.ndim))
+            return super().step(family.pack(pipeline, output), *args, **kwargs)
 
     return Recorded.from_config(scheduler.config)
 

@@ -39,6 +39,9 @@ def _spread(x: Any) -> Any:
     return ((away * away).mean(axis=axes, keepdims=True) + 1e-20) ** 0.5
 
 
+Guide = Callable[[Any, Any, float], Any]  # (uncond, cond, scale) → the output that is used
+
+
 def constant(scale: float) -> Strength:
     """The same guidance at every sigma."""
     return lambda sigma: scale
@@ -115,6 +118,7 @@ class Guided(Generic[A]):
     strength: Strength
     rescale: float = 0.0  # phi of `cfg_rescale`
     prompts: int = 2
+    guide: Guide = cfg
     # Sees each guided output with its sigma, and returns the one to use.
     on_output: Callable[[A, float], A] | None = None
 
@@ -134,7 +138,7 @@ class Guided(Generic[A]):
             denoised = self(x, sigma)
             return denoised, denoised
         uncond, cond = self._outputs(x, sigma, (0, 1))
-        guided = cfg(uncond, cond, float(self.strength(sigma)))
+        guided = self.guide(uncond, cond, float(self.strength(sigma)))
         if self.rescale:
             guided = cfg_rescale(guided, cond, self.rescale)
         denoised = self._denoised(x, guided, sigma)

@@ -1,6 +1,7 @@
 """Where statistics are taken: inputs and outputs of linears and convolutions, q, k, v and softmax.
 
-q, k and v are those that enter the attention: after their norms, image and text together. Softmax
+q, k and v are those that enter the attention: after their norms and the rotation by position,
+image and text together. Softmax
 lies inside a fused kernel, so it is computed again here, from q and k, in float32, for at most
 `ROWS` evenly spaced queries of each head; its channels are the heads.
 """
@@ -16,12 +17,14 @@ from lydite.calibrate.activations.moments import Moments
 from lydite.core.dtypes import widen
 from lydite.core.errors import NotFiniteError
 from lydite.models.layers import on_cpu
+from lydite.models.rotary import Rotation, rotate
 from lydite.trace.arrays import to_numpy
 from lydite.trace.mlx_capture import walk
 
 ROWS = 256  # queries of each head whose softmax is computed
 LAYERS = (nn.Linear, nn.QuantizedLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 SLOTS = {"in.0": "in", "out": "out"}
+TABLES = (".cos", ".sin")  # how the slots of a rotation end
 Place = tuple[str, str]  # layer, and in, out, q, k, v or softmax
 Answer = Callable[[], Moments]
 Measure = Callable[[mx.array, int], Answer]  # of (…, C) values in so many groups of channels
@@ -35,21 +38,29 @@ class Attention:
     """One attention module: which modules make its q, k and v, of the image and of the text."""
 
     def __init__(self, path: str, module: Any) -> None:
-        self.path, self.heads, self.scale = path, int(module.heads), float(module.scale)
+        self.path, self.heads = path, int(module.heads)
+        self.scale: float | None = getattr(module, "scale", None)  # None: by the width of a head
         self.sources: list[tuple[str, ...]] = []  # for q, k and v each, in the order of tokens
         for parts in zip(*_STREAMS, strict=True):
             names = (norm if norm in module else made for made, norm in parts if made in module)
             self.sources.append(tuple(f"{path}.{name}" for name in names))
 
-    def joined(self, held: dict[str, mx.array], which: int) -> mx.array:
-        """q, k or v of all tokens: (B, L, D)."""
-        return mx.concatenate([tokens(held[name]) for name in self.sources[which]], axis=1)
+    def joined(
+        self, held: dict[str, mx.array], which: int, rotation: Rotation | None = None
+    ) -> mx.array:
+        """q, k or v of all tokens: (B, L, D). Where they are rotated the text comes first."""
+        parts = [tokens(held[name]) for name in self.sources[which]]
+        if rotation is None:
+            return mx.concatenate(parts, axis=1)
+        x = mx.concatenate(parts[::-1], axis=1)
+        return x if which == 2 else tokens(rotate(_by_head(x, self.heads), rotation))
 
     def softmax(self, q: mx.array, k: mx.array) -> mx.array:
         """The weights of some queries over all keys: (values, H)."""
         every = -(-q.shape[1] // ROWS)
         q, k = (_by_head(x, self.heads) for x in (q[:, ::every], k))
-        scores = (q * self.scale) @ k.swapaxes(-1, -2)  # (B, H, rows, L)
+        scale = self.scale or q.shape[-1] ** -0.5
+        scores = (q * scale) @ k.swapaxes(-1, -2)  # (B, H, rows, L)
         weights = mx.softmax(scores, axis=-1, precise=True)
         return weights.transpose(0, 2, 3, 1).reshape(-1, self.heads)
 
@@ -69,12 +80,15 @@ class Places:
         self._attentions = {each.path: each for each in found}
         self._sources = {name for each in found for names in each.sources for name in names}
         self._held: dict[str, mx.array] = {}
+        self._tables: dict[tuple[str, str], mx.array] = {}  # of rotations: attention, cos or sin
         self._last: tuple[Any, Answer] | None = None  # an input that several linears share
         self._seen: list[tuple[Place, Answer]] = []
 
     def wants(self, path: str, slot: str) -> bool:
         """What enters and leaves a layer, and what an attention is made of."""
         if path in self.layers and slot in SLOTS:
+            return True
+        if path in self._attentions and slot.endswith(TABLES):
             return True
         return slot == "out" and (path in self._sources or path in self._attentions)
 
@@ -84,6 +98,8 @@ class Places:
             self._seen.append(((path, SLOTS[slot]), self._measured(value, slot)))
         if slot == "out" and path in self._sources:
             self._held[path] = value
+        if path in self._attentions and slot.endswith(TABLES):
+            self._tables[path, slot[-4:]] = value
         if slot == "out" and path in self._attentions:
             self._attend(self._attentions[path])
 
@@ -104,7 +120,9 @@ class Places:
         return seen
 
     def _attend(self, attention: Attention) -> None:
-        q, k, v = (attention.joined(self._held, which) for which in range(3))
+        cos, sin = (self._tables.pop((attention.path, table), None) for table in TABLES)
+        rotation = None if cos is None or sin is None else Rotation(cos, sin)
+        q, k, v = (attention.joined(self._held, which, rotation) for which in range(3))
         for name, values in (("q", q), ("k", k), ("v", v), ("softmax", attention.softmax(q, k))):
             self._seen.append(((attention.path, name), self._measure(values, self._group)))
         for names in attention.sources:

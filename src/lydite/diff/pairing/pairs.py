@@ -90,6 +90,8 @@ def _one_to_one(
         values = [event for event in port if event.slot == slot]
         expected = [event for event in reference if event.slot == reference_slot]
         if len(values) == len(expected):  # also when one side does not record the step
+            # what is computed for all steps at once is not recorded in the order of the calls
+            values.sort(key=lambda event: (event.step, event.call))
             for event, other in zip(expected, values, strict=True):
                 yield Pair((event,), (other,), **extra)
             continue

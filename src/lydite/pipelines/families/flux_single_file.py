@@ -1,6 +1,7 @@
 """FLUX.1's transformer in its authors' names: its geometry, read off the shapes of its tensors."""
 
-from lydite.pipelines.single_file import Found, Inferred, Shapes
+from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.single_file import Found, Inferred, InferredNetwork, Shapes, SingleFile
 from lydite.weights.maps import flux as flux_map
 
 AXES_DIMS = (16, 56, 56)  # of every FLUX.1; no tensor shows them
@@ -39,3 +40,15 @@ _AXES = {
     "single_blocks.{i}.norm.query_norm.scale": "head",
     "single_blocks.{i}.norm.key_norm.scale": "head",
 }
+
+SINGLE_FILE = SingleFile(
+    title="FLUX.1",
+    networks=(
+        InferredNetwork(
+            "transformer", "model.diffusion_model.", "double_blocks.", infer_transformer
+        ),
+    ),
+    kinds=KINDS,
+    main="transformer",
+    alone=("transformer",),
+)

@@ -1,0 +1,77 @@
+"""Transformers on packed latents, as FLUX.1 and Qwen-Image have them.
+
+Reference: diffusers 0.42.1, the loops of pipelines/flux and pipelines/qwenimage. Each prompt is a
+call of its own, at its own length: the prompt first, then the negative one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.models.layers import on_cpu
+from lydite.models.modulation import Modulation
+from lydite.models.packing import pack_latents, unpack_latents
+from lydite.pipelines.family import Run
+from lydite.pipelines.observer import Observer
+
+MakeTables = Callable[[mx.array, int], Modulation]  # (timesteps, number of the prompt) → all steps
+
+
+class BoundTransformer:
+    """A transformer with its texts, positions and modulation tables for every step."""
+
+    def __init__(
+        self,
+        transformer: Any,
+        texts: Sequence[mx.array],
+        make_tables: MakeTables,
+        run: Run,
+        batch: int,
+        observer: Observer,
+    ) -> None:
+        self._make_tables, self._batch, self._dtype = make_tables, batch, texts[0].dtype
+        _, self._height, self._width = run.shape
+        timesteps = mx.array(reference_timesteps(run.schedule.timesteps))
+        tables: dict[int, Modulation] = {}
+        embedded: dict[int, mx.array] = {}
+        with observer.all_steps(timesteps.size):
+            for prompt in reversed(range(len(texts))):
+                tables[prompt] = make_tables(timesteps, prompt)
+                embedded[prompt] = transformer.embed_text(texts[prompt])
+        self._tables = [tables[prompt] for prompt in range(len(texts))]
+        self._texts = [mx.repeat(embedded[prompt], batch, axis=0) for prompt in range(len(texts))]
+        self._positions = [
+            transformer.positions(text.shape[1], self._height // 2, self._width // 2)
+            for text in texts
+        ]
+        mx.eval(self._tables, self._texts, self._positions)
+        # On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first.
+        self._network = transformer if on_cpu() else mx.compile(transformer)
+        self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
+
+    def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:
+        tokens = pack_latents(x).astype(self._dtype)  # (B, L, 4C)
+        outputs: list[mx.array] = []
+        for prompt in reversed(range(len(self._texts) - prompts, len(self._texts))):
+            tables = self._tables_at(timestep, prompt)
+            text, positions = self._texts[prompt], self._positions[prompt]
+            outputs.append(self._network(tokens, text, tables, positions))
+        joined = mx.concatenate(outputs[::-1]).astype(mx.float32)  # (prompts·B, L, 4C)
+        return unpack_latents(joined, self._height, self._width)
+
+    def _tables_at(self, timestep: float, prompt: int) -> Modulation:
+        """This step's tables; some samplers evaluate between two steps of the schedule."""
+        if timestep in self._steps:
+            tables, step = self._tables[prompt], self._steps[timestep]
+        else:
+            at = mx.array(reference_timesteps(np.array([timestep])))
+            tables, step = self._make_tables(at, prompt), 0
+        return {path: mx.repeat(table[step], self._batch, axis=0) for path, table in tables.items()}
+
+
+def reference_timesteps(timesteps: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """As the network gets them: the pipeline divides by 1000, the network multiplies again."""
+    return timesteps.astype(np.float32) / np.float32(1000) * np.float32(1000)
