@@ -159,11 +159,9 @@ def test_plots_are_pictures(tmp_path: Path) -> None:
     text = page.read_text()
     assert "data:image/png" in text and "heun" in text and "<script" not in text
     assert not re.search(r'(src|href)="http', text)
-    assert (
-        run("plot", "euler", "heun", "-o", errors, "--html", page).exit_code == 0
-    )  # ours: replaced
-    page.write_text("mine")
-    assert "not overwritten" in refused("plot", "euler", "-o", errors, "--html", page)
+    assert "exists already" in refused("plot", "euler", "-o", errors)
+    replaced = run("plot", "euler", "heun", "-o", errors, "--html", page, "--overwrite")
+    assert replaced.exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lydite.cli.request_options import overwrite_option
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -31,6 +33,7 @@ HEADINGS = {
 @click.option(
     "--digests", type=click.Path(path_type=Path), help="Write this checkpoint's digests here."
 )
+@overwrite_option
 @click.option("--headers-only", is_flag=True, help="Do not read values; misses NaN and Inf.")
 @click.option(
     "--all", "everything", is_flag=True, help="List every entry, not the first ten of a kind."
@@ -40,6 +43,7 @@ def command(
     model: str,
     against: str | None,
     digests: Path | None,
+    overwrite: bool,
     headers_only: bool,
     everything: bool,
     as_json: bool,
@@ -63,14 +67,17 @@ def command(
 
     Exit status: 0 clean, 1 something is wrong, 2 the checkpoint could not be read.
     """
+    from lydite.core.outputs import check_output
     from lydite.pipelines.audits import audit_model, write_digests
     from lydite.pipelines.hub import locate
 
     path = locate(model)
+    if digests:
+        check_output(digests, overwrite=overwrite, inputs=[path])
     ledgers = audit_model(path, against=against, values=not headers_only)
     clean = all(ledger.clean for ledger in ledgers.values())
     if digests and clean:
-        write_digests(path, digests)
+        write_digests(path, digests, overwrite=overwrite)
     elif digests:
         click.echo(f"not clean, so {digests} was not written", err=True)
     if as_json:

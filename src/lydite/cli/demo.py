@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from lydite.cli.output import progress_stream
 from lydite.core.errors import InputError
 
 
@@ -79,7 +80,7 @@ def _bar(steps: int) -> Iterator[Callable[[], None]]:
         TimeRemainingColumn,
     )
 
-    console = Console(stderr=True)
+    console = Console(file=progress_stream())
     columns = (SpinnerColumn(), TextColumn("steps"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from lydite.cli.output import progress_stream
+from lydite.cli.request_options import overwrite_option
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def _check_tolerance(_: object, __: object, value: float | None) -> float | None
               help="PORT is quantized: print errors per layer and step, no verdict.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a page: error of every value, module tree, plots.")  # fmt: skip
+@overwrite_option
 @click.option("--all", "everything", is_flag=True, help="Print every row, not only around the bug.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -61,6 +64,7 @@ def command(
     rerun: str | None,
     quantized: bool,
     html: Path | None,
+    overwrite: bool,
     everything: bool,
     as_json: bool,
 ) -> None:
@@ -84,11 +88,15 @@ def command(
 
     Exit status: 0 agree, 1 diverge, 2 could not be compared.
     """
+    from lydite.core.outputs import check_output
     from lydite.diff.compare import compare
     from lydite.diff.name_map import read_name_map
     from lydite.trace.store import Trace
 
-    console = Console(stderr=True)
+    if html:
+        inputs = [path for path in (reference, port, floor, renames) if path]
+        check_output(html, overwrite=overwrite, inputs=inputs)
+    console = Console(file=progress_stream())
     with (
         Trace.open(reference) as reference_trace,
         Trace.open(port) as port_trace,
@@ -110,7 +118,9 @@ def command(
         if html:
             from lydite.report.diff.page import write_page
 
-            write_page(html, verdict, reference_trace, port_trace, renames=names)
+            write_page(
+                html, verdict, reference_trace, port_trace, renames=names, overwrite=overwrite
+            )
     if quantized:
         _print_layers(verdict, isolated, as_json, everything)
         sys.exit(0 if verdict.rows or verdict.verdict != "cannot-compare" else 2)

@@ -7,8 +7,11 @@ from importlib.metadata import version as package_version
 import click
 
 from lydite import __version__
+from lydite.cli.output import PipeClosed, discard_output, one_line, safe_streams
 from lydite.cli.verbs import Verbs
 from lydite.core.errors import LyditeError
+
+PIPE_CLOSED = 141  # as of a program that SIGPIPE ended
 
 VERBS = {
     "demo": "lydite.cli.demo",
@@ -49,7 +52,8 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     lydite calibrate run --prompts p.txt --out set/ inputs of the network, for a quantizer
 
     lydite VERB --help has the options and examples. Exit status: 0 fine, 1 something is wrong with
-    the model or the numbers, 2 the input could not be used, 130 interrupted.
+    the model or the numbers, 2 the input could not be used, 130 interrupted, 141 the reader of the
+    output closed it.
     """
     if version:
         click.echo(_version(verbose))
@@ -59,24 +63,40 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
 
 def main() -> None:
     """Entry point: every error a user can correct is one line on stderr, without a traceback."""
+    with safe_streams():
+        status = _run()
+    if status == PIPE_CLOSED:
+        discard_output()
+    sys.exit(status)
+
+
+def _run() -> int:
     color = False if os.environ.get("NO_COLOR") else None
     try:
         lydite.main(standalone_mode=False, color=color)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(bool(error.code))
+    except PipeClosed:
+        return PIPE_CLOSED
     except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        return 2
     except LyditeError as error:
         label = click.style("error:", fg="red", bold=True)
-        click.echo(f"{label} {error}", err=True, color=color)
-        sys.exit(error.exit_code)
+        click.echo(f"{label} {one_line(str(error))}", err=True, color=color)
+        return error.exit_code
+    except MemoryError:
+        click.echo("error: not enough memory for this input.", err=True)
+        return 2
     except OSError as error:  # of stdout: a full disk behind a redirection
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        click.echo(f"error: {one_line(str(error))}", err=True)
+        return 2
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        return 130
+    return 0
 
 
 def _version(verbose: bool) -> str:

@@ -22,7 +22,12 @@ from lydite.cli.recording import (
     reference_job,
     seed_option,
 )
-from lydite.cli.request_options import components_option, request_options, typed_arguments
+from lydite.cli.request_options import (
+    components_option,
+    overwrite_option,
+    request_options,
+    typed_arguments,
+)
 from lydite.core.errors import FileError
 
 if TYPE_CHECKING:
@@ -73,6 +78,7 @@ class ImageDifference:
               help="Keep the three traces here, for lydite diff.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a page: error curve, module tree, pictures.")  # fmt: skip
+@overwrite_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 @click.pass_context
@@ -85,6 +91,7 @@ def command(
     budget: str,
     keep: Path | None,
     html: Path | None,
+    overwrite: bool,
     as_json: bool,
     quiet: bool,
     **options: Any,
@@ -106,11 +113,14 @@ def command(
     Needs pip install 'lydite[reference]'. Exit status: 0 they agree, 1 they diverge, 2 they could
     not be compared.
     """
+    from lydite.core.outputs import check_output
     from lydite.diff.compare import compare
     from lydite.reference.jobs import check_installed
     from lydite.trace.store import Trace
 
     check_installed()
+    if html:
+        check_output(html, overwrite=overwrite)
     pipeline, run, seed = plan_recording(prompt or PROMPT, {"model": model, **options}, dtype)
     capture = read_capture("full", points, budget)
     with _folder(keep) as folder:
@@ -129,7 +139,7 @@ def command(
             if html:
                 from lydite.report.diff.page import write_page
 
-                write_page(html, verdict, theirs, ours)
+                write_page(html, verdict, theirs, ours, overwrite=overwrite)
     if as_json:
         click.echo(_to_json(verdict, components, image))
     else:

@@ -10,6 +10,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lydite.cli.output import escape, progress_stream
+
 EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
@@ -25,7 +27,7 @@ class StepBar:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._quiet, self._total, self._unit, self._clock = quiet, total, unit, clock
-        console = Console(stderr=True)
+        console = Console(file=progress_stream())
         self._bar = Progress(
             TextColumn(f"{unit}s"),
             BarColumn(),
@@ -63,7 +65,7 @@ class StepBar:
         if self._bar.disable:
             click.echo(line, err=True)
         else:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(escape(line), markup=False, highlight=False, soft_wrap=True)
 
     def saved(self, path: Path, seed: int) -> None:
         """A picture is on disk: its path to stdout, for scripts; the seed for people."""

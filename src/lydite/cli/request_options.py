@@ -220,6 +220,11 @@ def read_seeds(texts: tuple[str, ...], batch: int = 1) -> tuple[int, ...]:
     return tuple(seeds)
 
 
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, help="Replace output files that exist; never an input."
+)
+
+
 def typed_options(ctx: click.Context) -> set[str]:
     """Names of the parameters that the user gave."""
     default = click.core.ParameterSource.DEFAULT

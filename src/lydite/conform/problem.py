@@ -15,8 +15,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, at
-from lydite.core.files import write_atomic
 from lydite.core.jsonfile import read_json
+from lydite.core.outputs import write_output
 from lydite.sampling.analytic import Gaussian, Identity, Mixture, Zero
 from lydite.sampling.noise_model import FLOW, VE, NoiseModel
 
@@ -114,12 +114,12 @@ def read_problem(path: Path) -> Problem:
     return problem
 
 
-def write_problem(path: Path, problem: Problem) -> None:
+def write_problem(path: Path, problem: Problem, *, overwrite: bool = False) -> None:
     """The problem as JSON, a field a line."""
     fields = msgspec.to_builtins(problem)
     raw = {"format": fields.pop("format"), "version": fields.pop("version"), **fields}
     lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in raw.items())
-    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    write_output(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), overwrite=overwrite)
 
 
 def check(problem: Problem) -> None:

@@ -1,6 +1,7 @@
-"""Files that are whole or absent: write beside, flush, rename, flush the folder.
+"""Files from outside are regular and bounded; files we write are whole or absent.
 
-Every system call that may fail goes through `system`, so that a test can let the k-th one fail.
+A file is written beside its place, flushed and renamed, and the folder is flushed. Every system
+call that may fail goes through `system`, so that a test can let the k-th one fail.
 """
 
 import contextlib
@@ -9,18 +10,20 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from lydite.core.errors import FileError, at
 
 PART = ".part"  # ends the name of a file that is not complete yet
 RESERVE = 16 * 2**20  # bytes that stay free when space is checked
 Bytes = bytes | memoryview
-# The name is taken, or the file system has no hard links: then the file is renamed.
-_WITHOUT_LINK = (errno.EEXIST, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+# What `link` answers on a file system without hard links, or for a file that has too many.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+PIECE = 2**20  # bytes read at a time: a wrong limit never asks for memory that is not needed
 
 
 class SystemCalls:
@@ -73,24 +76,48 @@ class DiskError(FileError):
         super().__init__(f"{at(path)}: could not be written ({reason}; {free_text(path)}).")
 
 
-def read_bounded(path: Path, most: int, what: str = "bytes") -> bytes:
-    """The content of a regular file of at most `most` bytes."""
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a file for reading if it is a regular one: a pipe would wait, a device never ends.
+
+    Every file that the package reads and did not write in the same run is opened here.
+    """
     try:
-        if path.exists() and not path.is_file():  # a pipe would wait for a writer
-            raise FileError(f"{at(path)}: not a file.")
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        link = 0 if follow else os.O_NOFOLLOW
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | link)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"{at(path)}: cannot be read ({reason or error}).") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileError(f"{at(path)}: not a file. Expected the path of a regular file.")
+    return os.fdopen(handle, "rb")
+
+
+def read_bounded(path: Path, most: int, what: str = "bytes", *, follow: bool = True) -> bytes:
+    """The content of a regular file of at most `most` bytes."""
+    data = bytearray()
+    try:
+        with open_regular(path, follow=follow) as file:
+            while len(data) <= most and (piece := file.read(min(PIECE, most + 1 - len(data)))):
+                data += piece
     except OSError as error:
         raise FileError(f"{at(path)}: cannot be read ({error.strerror or error}).") from error
     if len(data) > most:
         raise FileError(f"{at(path)}: more than {most} {what}.")
-    return data
+    return bytes(data)
 
 
-def write_atomic(path: Path, data: Bytes | Iterable[Bytes], *, make_parents: bool = True) -> None:
+def write_atomic(
+    path: Path,
+    data: Bytes | Iterable[Bytes],
+    *,
+    make_parents: bool = True,
+    replace: bool = True,
+) -> None:
     """Write a file under its final name only when every byte is on disk.
 
-    The temporary file is locked while it is written, so `remove_leftovers` does not remove it.
+    With `replace` false a file that exists by then stays, and NameTaken is raised. The temporary
+    file is locked while it is written, so `remove_leftovers` does not remove it.
     """
     try:
         _check_replaceable(path)
@@ -102,7 +129,7 @@ def write_atomic(path: Path, data: Bytes | Iterable[Bytes], *, make_parents: boo
             for piece in cast("Iterable[Bytes]", (data,) if single else data):
                 _write_all(handle, piece)
             system.sync(handle)
-            system.rename(temporary, path)
+            _give_name(temporary, path, replace=replace)
             sync_path(path.parent)
         finally:
             os.close(handle)
@@ -124,10 +151,7 @@ def atomic_path(path: Path, *, replace: bool = True) -> Generator[Path]:
         make_folder(path.parent)
         yield temporary
         sync_path(temporary)
-        if replace:
-            system.rename(temporary, path)
-        else:
-            _link_new(temporary, path)
+        _give_name(temporary, path, replace=replace)
         sync_path(path.parent)
     except OSError as error:
         raise DiskError(path, error) from error
@@ -145,7 +169,7 @@ def move(old: Path, new: Path) -> None:
         try:
             system.link(old, new)
         except OSError as error:
-            if error.errno not in _WITHOUT_LINK:
+            if error.errno not in (errno.EEXIST, *_NO_LINKS):
                 raise
             system.rename(old, new)
         sync_path(new.parent)
@@ -180,6 +204,20 @@ def make_folder(path: Path) -> None:
         raise DiskError(path, error) from error
 
 
+def try_folder(folder: Path) -> None:
+    """Refuse a folder that no file can be written to; it need not exist yet."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    try:
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        temporary = _temporary_name(folder)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        temporary.unlink()
+    except OSError as error:
+        raise DiskError(folder, error) from error
+
+
 def sync_path(path: Path) -> None:
     """Flush a file's content, or the names in a folder, to the drive."""
     handle = system.open(path, os.O_RDONLY)
@@ -193,10 +231,13 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of interrupted writes; those of a live process are locked.
 
     The lock ends with the process, however that ends, so neither age nor process ids matter.
+    A folder that is a link is left alone: what lies there is not ours.
     """
+    if folder.is_symlink():
+        return
     for path in folder.glob(f".*{PART}"):
         with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDWR)
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
@@ -270,8 +311,18 @@ def _write_all(handle: int, data: Bytes) -> None:
         rest = rest[system.write(handle, rest) :]
 
 
-def _link_new(temporary: Path, path: Path) -> None:
+def _give_name(temporary: Path, path: Path, *, replace: bool) -> None:
+    """Rename a finished file; without `replace` only if the name is free."""
+    if replace:
+        system.rename(temporary, path)
+        return
     try:
-        system.link(temporary, path)  # the one rename that fails when the name is taken
+        try:
+            system.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.close(system.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            system.rename(temporary, path)
     except FileExistsError as error:
         raise NameTaken(f"{at(path)}: exists already.") from error

@@ -1,62 +1,62 @@
-"""Output files that users name: created, or replaced only where lydite made the old one."""
+"""The rule for output files that users name, the same in every command.
 
+Nothing that exists is replaced unless that was asked for, an input is never replaced, and what
+cannot be written is refused before the work.
+"""
+
+import contextlib
+import os
 import stat
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from lydite.core.errors import FileError, at
-
-HEAD = 2**16  # bytes of a file by which its kind is recognized
-_PNG, _AFTER_HEADER = b"\x89PNG\r\n\x1a\n", 33  # bytes: signature and IHDR
+from lydite.core.files import Bytes, NameTaken, try_folder, write_atomic
 
 
-@dataclass(frozen=True)
-class OutputKind:
-    """A kind of file that lydite makes, and how to recognize one."""
-
-    name: str
-    made_here: Callable[[bytes], bool]  # by its first bytes
-
-
-def check_output(path: Path, kind: OutputKind) -> None:
-    """Refuse a path whose file would replace something else, before any work is done."""
+def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> None:
+    """Refuse a path that cannot be written, or whose file would replace something it must not."""
     try:
-        mode = path.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            raise FileError(f"{at(path)}: is a link. Give the name of the file itself, or another.")
-        if stat.S_ISDIR(mode):
-            raise FileError(f"{at(path)}: is a folder. Give the name of a file.")
-        if not stat.S_ISREG(mode):
-            raise FileError(f"{at(path)}: is a device or a pipe. Give the name of a file.")
-        with path.open("rb") as file:
-            head = file.read(HEAD)
+        _check_kind(path, overwrite)
     except FileNotFoundError:
-        return
-    except OSError as error:
-        raise FileError(
-            f"{at(path)}: cannot be read ({error.strerror}). Give another name."
-        ) from error
-    if not kind.made_here(head):
-        raise FileError(
-            f"{at(path)}: exists and is not a lydite {kind.name}; not overwritten. Give another "
-            "name, or remove it first."
-        )
+        pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"{at(path)}: cannot be written ({reason}). Give another name.") from error
+    real = Path(os.path.realpath(path))
+    for source in inputs:
+        place = Path(os.path.realpath(source))
+        if real == place or (real.is_relative_to(place) and place.is_dir()) or _same(path, source):
+            raise FileError(f"{at(path)}: belongs to the input {at(source)}. Give another name.")
+    try_folder(path.parent)
 
 
-def png_kind(name: str) -> OutputKind:
-    """A PNG that `mark_png` marked with that name."""
-    return OutputKind(name, lambda head: head.startswith(_PNG) and _mark(name) in head)
+def write_output(path: Path, data: Bytes | Iterable[Bytes], *, overwrite: bool = False) -> None:
+    """Write what `check_output` allowed; a file that came there meanwhile is not replaced."""
+    try:
+        write_atomic(path, data, replace=overwrite)
+    except NameTaken:
+        raise _exists(path) from None
 
 
-def mark_png(data: bytes, kind: OutputKind) -> bytes:
-    """The PNG with a text chunk that names its kind, after the header."""
-    return data[:_AFTER_HEADER] + _mark(kind.name) + data[_AFTER_HEADER:]
+def _check_kind(path: Path, overwrite: bool) -> None:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise FileError(f"{at(path)}: is a link. Give the name of the file itself, or another.")
+    if stat.S_ISDIR(mode):
+        raise FileError(f"{at(path)}: is a folder. Give the name of a file.")
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{at(path)}: is a device or a pipe. Give the name of a file.")
+    if not overwrite:
+        raise _exists(path)
 
 
-def _mark(name: str) -> bytes:
-    """A tEXt chunk: length, type, key and text, checksum."""
-    text = b"Software\0lydite: " + name.encode("latin-1")
-    body = b"tEXt" + text
-    return len(text).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+def _exists(path: Path) -> FileError:
+    return FileError(f"{at(path)}: exists already. Give another name, or --overwrite it.")
+
+
+def _same(path: Path, source: Path) -> bool:
+    """Whether both are names of one file."""
+    with contextlib.suppress(OSError):
+        return os.path.samefile(path, source)
+    return False

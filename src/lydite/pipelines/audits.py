@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from lydite.core.errors import FileError, at
-from lydite.core.files import write_atomic
 from lydite.core.jsonfile import read_json
+from lydite.core.outputs import write_output
 from lydite.pipelines.hub import locate
 from lydite.pipelines.model import Component
 from lydite.pipelines.model_files import audit_leftovers, find_components
@@ -43,12 +43,11 @@ def audit_model(
     return ledgers
 
 
-def write_digests(path: Path, out: Path) -> None:
+def write_digests(path: Path, out: Path, *, overwrite: bool = False) -> None:
     """Write the digests of every parameter, for a later audit without this checkpoint at hand."""
-    if out.exists():
-        raise FileError(f"{out}: exists; digests go to a new file.")
     rows = {name: _digests(component) for name, component in find_components(path).items()}
-    write_atomic(out, msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    text = msgspec.json.format(msgspec.json.encode(rows), indent=1)
+    write_output(out, text, overwrite=overwrite)
 
 
 def _digests(component: Component) -> dict[str, Digest]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from lydite.calibrate.activations.file import (
     FINISHED,
-    KIND,
     STATE,
     open_work_folder,
     read_file,
@@ -75,7 +74,7 @@ def collect(
     When asked to stop it saves its state and raises KeyboardInterrupt. `options` say where the
     model is, for the command that errors name.
     """
-    check_output_path(out, KIND)
+    check_output_path(out, overwrite=True)  # one that is there must be ours: see below
     rows = _rows(opened, selection)
     provenance = Provenance(
         opened.settings, group_steps(opened.plan.steps, selection.group_steps), selection.group

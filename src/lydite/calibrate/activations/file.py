@@ -22,7 +22,6 @@ from lydite.calibrate.store.set_file import check_output_path
 from lydite.calibrate.store.writer import command_line, resumable
 from lydite.core import files
 from lydite.core.errors import CalibrationError, FileError, at
-from lydite.core.outputs import OutputKind
 
 STATE, FINISHED = "state.safetensors", "finished.sqlite"  # in the work folder
 APPLICATION, VERSION = 0x4C594441, 1  # "LYDA"
@@ -75,14 +74,6 @@ _UNREADABLE = (
     RecursionError,  # of JSON
     zlib.error,
 )
-
-
-def _made_here(head: bytes) -> bool:
-    """An SQLite file with our mark: `application_id` stands at byte 68."""
-    return head.startswith(b"SQLite format 3\0") and head[68:72] == APPLICATION.to_bytes(4, "big")
-
-
-KIND = OutputKind("statistics file", _made_here)
 
 
 def write_file(
@@ -160,11 +151,9 @@ def open_statistics(path: Path) -> Generator[sqlite3.Connection]:
         ) from error
 
 
-def merge_files(paths: Sequence[Path], out: Path) -> int:
+def merge_files(paths: Sequence[Path], out: Path, *, overwrite: bool = False) -> int:
     """Join the statistics of different samples into one file; how many samples it has."""
-    check_output_path(out, KIND)
-    if out.exists():  # unlike a page or a sheet it may have taken hours
-        raise FileError(f"{at(out)}: exists already. Give another name, or remove it first.")
+    check_output_path(out, overwrite=overwrite, inputs=paths)
     first, *rest = paths
     statistics, summary = read_file(first), read_summary(first)
     for path in rest:

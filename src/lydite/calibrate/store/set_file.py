@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lydite.calibrate.store.shards import FORMAT, VERSION, shard_names
 from lydite.core.errors import CalibrationError, FileError, InputError, at
 from lydite.core.files import read_bounded, size_text, write_atomic
 from lydite.core.jsonfile import JsonError, parse_object, read_json
-from lydite.core.outputs import OutputKind, check_output
+from lydite.core.outputs import check_output
 
 NAME, SHARDS, INCOMING, QUARANTINE = "set.json", "shards", "incoming", "quarantine"
 # Earlier versions kept an index on disk. It is not read, and the next writer removes it.
@@ -101,10 +102,10 @@ def check_outside(path: Path) -> None:
             )
 
 
-def check_output_path(path: Path, kind: OutputKind) -> None:
-    """Refuse an output file inside a set, or one that would replace something else."""
+def check_output_path(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> None:
+    """Refuse an output file inside a set, or one that would replace something it must not."""
     check_outside(path)
-    check_output(path, kind)
+    check_output(path, overwrite=overwrite, inputs=inputs)
 
 
 def repair_advice(folder: Path) -> str:

@@ -14,12 +14,8 @@ from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.set_file import SHARDS, check_output_path
 from lydite.calibrate.store.shards import FORMAT, VERSION
 from lydite.calibrate.store.writer import command_line
-from lydite.core.files import write_atomic
-from lydite.core.outputs import OutputKind
+from lydite.core.outputs import write_output
 
-MANIFEST = OutputKind(
-    "manifest", lambda head: head.startswith(f'{{\n "format": "{FORMAT}"'.encode())
-)
 RECENT = 20  # shards whose times decide the time left
 
 
@@ -108,11 +104,11 @@ def manifest(folder: Path | str) -> dict[str, Any]:
         }
 
 
-def write_manifest(folder: Path | str, path: Path) -> None:
+def write_manifest(folder: Path | str, path: Path, *, overwrite: bool = False) -> None:
     """Export `manifest.json`."""
-    check_output_path(path, MANIFEST)
+    check_output_path(path, overwrite=overwrite, inputs=[Path(folder)])
     text = msgspec.json.format(msgspec.json.encode(manifest(folder)), indent=1)
-    write_atomic(path, [text, b"\n"])
+    write_output(path, [text, b"\n"], overwrite=overwrite)
 
 
 def _seconds_left(opened: CalibrationSet, items: int) -> float | None:

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,10 +14,8 @@ from lydite.cli.calibrate.set_model import (
     note_on_stop,
     open_model,
 )
+from lydite.cli.request_options import overwrite_option
 from lydite.core.errors import InputError, at
-
-if TYPE_CHECKING:
-    from lydite.core.outputs import OutputKind
 
 MOST_BANDS = 10_000
 
@@ -37,6 +34,7 @@ MOST_BANDS = 10_000
               help="Only this share of the samples, to be merged later.")  # fmt: skip
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
               help="Draw the statistics: a page (.html) or a picture (.png).")  # fmt: skip
+@overwrite_option
 @model_options
 def activations(
     sources: tuple[Path, ...],
@@ -45,6 +43,7 @@ def activations(
     group: int,
     part: str,
     plot: Path | None,
+    overwrite: bool,
     model: str | None,
     components: str | None,
     quiet: bool,
@@ -66,7 +65,7 @@ def activations(
     lydite calibrate activations stats.sqlite --plot stats.png
     sqlite3 stats.sqlite "select layer, place, max(absmax) from layers group by 1,2 order by 3 desc"
     """
-    _check_plot(plot)
+    _check_plot(plot, overwrite, sources)
     if out is not None and out.suffix.lower() == ".parquet":
         raise InputError(f"--out is {out}; statistics are written as SQLite, e.g. stats.sqlite.")
     for source in sources:
@@ -86,11 +85,11 @@ def activations(
     elif len(sources) > 1 or out is not None:
         if out is None:
             raise InputError("--out is missing: the file that is merged into.")
-        _merge(sources, out, quiet)
+        _merge(sources, out, overwrite, quiet)
     elif plot is None:
         raise InputError("nothing to do: give a set and --out, files to merge, or --plot.")
     if plot is not None:
-        _draw(out or first, plot, quiet)
+        _draw(out or first, plot, overwrite, quiet)
 
 
 def _collect(
@@ -124,42 +123,32 @@ def _collect(
         click.echo(f"{out}: complete, {new} samples in this run.")
 
 
-def _merge(sources: tuple[Path, ...], out: Path, quiet: bool) -> None:
+def _merge(sources: tuple[Path, ...], out: Path, overwrite: bool, quiet: bool) -> None:
     from lydite.calibrate.activations.file import merge_files
 
-    samples = merge_files(sources, out)
+    samples = merge_files(sources, out, overwrite=overwrite)
     if not quiet:
         click.echo(f"{out}: statistics of {samples} samples.")
 
 
-def _draw(path: Path, plot: Path, quiet: bool) -> None:
-    from lydite.core.files import write_atomic
-    from lydite.core.outputs import mark_png
+def _draw(path: Path, plot: Path, overwrite: bool, quiet: bool) -> None:
+    from lydite.core.outputs import write_output
     from lydite.report.activations import page, picture
 
     is_page = plot.suffix.lower() == ".html"
-    write_atomic(plot, page(path) if is_page else mark_png(picture(path), _plot_kind(plot)))
+    write_output(plot, page(path) if is_page else picture(path), overwrite=overwrite)
     if not quiet:
         click.echo(f"{'page' if is_page else 'picture'}: {plot}")
 
 
-def _check_plot(plot: Path | None) -> None:
+def _check_plot(plot: Path | None, overwrite: bool, inputs: tuple[Path, ...]) -> None:
     if plot is None:
         return
     if plot.suffix.lower() not in (".html", ".png"):
         raise InputError(f"--plot is {plot}; expected a name that ends in .html or .png.")
     from lydite.calibrate.store.set_file import check_output_path
 
-    check_output_path(plot, _plot_kind(plot))
-
-
-def _plot_kind(plot: Path) -> "OutputKind":
-    from lydite.core.outputs import OutputKind, png_kind
-    from lydite.report.page import made_here
-
-    if plot.suffix.lower() == ".html":
-        return OutputKind("page", made_here)
-    return png_kind("picture of statistics")
+    check_output_path(plot, overwrite=overwrite, inputs=inputs)
 
 
 def _check_group_steps(rule: str) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from lydite.cli.request_options import overwrite_option
 from lydite.core.errors import InputError
 
 FOLDER = click.Path(path_type=Path)
@@ -15,7 +16,8 @@ FOLDER = click.Path(path_type=Path)
               "images/0001.png and manifest.json into this new folder.")  # fmt: skip
 @click.option("--manifest", type=FOLDER, metavar="FILE", help="Write everything but the arrays "
               "into this JSON file.")  # fmt: skip
-def export(folder: Path, out: Path | None, manifest: Path | None) -> None:
+@overwrite_option
+def export(folder: Path, out: Path | None, manifest: Path | None, overwrite: bool) -> None:
     """Write SET for people and other tools.
 
     \b
@@ -24,17 +26,17 @@ def export(folder: Path, out: Path | None, manifest: Path | None) -> None:
     """
     from lydite.calibrate.npz_export import export_npz
     from lydite.calibrate.store.set_file import check_output_path
-    from lydite.calibrate.store.status import MANIFEST, write_manifest
+    from lydite.calibrate.store.status import write_manifest
 
     if out is None and manifest is None:
         raise InputError("nothing to write. Give --out FOLDER, --manifest FILE, or both.")
     if manifest is not None:
-        check_output_path(manifest, MANIFEST)
+        check_output_path(manifest, overwrite=overwrite, inputs=[folder])
     if out is not None:
         done = export_npz(folder, out)
         click.echo(f"{out}: {done.samples} samples")
         if done.missing:
             click.echo(f"missing   {done.missing} of {done.planned} items; the set is incomplete")
     if manifest is not None:
-        write_manifest(folder, manifest)
+        write_manifest(folder, manifest, overwrite=overwrite)
         click.echo(f"{manifest}")

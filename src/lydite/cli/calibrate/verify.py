@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lydite.cli.request_options import overwrite_option
 from lydite.core.errors import CalibrationError, InputError, at
 
 if TYPE_CHECKING:
     from lydite.calibrate.store.verify import VerifyResult
 
 SHOWN, NAMES = 10, 4  # lines of damage and of suspicious items, items in a line
-SHEET = "contact sheet"  # the mark in the PNG
 MOST_PICTURES = 400  # on a sheet; of more, as many evenly spread over the set
 SIDE, TEXT, CAPTION = 128, 11, 80  # pixels of a picture and of letters, characters of a caption
 
@@ -25,9 +25,12 @@ SIDE, TEXT, CAPTION = 128, 11, 80  # pixels of a picture and of letters, charact
 @click.argument("folder", metavar="SET", type=click.Path(path_type=Path))
 @click.option("--sheet", type=click.Path(path_type=Path), metavar="PNG",
               help="Also write the pictures side by side, to look at.")  # fmt: skip
+@overwrite_option
 @click.option("--absmax", type=float, help="Largest plausible value; 10000 by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def verify(folder: Path, sheet: Path | None, absmax: float | None, as_json: bool) -> None:
+def verify(
+    folder: Path, sheet: Path | None, overwrite: bool, absmax: float | None, as_json: bool
+) -> None:
     """Read every byte of SET and compare it with its hashes and its plan.
 
     Values are checked too: NaN, infinities, constants, very large values and latents of another
@@ -41,12 +44,11 @@ def verify(folder: Path, sheet: Path | None, absmax: float | None, as_json: bool
     from lydite.calibrate.store.set_file import NAME, SHARDS, check_output_path
     from lydite.calibrate.store.value_checks import ValueLimits
     from lydite.calibrate.store.verify import verify as verify_set
-    from lydite.core.outputs import png_kind
 
     if absmax is not None and not 0 < absmax < math.inf:
         raise InputError(f"--absmax is {absmax}; expected a number above 0.")
     if sheet is not None:
-        check_output_path(sheet, png_kind(SHEET))
+        check_output_path(sheet, overwrite=overwrite, inputs=[folder])
     if not any((folder / name).exists() for name in (NAME, SHARDS)):
         raise InputError(f"{at(folder)}: no calibration set ({NAME} and {SHARDS}/ are missing).")
     result = verify_set(folder, ValueLimits() if absmax is None else ValueLimits(absmax=absmax))
@@ -55,7 +57,7 @@ def verify(folder: Path, sheet: Path | None, absmax: float | None, as_json: bool
     else:
         _print_result(folder, result)
     if sheet is not None and result.sound:
-        count = _write_sheet(folder, sheet)
+        count = _write_sheet(folder, sheet, overwrite)
         click.echo(f"sheet     {sheet}, {count} pictures", err=as_json)
     elif sheet is not None:
         click.echo("sheet     not written, since the set is damaged", err=as_json)
@@ -135,11 +137,10 @@ def _print_some(word: str, lines: list[str]) -> None:
         click.echo(f"{word}  … and {len(lines) - SHOWN} more")
 
 
-def _write_sheet(folder: Path, path: Path) -> int:
+def _write_sheet(folder: Path, path: Path, overwrite: bool) -> int:
     """Write the pictures of a set into one PNG, with numbers and prompts; how many it shows."""
     from lydite.calibrate.store.reader import CalibrationSet
-    from lydite.core.files import write_atomic
-    from lydite.core.outputs import mark_png, png_kind
+    from lydite.core.outputs import write_output
     from lydite.report.sheets import Tile, contact_sheet, png_bytes, scale_to_width
 
     with CalibrationSet.open(folder) as opened:
@@ -154,5 +155,5 @@ def _write_sheet(folder: Path, path: Path) -> int:
             tiles.append(Tile(scale_to_width(opened.read(row)["pixels"], SIDE), caption))
     columns = math.ceil(math.sqrt(count))
     picture = contact_sheet(tiles, columns=columns, side=SIDE, text=TEXT)
-    write_atomic(path, mark_png(png_bytes(picture), png_kind(SHEET)))
+    write_output(path, png_bytes(picture), overwrite=overwrite)
     return count

@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from lydite.cli.complete import complete_convention, complete_sampler, complete_schedule
+from lydite.cli.request_options import overwrite_option
 from lydite.cli.sampler.options import MODEL_HELP, finite, read_options, wide_console
 from lydite.core.errors import InputError
 
@@ -25,6 +26,7 @@ AROUND = 4  # rows shown on either side of the first wrong one
 @click.argument("answer", type=click.Path(path_type=Path), required=False)
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a problem instead of judging one.")  # fmt: skip
+@overwrite_option
 @click.option("--sampler", default=None, metavar="NAME", shell_complete=complete_sampler,
               help="[default: euler]")  # fmt: skip
 @click.option("--schedule", default=None, metavar="NAME", shell_complete=complete_schedule,
@@ -54,6 +56,7 @@ def conform(
     problem: Path | None,
     answer: Path | None,
     write: Path | None,
+    overwrite: bool,
     everything: bool,
     as_json: bool,
     **spec: Any,
@@ -82,7 +85,7 @@ def conform(
             raise InputError(
                 "--write makes a problem; judging takes PROBLEM and ANSWER without it."
             )
-        _write(write, as_json, **spec)
+        _write(write, overwrite, as_json, **spec)
         return
     if problem is None or answer is None:
         raise InputError(
@@ -106,6 +109,7 @@ def conform(
 
 def _write(
     path: Path,
+    overwrite: bool,
     as_json: bool,
     *,
     sampler: str | None,
@@ -123,6 +127,7 @@ def _write(
 ) -> None:
     from lydite.conform.make_problem import ProblemSpec, make_problem
     from lydite.conform.problem import write_problem
+    from lydite.core.outputs import check_output
 
     if schedule_only and (sampler or options):
         raise InputError(
@@ -141,8 +146,9 @@ def _write(
         read_options(settings),
         convention,
     )
+    check_output(path, overwrite=overwrite)
     made = make_problem(spec)
-    write_problem(path, made)
+    write_problem(path, made, overwrite=overwrite)
     if as_json:
         click.echo(json.dumps({"problem": str(path), "sampler": made.sampler,
                                "schedule": made.schedule, "steps": made.steps}))  # fmt: skip

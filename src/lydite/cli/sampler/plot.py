@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lydite.cli.complete import complete_sampler_or_schedule, complete_schedule
+from lydite.cli.request_options import overwrite_option
 from lydite.cli.sampler.options import (
     MODEL_HELP,
     kind_of,
@@ -14,7 +15,7 @@ from lydite.cli.sampler.options import (
     shared_noise_models,
     start,
 )
-from lydite.core.errors import FileError, InputError
+from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
     from lydite.report.chart import Chart, Line
@@ -40,6 +41,7 @@ MOST = 12  # lines that can still be distinguished
               help="The PNG. [default: sigmas.png or errors.png]")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
               help="Also a page: the picture, and the numbers as a table.")  # fmt: skip
+@overwrite_option
 def plot(
     names: tuple[str, ...],
     model: str | None,
@@ -49,6 +51,7 @@ def plot(
     denoiser: str | None,
     output: Path | None,
     html: Path | None,
+    overwrite: bool,
 ) -> None:
     """Draw the sigmas of schedules, or how fast samplers come to the exact end.
 
@@ -67,11 +70,15 @@ def plot(
     names = tuple(dict.fromkeys(names))
     if len(names) > MOST:
         raise InputError(f"{len(names)} lines in one picture; at most {MOST} are readable.")
-    from lydite.core.files import write_atomic
+    from lydite.core.outputs import check_output, write_output
     from lydite.report.chart import draw
-    from lydite.report.page import made_here
     from lydite.report.sheets import png_bytes
 
+    path = output or Path("sigmas.png" if kinds == {"schedule"} else "errors.png")
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--output is {path}; expected a name that ends in .png.")
+    for target in (path, *([html] if html else [])):
+        check_output(target, overwrite=overwrite)
     if kinds == {"schedule"}:
         if schedule or denoiser:
             raise InputError("--schedule and --denoiser are for samplers; these are schedules.")
@@ -83,15 +90,11 @@ def plot(
             raise InputError(f"--steps is for schedules; samplers run {COUNTS[0]} to {COUNTS[-1]}.")
         chart = _errors(names, model, schedule, denoiser or "gaussian")
     picture = png_bytes(draw(chart))
-    path = output or Path("sigmas.png" if kinds == {"schedule"} else "errors.png")
-    if path.suffix.lower() != ".png":
-        raise InputError(f"--output is {path}; expected a name that ends in .png.")
-    if html and html.exists() and not (html.is_file() and made_here(html.read_bytes())):
-        raise FileError(f"{html}: exists and is not a page of Lydite; not overwritten.")
-    write_atomic(path, picture)
+    write_output(path, picture, overwrite=overwrite)
     click.echo(f"picture: {path}")
     if html:
-        write_atomic(html, _page(chart, picture, READ[kinds == {"schedule"}]).encode())
+        text = _page(chart, picture, READ[kinds == {"schedule"}])
+        write_output(html, text.encode(), overwrite=overwrite)
         click.echo(f"page: {html}")
 
 

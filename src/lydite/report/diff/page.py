@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lydite.core.files import write_atomic
+from lydite.core.outputs import write_output
 from lydite.diff.result import Verdict
 from lydite.report.diff.error_curve import Curve, draw_curve
 from lydite.report.diff.module_tree import Branch, build_tree
@@ -65,10 +65,12 @@ def write_page(
     port: Trace,
     *,
     renames: Renames | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write the page of a comparison, atomically; `renames` is the map that `compare` had."""
     page = render_page(verdict, reference, port, renames)
-    write_atomic(path, page.encode(errors="replace"))  # a folder's name need not be UTF-8
+    data = page.encode(errors="replace")  # a folder's name need not be UTF-8
+    write_output(path, data, overwrite=overwrite)
 
 
 def render_page(

@@ -1,0 +1,98 @@
+"""What reaches the terminal: no control characters of others, whatever its encoding."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from lydite.cli.main import lydite, main
+from lydite.cli.output import PipeClosed, SafeStream, escape, safe_streams
+from lydite.core.errors import InputError
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b1A\r\u202e"
+
+
+def printed(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    return stream.buffer.getvalue().decode()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_control_characters_are_escaped_and_colours_stay() -> None:
+    red = click.style("error:", fg="red", bold=True)
+    assert escape(f"{red} é\t中\n") == f"{red} é\t中\n"
+    shown = escape(f"{red} {HOSTILE}")
+    assert shown.startswith(red)
+    assert shown.removeprefix(red).isprintable()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_everything_printed_is_escaped(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    table = Table("×")
+    table.add_row(HOSTILE)
+    with safe_streams():
+        click.echo(HOSTILE)
+        click.echo(f"× \udcff {HOSTILE}", err=True)
+        Console().print(table)
+        sys.stderr.write(HOSTILE)
+    for stream in (out, err):
+        stream.flush()
+        text = stream.buffer.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+        assert text and not {0x1B, 0x07, 0x0D} & set(text)
+
+
+def test_an_error_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise InputError(f"first\nerror: second {HOSTILE}")
+
+    monkeypatch.setattr(lydite, "main", fail)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "\x1b" not in error.replace("\x1b[31m", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(MemoryError(), 2), (OSError(28, "full"), 2), (KeyboardInterrupt(), 130), (PipeClosed(), 141)],
+)
+def test_exit_codes_of_the_whole_command(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(lydite, "main", fail)
+    monkeypatch.setattr("lydite.cli.main.discard_output", lambda: None)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == status
+
+
+def test_a_reader_that_went_away_is_not_a_wrong_result() -> None:
+    """Exit status 1 of `audit` and `diff` means that something is wrong with the model."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "lydite", "sampler", "list"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert done.returncode == 141 and not done.stderr
+
+
+def test_a_stream_is_the_users_again_afterwards(tmp_path: Path) -> None:
+    before = sys.stdout
+    with safe_streams():
+        assert isinstance(sys.stdout, SafeStream)
+    assert sys.stdout is before
+    print("still open")  # noqa: T201
