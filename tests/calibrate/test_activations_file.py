@@ -1,5 +1,6 @@
 """The file of statistics: merged, pooled, asked in SQL, and never trusted when it was changed."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 
 from lydite.calibrate.activations.collect import Selection, collect
-from lydite.calibrate.activations.file import merge_files, open_statistics, read_file, read_summary
+from lydite.calibrate.activations.file import merge_files, read_file, read_summary
+from lydite.calibrate.activations.queries import read_curves
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.core.errors import CalibrationError
+from lydite.core.errors import CalibrationError, FileError
 from lydite.pipelines.pipeline import Pipeline
 from support import replays
 
@@ -56,7 +58,7 @@ def test_bands_pool_the_steps(
 def test_the_file_answers_in_sql(whole: Path) -> None:
     found = read_file(whole)
     moments = found.table["transformer_blocks.0.ff.net.2", "in", 2]
-    with open_statistics(whole) as connection:
+    with contextlib.closing(sqlite3.connect(whole)) as connection:
         rows = connection.execute(
             "SELECT channel, count, absmax, middle, variance, negative FROM channels "
             "WHERE layer = 'transformer_blocks.0.ff.net.2' AND place = 'in' AND band = 2"
@@ -74,15 +76,51 @@ def test_the_file_answers_in_sql(whole: Path) -> None:
     np.testing.assert_allclose(table[:, 5], moments.negative / moments.count, rtol=1e-15)
     assert -0.1701 < least < 0  # the dip of GELU
     told = read_summary(whole)
-    assert told["samples"] == 9 and len(told["model_hash"]) == 64
+    assert told.samples == 9 and len(told.model_hash) == 64
 
 
-def test_a_changed_number_in_the_file_is_found(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE channel SET mean = mean + 1e-9 WHERE place = 3 AND channel = 5",
+        "DELETE FROM channel WHERE place = 3",
+        "DELETE FROM band; DELETE FROM statistic",
+        "DELETE FROM place WHERE id = 1",
+        "UPDATE place SET layer = 'other' WHERE id = 1",
+        "UPDATE place SET layer = printf('%.*c', 100000, 'x') WHERE id = 1",
+        "UPDATE channel SET min = 'text' WHERE place = 1",
+        "UPDATE channel SET max = NULL WHERE place = 1",
+        "UPDATE sketch SET counts = x'00'",
+        "UPDATE sketch SET counts = zeroblob(20000000)",
+        "UPDATE about SET value = printf('%.*c', 100000, '[')",
+        "UPDATE about SET value = '{}'",
+        "ALTER TABLE channel RENAME TO c; CREATE VIEW channel AS WITH RECURSIVE n(i) AS "
+        "(SELECT 0 UNION ALL SELECT i + 1 FROM n) SELECT i AS place, 0 AS band, i AS channel, 0.0 "
+        "AS min, 0.0 AS max, 0.0 AS mean, 0.0 AS squares, 0 AS zeros, 0 AS negatives FROM n",
+        "CREATE TRIGGER t AFTER INSERT ON place BEGIN SELECT 1; END",
+    ],
+)
+def test_a_changed_file_is_neither_merged_nor_drawn(
+    whole: Path, tmp_path: Path, change: str
+) -> None:
     path = tmp_path / "changed.sqlite"
     path.write_bytes(whole.read_bytes())
-    assert read_file(path).keys == read_file(whole).keys
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE channel SET mean = mean + 1e-9 WHERE place = 3 AND channel = 5")
-    connection.close()
+    assert read_curves(path)[0]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(change)
+        connection.commit()
+    with pytest.raises(CalibrationError, match="damaged"):
+        read_curves(path)
     with pytest.raises(CalibrationError, match="damaged"):
         merge_files([path], tmp_path / "merged.sqlite")
+
+
+def test_a_folder_beside_the_file_keeps_what_is_not_ours(whole: Path, tmp_path: Path) -> None:
+    work = tmp_path / "merged.sqlite.work"
+    work.mkdir()
+    (work / "thesis.txt").write_text("mine")
+    merge_files([whole], tmp_path / "merged.sqlite")
+    assert [path.name for path in work.iterdir()] == ["thesis.txt"]
+    (tmp_path / "other.sqlite.work").symlink_to(work)
+    with pytest.raises(FileError, match="link"):
+        merge_files([whole], tmp_path / "other.sqlite")

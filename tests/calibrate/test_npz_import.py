@@ -70,6 +70,8 @@ def rename(arrays: Arrays) -> None:
         (put("x", np.full((8, 6, 16), "?")), "a dtype safetensors knows"),
         (put("sigma", [1.0, 2.0]), "expected one number as sigma"),
         (put("timestep", np.nan), "expected one number as timestep"),
+        (put("sigma", -1.0), "sigma is -1; expected 0 to"),
+        (put("timestep", 1e300), r"timestep is 1e\+300"),
         (put("image_id", "one"), "expected one number as image_id"),
         (put("image_id", 7), "image_id is 7, not 1"),
     ],
@@ -246,7 +248,7 @@ def test_an_item_that_the_plan_does_not_know_is_not_exported_under_another_name(
     assert not (tmp_path / "npz").exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "jpeg", "shape", "brackets"])
+@pytest.mark.parametrize("kind", ["pipe", "npz pipe", "jpeg", "size", "shape", "brackets"])
 def test_files_that_would_hang_or_exhaust_memory_are_refused(tmp_path: Path, kind: str) -> None:
     source = folder_of(tmp_path / "npz")
     picture, sample = source / "images" / "0000.png", next((source / "samples").iterdir())
@@ -254,14 +256,31 @@ def test_files_that_would_hang_or_exhaust_memory_are_refused(tmp_path: Path, kin
     picture.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(picture)
-    elif kind == "jpeg":
-        Image.new("RGB", (8, 8)).save(picture, "JPEG")
+    elif kind == "npz pipe":
+        (source / "conditioning").mkdir()
+        os.mkfifo(source / "conditioning" / "0000_conditioning.npz")
+    elif kind in ("jpeg", "size"):
+        Image.new("RGB", (8, 8)).save(picture, "JPEG" if kind == "jpeg" else "PNG")
     else:
         shape = "(1000000000000,)" if kind == "shape" else "(" * 5000
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
         with zipfile.ZipFile(sample, "w") as packed:
             data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
             packed.writestr("x.npy", data)
-    with pytest.raises(CalibrationError, match="not a"):
+    with pytest.raises(CalibrationError, match=r"not a|expected shape \[64, 48, 3\]"):
+        import_npz(source, tmp_path / "set", SIZED)
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"images": [{"prompt": "\ud800", "seed": 0}, {"prompt": "a", "seed": 1}]},
+        {"images": [{"prompt": "a", "seed": 2**80}, {"prompt": "b", "seed": 1}]},
+    ],
+)
+def test_a_plan_that_cannot_be_leaves_no_folder(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    source = folder_of(tmp_path / "npz", **manifest)
+    with pytest.raises(CalibrationError):
         import_npz(source, tmp_path / "set", SIZED)
     assert not (tmp_path / "set").exists()

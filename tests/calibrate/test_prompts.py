@@ -19,6 +19,7 @@ def write(folder: Path, name: str, data: str | bytes) -> Path:
     [
         ("a.txt", "a star\n\n  a ring \r\na fox", ("a star", "a ring", "a fox")),
         ("a.txt", b"\xef\xbb\xbfein St\xc3\xa4rn\n", ("ein Stärn",)),
+        ("a.txt", "a star\ra ring\r", ("a star", "a ring")),
         ("a.txt", "one\u2028two\n", ("one\u2028two",)),
         ("a.TXT", "a, b\n", ("a, b",)),
         ("a.csv", 'id,Prompt\n1,a star\n\n2,"a ring, red"\n', ("a star", "a ring, red")),
@@ -52,6 +53,7 @@ def test_good_files(
         ("a.csv", "id,prompt\n1,a\n2\n", "line 3 has 1 columns, and the prompt is in column 2"),
         ("a.csv", 'prompt\na\n"b\n', "line 3 is not CSV"),
         ("a.csv", "id,prompt\n", "no prompt in it"),
+        ("a.csv", "prompt,prompt\na,b\n", "two columns are called 'prompt'"),
         ("a.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2: expected .*found {'text': 'b'}"),
         ("a.jsonl", '{"prompt": "a"}\n\n["b"]\n', "line 3: expected a JSON object"),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": 5}\n', "line 2: expected .*found {'prompt': 5}"),

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from lydite.calibrate.settings import plan_of
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.repair import repair
-from lydite.calibrate.store.set_file import NAME, QUARANTINE, SHARDS, read_description
+from lydite.calibrate.store.set_file import (
+    INCOMING,
+    NAME,
+    QUARANTINE,
+    SHARDS,
+    read_description,
+)
 from lydite.calibrate.store.status import status
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
@@ -130,14 +136,14 @@ def test_what_may_not_be_read_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     draw(tmp_path, 2)
-    open_file = Path.open
+    open_file = os.open
 
     def denied(path: Path, *given: Any, **more: Any) -> Any:
-        if what in (path.name, path.parent.name):
+        if what in (Path(path).name, Path(path).parent.name):
             raise PermissionError(13, "Permission denied")
         return open_file(path, *given, **more)
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(FileError, match=r"cannot be read .*Permission denied"):
         verify(tmp_path)
 
@@ -159,3 +165,38 @@ def test_a_plan_that_cannot_be_read_back_is_not_written(
     with pytest.raises(InputError, match=r"the plan of 20 images takes .* Make several sets"):
         Writer.start(tmp_path / "set", SETTINGS, plan(20))
     assert not (tmp_path / "set" / NAME).exists()
+
+
+@pytest.mark.parametrize("name", [SHARDS, INCOMING, QUARANTINE])
+def test_a_folder_of_a_set_that_is_a_link_leads_to_no_change_elsewhere(
+    tmp_path: Path, name: str
+) -> None:
+    folder, other = tmp_path / "set", tmp_path / "other"
+    draw(folder, 2)
+    other.mkdir()
+    for path in (".mine.part", "0" * 64 + ".safetensors", "thesis.txt"):
+        (other / path).write_text("mine")
+    shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / name).symlink_to(other)
+    for write in (lambda: repair(folder), lambda: draw(folder, 3)):
+        with pytest.raises(FileError, match="is a link"):
+            write()
+    assert len(os.listdir(other)) == 3
+
+
+def test_a_lock_that_is_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
+    """A set from others may hold a link whose target the user can write."""
+    folder, thesis = tmp_path / "set", tmp_path / "thesis.txt"
+    draw(folder, 1)
+    thesis.write_text("mine")
+    (folder / "claim").unlink()
+    (folder / "claim").symlink_to(thesis)
+    for write in (lambda: repair(folder), lambda: draw(folder, 2)):
+        with pytest.raises(FileError):
+            write()
+    assert thesis.read_text() == "mine"
+    (folder / "claim").unlink()
+    os.mkfifo(folder / "claim")
+    with pytest.raises(FileError, match="not a file"):
+        repair(folder)
+    assert status(folder).writer is None

@@ -90,21 +90,24 @@ def test_statistics_and_their_plots_replace_nothing_else(
     os.mkfifo(tmp_path / "pipe")
     kept = sorted(os.listdir(tmp_path))
     for name, message in (
-        ("text.txt", "not a lydite statistics file"),
         ("dangling.sqlite", "is a link"),
         ("pipe", "a device or a pipe"),
         (drawn / "stats.sqlite", "lies inside the calibration set"),
     ):
         assert message in refused(drawn, "--out", tmp_path / name)
         assert message in refused(whole, whole, "--out", tmp_path / name)
+    assert "not statistics" in refused(drawn, "--out", tmp_path / "text.txt")
+    assert "exists already" in refused(whole, whole, "--out", tmp_path / "text.txt")
     assert "exists already" in refused(whole, "--out", whole)
+    assert "input" in refused(whole, "--out", whole, "--overwrite")
     for plot in ("page.html", "picture.png"):
         (tmp_path / plot).write_bytes((tmp_path / "text.txt").read_bytes())
-        assert "not overwritten" in refused(whole, "--plot", tmp_path / plot)
+        assert "exists already" in refused(whole, "--plot", tmp_path / plot)
         assert (tmp_path / plot).read_text() == "mine"
         (tmp_path / plot).unlink()
-        for _ in range(2):  # made, with its folder, and replaced
-            result = CliRunner().invoke(activations, [str(whole), "--plot", f"{tmp_path}/n/{plot}"])
+        for more in ((), ("--overwrite",)):  # made, with its folder, and replaced
+            words = [str(whole), "--plot", f"{tmp_path}/n/{plot}", *more]
+            result = CliRunner().invoke(activations, words)
             assert result.exit_code == 0, result.exception
     assert sorted(os.listdir(tmp_path / "n")) == ["page.html", "picture.png"]
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "n"])

@@ -84,7 +84,11 @@ def test_a_plan_is_checked_and_any_seed_is_one(tmp_path: Path) -> None:
     for wrong in (plan_of([("a", 0)], [-1]), Plan(plan(1).images * 2, (0,))):
         with pytest.raises(CalibrationError, match="images of different numbers"):
             Writer.start(tmp_path / "wrong", SETTINGS, wrong)
-    seeds = [0, -1, 2**64 - 1, 2**80]
+    for wrong in (plan_of([("a", 2**80)], [0]), plan_of([("a", 0)], [50])):
+        with pytest.raises(CalibrationError, match=r"seed|step"):
+            Writer.start(tmp_path / "wrong", SETTINGS, wrong)
+    assert not (tmp_path / "wrong").exists()
+    seeds = [0, -1, 2**64 - 1]
     asked = plan_of([("\u00fc \U0001f408 \"'\n", seed) for seed in seeds], [0], pictures=False)
     with Writer.start(tmp_path / "set", SETTINGS, asked) as writer:
         writer.commit(writer.builder.sample(n, 0, {"x": latent(n, 0)}) for n in range(len(seeds)))

@@ -76,8 +76,8 @@ def test_a_folder_that_cannot_be_used_is_one_clear_error_before_any_work(few, tm
     before = names(tmp_path)
     for out, kind, message in (
         ("", InputError, "--out is empty"),
-        (tmp_path / "file", FileError, "cannot hold the demo"),
-        (tmp_path, FileError, "was not made by lydite"),
+        (tmp_path / "file", FileError, "not a folder"),
+        (tmp_path, FileError, "no page of an earlier demo"),
     ):
         result = run("-o", out)
         assert isinstance(result.exception, kind) and not result.output

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pictures
 
-from lydite.core.errors import CalibrationError, at, shown
+from lydite.core.errors import CalibrationError, FileError, at, shown
+from lydite.core.files import open_regular
 
 MAX_BYTES = 2**30  # of one sample, unpacked
 LABELS = ("timestep", "sigma", "image_id")
@@ -28,6 +29,7 @@ _UNREADABLE = (
     MemoryError,  # a header may declare any shape
     tokenize.TokenError,
     OSError,
+    FileError,
     ValueError,
     EOFError,
     KeyError,
@@ -84,12 +86,14 @@ def npz_bytes(arrays: dict[str, NDArray[Any]]) -> bytes:
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file: no pickle, and no more than MAX_BYTES."""
     try:
-        with zipfile.ZipFile(path) as packed:
-            size = sum(member.file_size for member in packed.infolist())
-        if size > MAX_BYTES:
-            raise CalibrationError(f"{size} bytes unpacked, limit {MAX_BYTES}.")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: np.asarray(arrays[name]) for name in arrays.files}
+        with open_regular(path) as file:
+            with zipfile.ZipFile(file) as packed:
+                size = sum(member.file_size for member in packed.infolist())
+            if size > MAX_BYTES:
+                raise CalibrationError(f"{size} bytes unpacked, limit {MAX_BYTES}.")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: np.asarray(arrays[name]) for name in arrays.files}
     except _UNREADABLE as error:
         raise CalibrationError(f"not a readable npz file ({error}).") from error
 

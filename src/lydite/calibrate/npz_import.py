@@ -15,7 +15,7 @@ from lydite.calibrate.store.set_file import check_outside
 from lydite.calibrate.store.shards import Item
 from lydite.calibrate.store.value_checks import LatentShapes
 from lydite.calibrate.store.writer import Writer, command_line
-from lydite.core.errors import CalibrationError, at, shown
+from lydite.core.errors import CalibrationError, LyditeError, at, shown
 from lydite.core.jsonfile import read_json
 
 _Files = dict[int, dict[int, Path]]  # of each step of each image
@@ -87,7 +87,7 @@ def _removed_on_failure(
         with Writer.start(folder, settings, plan, resume=again) as writer:
             is_new = not existed and not writer.index.counts()  # and no other process made it
             yield writer
-    except CalibrationError:
+    except LyditeError:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -101,7 +101,10 @@ def _items(
             yield _sample(writer, image, step, path, latents)
     if (path := npz_files.picture_path(source, image.number)).exists():
         with _with_path(path):
-            yield writer.builder.picture(image.number, npz_files.read_picture(path))
+            item = writer.builder.picture(image.number, npz_files.read_picture(path))
+            if why := latents.problem(item.entry):
+                raise CalibrationError(f"{why}.")
+            yield item
     if (path := npz_files.conditioning_path(source, image.number)).exists():
         with _with_path(path):
             yield writer.builder.conditioning(image.prompt, npz_files.read_npz(path))

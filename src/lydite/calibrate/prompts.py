@@ -53,7 +53,7 @@ def read_prompts(path: Path) -> Prompts:
         found.setdefault(prompt, line)
     if not found:
         raise InputError(f"{at(path)}: no prompt in it.")
-    guessed = reader is _csv_column and _layout(text).guessed
+    guessed = reader is _csv_column and _layout(path, text).guessed
     return Prompts(tuple(found), repeated, guessed)
 
 
@@ -78,8 +78,12 @@ def _check(path: Path, line: int, prompt: str) -> None:
 
 
 def _plain_lines(path: Path, text: str) -> _Lines:
-    """Lines end at a line feed alone: Unicode's other separators may stand in a prompt."""
-    return enumerate(text.split("\n"), 1)
+    return enumerate(_lines(text), 1)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines end as on Unix, Windows or an old Mac; Unicode's separators may stand in a prompt."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,13 @@ class _Layout:
     guessed: bool = False
 
 
-def _layout(text: str) -> _Layout:
+def _layout(path: Path, text: str) -> _Layout:
     """By the first row: the delimiter and the column that give a known heading."""
     rows = {delimiter: _first_row(text, delimiter) for delimiter in DELIMITERS}
     for heading in HEADINGS:
         for delimiter, names in rows.items():
+            if names.count(heading) > 1:
+                raise InputError(f"{at(path)}: two columns are called {heading!r}.")
             if heading in names:
                 return _Layout(delimiter, names.index(heading), headed=True)
     return _Layout(guessed=any(len(names) > 1 for names in rows.values()))
@@ -116,7 +122,7 @@ def _rows(text: str, delimiter: str) -> Any:
 
 def _csv_column(path: Path, text: str) -> _Lines:
     """The column with a known heading; without one, the first column of all rows."""
-    layout = _layout(text)
+    layout = _layout(path, text)
     rows, first = _rows(text, layout.delimiter), layout.headed
     try:
         for row in rows:
@@ -137,7 +143,7 @@ def _csv_column(path: Path, text: str) -> _Lines:
 
 def _json_lines(path: Path, text: str) -> _Lines:
     """The field `prompt` of an object a line."""
-    for line, part in enumerate(text.split("\n"), 1):
+    for line, part in enumerate(_lines(text), 1):
         if not part.strip():
             continue
         try:

@@ -64,6 +64,10 @@ class SystemCalls:
 system = SystemCalls()
 
 
+class NotRegular(FileError):
+    """A path of a folder, a pipe or a device where a file is expected."""
+
+
 class NameTaken(FileError):
     """A new file was asked for, and one of that name exists."""
 
@@ -89,7 +93,7 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
         raise FileError(f"{at(path)}: cannot be read ({reason or error}).") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise FileError(f"{at(path)}: not a file. Expected the path of a regular file.")
+        raise NotRegular(f"{at(path)}: not a file. Expected the path of a regular file.")
     return os.fdopen(handle, "rb")
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 import mlx.core as mx
 
 from lydite import __version__
+from lydite.core import files
 from lydite.core.errors import FileError, at
-from lydite.core.files import write_atomic
+from lydite.core.files import read_bounded
 from lydite.demo import accuracy, audit, comparison, planted_bug, replay, sheet, steps
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.report.page import Chapter, Commands, Page, made_here, render
 
 PAGE = "index.html"
+MOST_BYTES = 2**28  # of a page
 CHAPTERS: tuple[DemoChapter, ...] = (
     audit.CHAPTER,
     sheet.CHAPTER,
@@ -35,19 +37,18 @@ NEXT = (
 
 def make_folder(folder: Path) -> Path:
     """Make the folder; FileError when its page would replace one that is not ours."""
-    page = folder / PAGE
+    files.make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        ours = not page.exists() or made_here(page.read_bytes())
+        holds_files = any(folder.iterdir())
     except OSError as error:
+        raise files.DiskError(folder, error) from error
+    page = folder / PAGE
+    if holds_files and not (page.exists() and made_here(read_bounded(page, MOST_BYTES))):
         raise FileError(
-            f"{at(folder)}: cannot hold the demo ({error.strerror or error}); "
-            "name another folder with --out."
-        ) from error
-    if not ours:
-        raise FileError(
-            f"{at(page)}: exists and was not made by lydite; name another folder with --out."
+            f"{at(folder)}: holds files, and no page of an earlier demo; name another folder with "
+            "--out."
         )
+    files.try_folder(folder)
     return folder
 
 
@@ -70,7 +71,7 @@ def write_page(folder: Path, results: Sequence[Result]) -> Path:
         facts=tuple(one.fact for one in results if one.fact),
         footer=_footer(),
     )
-    write_atomic(folder / PAGE, render(page).encode())
+    files.write_atomic(folder / PAGE, render(page).encode())
     return folder / PAGE
 
 

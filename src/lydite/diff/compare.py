@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.core.files import open_regular
 from lydite.diff import gates
 from lydite.diff.divergence.first import (
     ESTIMATE_MARGIN,
@@ -313,7 +314,7 @@ def _is_incomplete(trace: Trace) -> bool:
     """Whether the run did not end by itself, or the last line of its events is cut off."""
     if not trace.header.complete or trace.lost:
         return True
-    with (trace.folder / "events.jsonl").open("rb") as file:
+    with open_regular(trace.folder / "events.jsonl") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         return file.read(1) not in (b"", b"\n")

@@ -4,10 +4,11 @@ Equal statistics give an equal file, byte for byte, with one version of SQLite.
 """
 
 import contextlib
-import shutil
+import os
 import sqlite3
 import zlib
 from collections.abc import Generator, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,25 @@ import msgspec
 import numpy as np
 
 from lydite.calibrate.activations.moments import BINS, Moments
-from lydite.calibrate.activations.statistics import Provenance, Statistics, content_hash
+from lydite.calibrate.activations.statistics import (
+    ContentHash,
+    Key,
+    Provenance,
+    Statistics,
+    content_hash,
+)
 from lydite.calibrate.settings import canonical
+from lydite.calibrate.store.lock import NAME as LOCK
 from lydite.calibrate.store.lock import WriterLock
 from lydite.calibrate.store.set_file import check_output_path
 from lydite.calibrate.store.writer import command_line, resumable
 from lydite.core import files
 from lydite.core.errors import CalibrationError, FileError, at
+from lydite.core.files import open_regular
 
 STATE, FINISHED = "state.safetensors", "finished.sqlite"  # in the work folder
 APPLICATION, VERSION = 0x4C594441, 1  # "LYDA"
+LONGEST_NAME, LONGEST_VALUE = 1000, 2**24  # characters of a layer's name, bytes of a value
 SHARES = {"p0_1": 0.001, "p1": 0.01, "p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 _SCHEMA = f"""
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -95,48 +105,75 @@ def write_file(
         raise files.DiskError(path, error) from error
 
 
+class Summary(msgspec.Struct, frozen=True):
+    """What a file says of itself, beside what its content proves."""
+
+    samples: int
+    model: str
+    model_hash: str
+    content: str
+    per: str
+    set: str | None = None
+    part: tuple[int, int] | None = None
+
+
 def read_file(path: Path) -> Statistics:
     """All that was written, back; equal to the bit, or an error."""
-    with open_statistics(path) as connection:
-        about = dict(connection.execute("SELECT name, value FROM about"))
-        statistics = Statistics(
-            msgspec.json.decode(about["collected"], type=Provenance, strict=False)
-        )
-        statistics.keys = [
-            key for (key,) in connection.execute("SELECT key FROM sample ORDER BY number")
-        ]
-        places = connection.execute(
-            "SELECT id, layer, place.place, band, count / channels FROM place "
-            "JOIN statistic ON statistic.place = place.id ORDER BY layer, place.place, band"
-        ).fetchall()
-        for number, layer, place, band, count in places:
-            moments = _moments(connection, number, band, count)
-            statistics.table[layer, place, band] = moments
-        if summary_in(connection)["content"] != content_hash(statistics):
-            raise ValueError("wrong hash")
+    with open_statistics(path) as file:
+        statistics = Statistics(file.provenance, list(file.samples))
+        statistics.table.update(file.moments())
     return statistics
 
 
-def read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> Summary:
     """What the file says of itself: samples, model, hashes."""
-    with open_statistics(path) as connection:
-        return summary_in(connection)
+    with open_statistics(path) as file:
+        return file.summary
 
 
-def summary_in(connection: sqlite3.Connection) -> dict[str, Any]:
-    """The same, of an open file."""
-    about = dict(connection.execute("SELECT name, value FROM about"))
-    return msgspec.json.decode(about["told"])
+class StatisticsFile:
+    """An open statistics file of the expected schema."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        about = dict(connection.execute("SELECT name, value FROM about"))
+        self.summary = msgspec.json.decode(about["told"], type=Summary)
+        self.provenance = msgspec.json.decode(about["collected"], type=Provenance, strict=False)
+        query = "SELECT key FROM sample ORDER BY number"
+        self.samples: list[str] = [key for (key,) in connection.execute(query)]
+
+    def moments(self) -> Iterator[tuple[Key, Moments]]:
+        """The statistics of each place and band in order; at the end the content hash is checked.
+
+        The tables for people follow from these, and nothing in the package reads them.
+        """
+        content = ContentHash(self.samples)
+        places = self._connection.execute(
+            "SELECT id, layer, place.place, band, count / channels FROM place "
+            "JOIN statistic ON statistic.place = place.id ORDER BY layer, place.place, band"
+        ).fetchall()
+        if not places:
+            raise ValueError("no layer in it")
+        for number, layer, place, band, count in places:
+            if max(len(layer), len(place)) > LONGEST_NAME:
+                raise ValueError(f"a name of more than {LONGEST_NAME} characters")
+            moments = _moments(self._connection, number, band, count)
+            content.add((layer, place, band), moments)
+            yield (layer, place, band), moments
+        if self.summary.content != content.hexdigest():
+            raise ValueError("wrong hash")
 
 
 @contextlib.contextmanager
-def open_statistics(path: Path) -> Generator[sqlite3.Connection]:
-    """An open statistics file; anything else is refused."""
-    if not path.is_file():
-        raise FileError(f"{at(path)}: no such file. Expected statistics of activations.")
+def open_statistics(path: Path) -> Generator[StatisticsFile]:
+    """An open statistics file; anything else is refused, and no query of it runs without end."""
+    with open_regular(path) as opened:
+        size = os.fstat(opened.fileno()).st_size
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+            connection.execute("PRAGMA trusted_schema = OFF")
             (kind,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if (kind, version) != (APPLICATION, VERSION):
@@ -144,11 +181,28 @@ def open_statistics(path: Path) -> Generator[sqlite3.Connection]:
                     f"{at(path)}: expected statistics of activations, version {VERSION}; found "
                     "another SQLite file. Run: lydite calibrate activations SET --out FILE"
                 )
-            yield connection
+            left = iter(range(1000 + size // 2**10))  # a few instructions for each byte
+            connection.set_progress_handler(lambda: next(left, None) is None, 2**14)
+            if _schema(connection) != _expected_schema():
+                raise ValueError("other tables than ours")
+            yield StatisticsFile(connection)
     except _UNREADABLE as error:
         raise CalibrationError(
             f"{at(path)}: not statistics of activations, or damaged ({error})."
         ) from error
+
+
+def _schema(connection: sqlite3.Connection) -> set[tuple[str, ...]]:
+    return set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+
+
+@cache
+def _expected_schema() -> set[tuple[str, ...]]:
+    """As SQLite itself records what `write_file` makes."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            connection.execute(statement)
+        return _schema(connection)
 
 
 def merge_files(paths: Sequence[Path], out: Path, *, overwrite: bool = False) -> int:
@@ -158,12 +212,12 @@ def merge_files(paths: Sequence[Path], out: Path, *, overwrite: bool = False) ->
     statistics, summary = read_file(first), read_summary(first)
     for path in rest:
         statistics.join(read_file(path), path)
-    sets = {read_summary(path)["set"] for path in paths}
-    whose = summary["set"] if len(sets) == 1 else None
-    summary |= {"samples": len(statistics.keys), "part": None, "set": whose}
+    sets = {read_summary(path).set for path in paths}
+    whose = summary.set if len(sets) == 1 else None
+    summary = msgspec.structs.replace(summary, samples=len(statistics.keys), part=None, set=whose)
     again = command_line("lydite", "calibrate", "activations", *paths, "--out", out)
     with resumable(again), open_work_folder(out) as work:
-        write_file(statistics, out, work / FINISHED, summary)
+        write_file(statistics, out, work / FINISHED, msgspec.to_builtins(summary))
     return len(statistics.keys)
 
 
@@ -179,8 +233,11 @@ def open_work_folder(out: Path) -> Generator[Path]:
         files.remove_leftovers(work)
         yield work
     finally:
-        if not (work / STATE).exists():
-            shutil.rmtree(work, ignore_errors=True)  # while nobody else can have it
+        if not (work / STATE).exists():  # remove it while nobody else can have it
+            with contextlib.suppress(OSError):  # it may hold files that are not ours
+                for name in (FINISHED, LOCK):
+                    (work / name).unlink(missing_ok=True)
+                work.rmdir()
         lock.release()
 
 
@@ -191,6 +248,8 @@ def work_folder(out: Path) -> Path:
 
 def _lock_work_folder(work: Path) -> WriterLock:
     """The folder, locked; made again when its last owner removed it while we waited."""
+    if work.is_symlink():
+        raise FileError(f"{at(work)}: is a link. Remove it, or give another name.")
     while True:
         files.make_folder(work)
         lock = WriterLock(work)
@@ -221,7 +280,7 @@ def _fill(connection: sqlite3.Connection, statistics: Statistics, summary: dict[
         moments, number = statistics.table[key], numbers[layer, place]
         row = (number, layer, place, len(moments.mean))
         connection.execute("INSERT OR IGNORE INTO place VALUES (?, ?, ?, ?)", row)
-        _insert(connection, "statistic", [(number, band, *_statistic(moments))])
+        _insert(connection, "statistic", [(number, band, *statistic_row(moments))])
         _insert(connection, "channel", _channels(number, band, moments))
         _insert(connection, "sketch", _sketches(number, band, moments))
 
@@ -232,7 +291,8 @@ def _insert(connection: sqlite3.Connection, table: str, rows: Any) -> None:
     connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
 
 
-def _statistic(moments: Moments) -> tuple[float, ...]:
+def statistic_row(moments: Moments) -> tuple[float, ...]:
+    """Count, min, max, absmax, mean, variance, zeros, negative values and quantiles."""
     values = moments.count * len(moments.mean)
     low, high, (mean, variance) = moments.low.min(), moments.high.max(), moments.whole()
     shares = (int(moments.zeros.sum()) / values, int(moments.negative.sum()) / values)

@@ -1,8 +1,8 @@
 """Queries of a statistics file: ranges over the steps, outlier channels, what varies most."""
 
 import re
-import sqlite3
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.calibrate.activations.file import open_statistics, summary_in
+from lydite.calibrate.activations.file import open_statistics, statistic_row
+from lydite.calibrate.activations.moments import Moments
 
 GELU = ".net.2"  # the linear after a GELU
 MODULATION = re.compile(r"time_text_embed\..*|(.*\.)?norm\w*\.linear")
@@ -65,28 +66,27 @@ class Curve:
 
 def read_curves(path: Path) -> tuple[list[Curve], dict[str, Any]]:
     """Every place of a file, and what the file says of itself and of the set's conditions."""
-    with open_statistics(path) as connection:
-        summary = {**summary_in(connection), "conditions": _conditions(connection)}
-        bands = "SELECT band, min(step) FROM band GROUP BY band"
-        firsts: dict[int, int] = dict(connection.execute(bands).fetchall())
-        channels = _channels(connection)
-        rows = connection.execute(
-            f"SELECT place.id, layer, place.place, band, {_columns()} FROM statistic "
-            "JOIN place ON place.id = statistic.place ORDER BY layer, place.place, band"
-        ).fetchall()
-        found: dict[int, list[Any]] = {}
-        for row in rows:
-            found.setdefault(row[0], []).append(row)
+    with open_statistics(path) as file:
+        conditions = file.provenance.settings.conditions
+        summary = {**msgspec.to_builtins(file.summary), "conditions": conditions}
+        firsts: dict[int, int] = {}
+        for step, band in sorted(file.provenance.bands.items()):
+            firsts.setdefault(band, step)
         curves: list[Curve] = []
-        for number, lines in found.items():
-            _, layer, place, *_ = lines[0]
-            steps = tuple(firsts[line[3]] for line in lines)
-            table = np.array([line[4:] for line in lines], np.float64).T
-            values: dict[str, Any] = dict(zip((*COLUMNS, *QUANTILES), table, strict=True))
-            curves.append(Curve(layer, place, steps, values, channels[number]))
-        if not curves:
-            raise ValueError("no layer in it")
+        by_place = groupby(file.moments(), key=lambda item: item[0][:2])
+        for (layer, place), items in by_place:
+            curves.append(_curve(layer, place, firsts, [(key[2], m) for key, m in items]))
     return curves, summary
+
+
+def _curve(
+    layer: str, place: str, firsts: dict[int, int], bands: list[tuple[int, Moments]]
+) -> Curve:
+    steps = tuple(firsts[band] for band, _ in bands)
+    table = np.array([statistic_row(moments)[1:] for _, moments in bands], np.float64).T
+    values: dict[str, Any] = dict(zip((*COLUMNS, *QUANTILES), table, strict=True))
+    channels = np.max([moments.absmax for _, moments in bands], axis=0)
+    return Curve(layer, place, steps, values, np.asarray(channels, np.float64))
 
 
 def distinct(curves: list[Curve]) -> list[Curve]:
@@ -97,24 +97,3 @@ def distinct(curves: list[Curve]) -> list[Curve]:
         known = found.get(seen)
         found[seen] = replace(known, alike=known.alike + 1) if known else curve
     return list(found.values())
-
-
-def _conditions(connection: sqlite3.Connection) -> dict[str, Any]:
-    about = connection.execute("SELECT value FROM about WHERE name = 'collected'").fetchone()
-    return msgspec.json.decode(about[0])["settings"]["conditions"]
-
-
-def _columns() -> str:
-    return ", ".join(f"statistic.{name}" for name in (*COLUMNS, *QUANTILES))
-
-
-def _channels(connection: sqlite3.Connection) -> dict[int, NDArray[np.float64]]:
-    """The largest magnitude of each channel of each place, over all bands."""
-    rows = connection.execute(
-        "SELECT place, max(max(abs(min), abs(max))) FROM channel "
-        "GROUP BY place, channel ORDER BY place, channel"
-    )
-    found: dict[int, list[float]] = {}
-    for place, absmax in rows:
-        found.setdefault(place, []).append(absmax)
-    return {place: np.array(values) for place, values in found.items()}

@@ -1,7 +1,7 @@
 """Statistics of some samples, and the state file from which an interrupted collection resumes."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -67,13 +67,28 @@ class Statistics:
 
 def content_hash(statistics: Statistics) -> str:
     """Over all samples and statistics, whatever order they came in; 0 and -0 are the same."""
-    total = hashlib.sha256("\n".join(sorted(statistics.keys)).encode())
-    for key in sorted(statistics.table):
-        moments = statistics.table[key]
-        total.update(f"\n{key} {moments.count}\n".encode())
+    content = ContentHash(statistics.keys)
+    for key, moments in sorted(statistics.table.items(), key=lambda item: item[0]):
+        content.add(key, moments)
+    return content.hexdigest()
+
+
+class ContentHash:
+    """The same hash, of statistics that come one by one in the order of their keys."""
+
+    def __init__(self, samples: Iterable[str]) -> None:
+        self._total = hashlib.sha256("\n".join(sorted(samples)).encode())
+
+    def add(self, key: Key, moments: Moments) -> None:
+        """Add the statistics of one place and band."""
+        self._total.update(f"\n{key} {moments.count}\n".encode())
         for name, dtype in _DTYPES.items():
-            total.update((getattr(moments, name) + np.zeros((), dtype)).astype(dtype).tobytes())
-    return total.hexdigest()
+            values = getattr(moments, name) + np.zeros((), dtype)
+            self._total.update(values.astype(dtype).tobytes())
+
+    def hexdigest(self) -> str:
+        """Of all that was added."""
+        return self._total.hexdigest()
 
 
 def group_steps(steps: tuple[int, ...], rule: str) -> dict[int, int]:

@@ -16,6 +16,7 @@ from lydite.core.errors import CalibrationError, FileError, at, shown
 
 NAME = "claim"  # the name that earlier versions gave the file
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # a link may lead anywhere, a pipe would wait
+MOST_NOTE = 2**12  # bytes of the note
 PATIENCE = 0.2  # seconds, twice at most: for the lock, then for the note of a new holder
 
 
@@ -130,11 +131,11 @@ def _read_owner(path: Path, *, patience: float) -> LockOwner | None:
     until = time.monotonic() + patience
     while True:
         try:
-            note = json.loads(path.read_bytes())
+            note = json.loads(files.read_bounded(path, MOST_NOTE, follow=False))
             return LockOwner(
                 int(note["pid"]), shown(note["host"])[1:-1], shown(note["since"])[1:-1]
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (FileError, ValueError, KeyError, TypeError, RecursionError):
             if time.monotonic() > until:
                 return None
             time.sleep(0.02)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lydite.calibrate.settings import Description, Plan, Settings, differences, digest
+from lydite.calibrate.settings import EXACT, Description, Plan, Settings, differences, digest
 from lydite.calibrate.store.shards import FORMAT, VERSION, shard_names
 from lydite.core.errors import CalibrationError, FileError, InputError, at
 from lydite.core.files import read_bounded, size_text, write_atomic
@@ -53,12 +53,27 @@ def parse_description(text: bytes) -> Description | None:
 
 def write_description(folder: Path, description: Description) -> None:
     """Write `set.json` atomically."""
-    numbers = [image.number for image in description.plan.images]
-    if len(set(numbers)) != len(numbers) or min([0, *numbers, *description.plan.steps]) < 0:
+    text = check_description(folder, description)
+    write_atomic(folder / NAME, text, make_parents=False)
+
+
+def check_description(folder: Path, description: Description) -> bytes:
+    """The text of `set.json`; CalibrationError for a plan that no run could complete."""
+    plan, total = description.plan, description.settings.conditions.get("steps")
+    numbers = [image.number for image in plan.images]
+    if len(set(numbers)) != len(numbers) or min([0, *numbers, *plan.steps]) < 0:
         raise CalibrationError(
             f"{at(folder)}: a plan needs images of different numbers, and numbers and steps from 0."
         )
-    write_atomic(folder / NAME, encode_description(description), make_parents=False)
+    last = total - 1 if isinstance(total, int) and total > 0 else EXACT
+    if max([0, *plan.steps]) > last:
+        raise CalibrationError(f"{at(folder)}: step {max(plan.steps)} of a run of {total} steps.")
+    if outside := [n for n in (*numbers, *(i.seed for i in plan.images)) if not _is_seed(n)]:
+        raise CalibrationError(
+            f"{at(folder)}: {outside[0]} is no seed and no image number; they are from -2^63 to "
+            "2^64 - 1."
+        )
+    return encode_description(description)
 
 
 def extend_plan(folder: Path, settings: Settings, plan: Plan) -> Description:
@@ -111,6 +126,10 @@ def check_output_path(path: Path, *, overwrite: bool = False, inputs: Iterable[P
 def repair_advice(folder: Path) -> str:
     """The end of an error message about a damaged set."""
     return f"Run: lydite calibrate repair {at(folder)}"
+
+
+def _is_seed(number: int) -> bool:
+    return -(2**63) <= number < 2**64
 
 
 def _parse(path: Path, raw: dict[str, Any]) -> Description:

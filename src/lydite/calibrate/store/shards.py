@@ -32,7 +32,7 @@ from lydite.calibrate.settings import (
 )
 from lydite.core.dtypes import FLOAT_NAMES, NAMES, NUMPY_DTYPES
 from lydite.core.errors import CalibrationError, FileError, TensorFileError, at, shown
-from lydite.core.files import write_atomic
+from lydite.core.files import NotRegular, open_regular, write_atomic
 from lydite.core.tensorfile import encoded_header, read_header
 from lydite.core.tensorheader import MAX_HEADER_BYTES, Header
 
@@ -361,11 +361,9 @@ def _described(path: Path, metadata: Mapping[str, str]) -> tuple[Settings, tuple
 
 def _open(path: Path) -> BinaryIO:
     try:
-        if path.exists() and not path.is_file():  # a pipe would wait for a writer
-            raise CalibrationError(f"{at(path)}: not a file.")
-        return path.open("rb")
-    except OSError as error:
-        raise FileError(f"{at(path)}: cannot be read ({error.strerror}).") from error
+        return open_regular(path)
+    except NotRegular as error:
+        raise CalibrationError(str(error)) from error
 
 
 @lru_cache(maxsize=16)

@@ -12,6 +12,8 @@ from lydite.calibrate.settings import BLOCKS
 from lydite.calibrate.store.shards import Entry
 from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
 
+MOST = 1e6  # of a sigma or a timestep
+
 
 @dataclass(frozen=True)
 class ValueLimits:
@@ -25,14 +27,22 @@ class ValueLimits:
 
 
 class LatentShapes:
-    """Checks that the latents of a set have one shape, with the proportions of its pictures."""
+    """Checks that the latents of a set have one shape, with the proportions of its pictures.
+
+    Pictures have the size of the run, and the noise levels of samples are possible ones.
+    """
 
     def __init__(self, conditions: Mapping[str, Any]) -> None:
         self._size = _size(conditions)
         self._labels: dict[tuple[int, ...], list[str]] = {}  # the samples of each shape
 
     def problem(self, entry: Entry) -> str | None:
-        """What is wrong with the latent of a sample, by its shard's header."""
+        """What is wrong with a sample or a picture, by its shard's header."""
+        if entry.kind == "picture":
+            return self._picture_problem(entry)
+        for name, value, least in (("sigma", entry.sigma, 0), ("timestep", entry.timestep, -MOST)):
+            if value is not None and not least <= value <= MOST:
+                return f"{name} is {value:g}; expected {least:g} to {MOST:g}"
         x = entry.tensors.get("x")
         if x is None:
             needed = self._size is not None or self._labels
@@ -47,6 +57,13 @@ class LatentShapes:
             )
         self._labels.setdefault(x.shape, []).append(entry.label)
         return None
+
+    def _picture_problem(self, entry: Entry) -> str | None:
+        pixels = entry.tensors.get("pixels")
+        if self._size is None or (pixels and pixels.shape == (*self._size, 3)):
+            return None
+        found = list(pixels.shape) if pixels else "none"
+        return f"pixels: expected shape {[*self._size, 3]}, found {found}"
 
     def odd_shapes(self) -> Iterator[tuple[str, str]]:
         """The samples so far whose shape differs from most, each with the reason."""

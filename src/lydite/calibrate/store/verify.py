@@ -124,7 +124,7 @@ class _ShardCheck:
             self.items[entry.kind] = self.items.get(entry.kind, 0) + 1
         self.digests[entry.key] = entry.digest
         problems = list(value_problems(arrays, self._limits))
-        if entry.kind == "sample" and (problem := self._latents.problem(entry)):
+        if entry.kind != "conditioning" and (problem := self._latents.problem(entry)):
             problems.append(problem)
         self._suspects.extend(SuspiciousItem(entry.label, problem) for problem in problems)
         return True

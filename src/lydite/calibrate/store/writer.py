@@ -19,6 +19,7 @@ from lydite.calibrate.store.set_file import (
     OLD_FILES,
     QUARANTINE,
     SHARDS,
+    check_description,
     extend_plan,
     has_shards,
     read_description,
@@ -90,6 +91,7 @@ class Writer(CalibrationSet):
         """
         folder = Path(folder)
         resume = resume or command_line("lydite", "calibrate", "run", "--out", folder)
+        check_description(folder, Description(settings, plan))  # before anything is made
         with resumable(resume if (folder / NAME).exists() else begin or resume):
             files.make_folder(folder)
             _check_folder(folder)
@@ -191,7 +193,16 @@ class ShardWriter:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folders of a set, and remove what interrupted writes and earlier versions left."""
+    """Make the folders of a set, and remove what interrupted writes and earlier versions left.
+
+    Files in these folders are moved and removed, so none of them may be a link to another place.
+    """
+    for name in (SHARDS, INCOMING, QUARANTINE):
+        if (folder / name).is_symlink():
+            raise FileError(
+                f"{at(folder / name)}: is a link. A set that is written has its own folders; move "
+                "the files themselves there."
+            )
     for name in (SHARDS, INCOMING):
         files.make_folder(folder / name)
         files.remove_leftovers(folder / name)
