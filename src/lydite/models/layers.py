@@ -174,7 +174,9 @@ def on_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def sinusoids(timesteps: mx.array, channels: int, *, exact: bool = True) -> mx.array:
+def sinusoids(
+    timesteps: mx.array, channels: int, *, exact: bool = True, scale: float = 1.0
+) -> mx.array:
     """Cosines then sines of `timesteps` at log-spaced frequencies, always in float32.
 
     bf16 timesteps are off by up to 0.74 of a step, so the cast comes after this function. MLX's own
@@ -187,6 +189,8 @@ def sinusoids(timesteps: mx.array, channels: int, *, exact: bool = True) -> mx.a
     else:
         frequencies = mx.exp(-math.log(10_000) / half * mx.arange(half, dtype=mx.float32))
     angles = timesteps.astype(mx.float32)[..., None] * frequencies
+    if scale != 1.0:  # of timesteps from 0 to 1; multiplied here, it rounds as the reference does
+        angles = angles * scale
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)  # (..., channels)
 
 

@@ -140,7 +140,8 @@ class TimeEmbedding(nn.Module):
         self.timestep_embedder = MLPEmbedder(256, dim)
 
     def __call__(self, timesteps: mx.array, dtype: mx.Dtype) -> mx.array:
-        return self.timestep_embedder(sinusoids(timesteps, 256).astype(dtype))  # (S, D)
+        angles = sinusoids(timesteps / 1000, 256, scale=1000)
+        return self.timestep_embedder(angles.astype(dtype))  # (S, D)
 
 
 class QwenImageBlock(nn.Module):

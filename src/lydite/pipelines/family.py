@@ -113,7 +113,7 @@ class TraceNames:
 
     # Where a module of ours has an input or output under another name than the reference's:
     # name, slot -> the reference's name ("": the same), slot. The first that matches is used. With
-    # `*` at the end of both names the rest of the name stays.
+    # `*` at the end of the old and the new one, the rest stays.
     renames: Mapping[Pattern, Pattern] = field(default_factory=dict[Pattern, Pattern])
     # Four axes with channels last here and first in the reference, though no shape shows it.
     # The first pattern that matches the name decides.
@@ -191,10 +191,14 @@ class Family:
 def _reference_site(renames: tuple[tuple[Pattern, Pattern], ...], name: str, slot: str) -> Pattern:
     for (names, slots), (new_name, new_slot) in renames:
         if fnmatchcase(name, names) and fnmatchcase(slot, slots):
-            if new_name.endswith("*"):
-                new_name = new_name[:-1] + name[len(names) - 1 :]
-            return new_name or name, new_slot or slot
+            return _renamed(name, names, new_name), _renamed(slot, slots, new_slot)
     return name, slot
+
+
+def _renamed(text: str, pattern: str, new: str) -> str:
+    if new.endswith("*"):
+        return new[:-1] + text[len(pattern) - 1 :]
+    return new or text
 
 
 @lru_cache(maxsize=100_000)

@@ -19,6 +19,7 @@ from lydite.core.config import read_config
 from lydite.core.errors import ConfigError, InputError, shown
 from lydite.core.jsonfile import read_json
 from lydite.models.layers import on_cpu
+from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.weights.audit import audit
 from lydite.weights.checks import check_values
@@ -28,7 +29,8 @@ from lydite.weights.rules import Rule
 from lydite.weights.tensor_view import TensorView
 
 DTYPES = ("float32", "bfloat16", "float16")
-LoadTokenizer = Callable[[Path, int | None], Tokenizer]  # folder, length where it can be chosen
+AnyTokenizer = Tokenizer | TemplateTokenizer
+LoadTokenizer = Callable[[Path, int | None], AnyTokenizer]  # folder, length where it can be chosen
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,8 @@ class Model:
     dtype: str = "float32"
     low_memory: bool = False
     _loaded: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
-    _tokenizers: dict[tuple[str, int | None], Tokenizer] = field(
-        default_factory=dict[tuple[str, int | None], Tokenizer]
+    _tokenizers: dict[tuple[str, int | None], AnyTokenizer] = field(
+        default_factory=dict[tuple[str, int | None], AnyTokenizer]
     )
 
     def __contains__(self, name: str) -> bool:
@@ -188,7 +190,7 @@ class Model:
         in_float32 = name == "vae" and self.dtype == "float16"
         return mx.float32 if in_float32 else getattr(mx, self.dtype)
 
-    def tokenizer(self, encoder: str, length: int | None = None) -> Tokenizer:
+    def tokenizer(self, encoder: str, length: int | None = None) -> AnyTokenizer:
         """The tokenizer of `encoder`; `length` is its number of tokens where that can be chosen."""
         key = encoder, length
         if key not in self._tokenizers:

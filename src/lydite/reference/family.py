@@ -9,7 +9,7 @@ from typing import Any
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 
-BUILT_IN = ("sd3", "flux")  # modules of this package
+BUILT_IN = ("sd3", "flux", "qwen_image")  # modules of this package
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class ReferenceFamily:
     # where that is not the request's guidance.
     arguments: Callable[[dict[str, Any], Request, bool], dict[str, Any]]
     noise_shape: Callable[[Any, int, int], tuple[int, ...]]  # pipeline, height, width
+    # A parameter by its name, NETWORK/PATH, as far as the network uses it on a picture.
+    used_weight: Callable[[str, Any], Any] = lambda name, array: array
     # Whether the call runs the negative prompt, which `encode` is then given first.
     is_guided: Callable[[Request], bool] = lambda request: (request.guidance or 0.0) > 1
     # Latents (1, C, h, w) in the form in which the pipeline's loop has them, and back.

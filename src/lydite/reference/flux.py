@@ -47,7 +47,7 @@ def _arguments(conditioning: dict[str, Any], request: Request, guided: bool) -> 
     }
 
 
-def _noise_shape(pipeline: Any, height: int, width: int) -> tuple[int, ...]:
+def noise_shape(pipeline: Any, height: int, width: int) -> tuple[int, ...]:
     factor = pipeline.vae_scale_factor
     return 1, pipeline.transformer.config.in_channels // 4, height // factor, width // factor
 
@@ -81,7 +81,7 @@ FAMILY = ReferenceFamily(
     channels_first=(),
     encode=_encode,
     arguments=_arguments,
-    noise_shape=_noise_shape,
+    noise_shape=noise_shape,
     is_guided=lambda request: bool(request.negative) and (request.true_guidance or 0.0) > 1,
     pack=pack,
     unpack=unpack,

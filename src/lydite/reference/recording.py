@@ -62,7 +62,7 @@ def record(job: Job, output: TraceOutput, on_step: Callable[[], None] = lambda: 
                     stack.enter_context(
                         record_modules(recorder, network, scope=name, methods=methods)
                     )
-                pipeline.scheduler = _recorded(job, family, pipeline, recorder)
+                pipeline.scheduler = _recorded(job, output, family, pipeline, recorder)
                 if output.dtype == "float64":
                     stack.enter_context(_unpinned(torch))
                 _draw(job, family, pipeline, noise, recorder, on_step)
@@ -91,6 +91,11 @@ class FamilyRecorder(Recorder):
         dims: str | None = None,
     ) -> Any:
         known = name in self._family.channels_first or name.startswith("vae/")
+        if known and value.ndim == 5 and value.shape[2] == 1:  # a video network's single frame
+            picture = value[:, :, 0]
+            dims = CHANNELS_FIRST[4]
+            recorded = super().record(name, picture, slot=slot, kind=kind, dims=dims)
+            return value if recorded is picture else recorded[:, :, None]
         if dims is None and value.ndim == 4 and known:
             dims = CHANNELS_FIRST[4]
         return super().record(name, value, slot=slot, kind=kind, dims=dims)
@@ -192,7 +197,8 @@ def _weights(family: ReferenceFamily, pipeline: Any) -> dict[str, np.ndarray]:
     for scope, network in _networks(family, pipeline).items():
         for name, value in network.state_dict().items():
             if value.data_ptr() not in seen:
-                weights[f"{scope}/{name}"] = to_numpy(value)
+                site = f"{scope}/{name}"
+                weights[site] = family.used_weight(site, to_numpy(value))
             seen.add(value.data_ptr())
     return weights
 
@@ -229,7 +235,9 @@ def _unpinned(torch: Any) -> Any:
     return Unpinned()
 
 
-def _recorded(job: Job, family: ReferenceFamily, pipeline: Any, recorder: Recorder) -> Any:
+def _recorded(
+    job: Job, output: TraceOutput, family: ReferenceFamily, pipeline: Any, recorder: Recorder
+) -> Any:
     """The scheduler, recording its tables and what each step is given."""
     site = pipeline_sites.prediction(job.prediction)
     scheduler = pipeline.scheduler
@@ -242,9 +250,14 @@ def _recorded(job: Job, family: ReferenceFamily, pipeline: Any, recorder: Record
             recorder.record(pipeline_sites.TIMESTEPS, self.timesteps, kind="schedule")
 
         def step(self, model_output: Any, *args: Any, **kwargs: Any) -> Any:
-            output = family.unpack(pipeline, model_output, job.request)
-            output = recorder.record(site, output, dims=CHANNELS_FIRST.get(output.ndim))
-            return super().step(family.pack(pipeline, output), *args, **kwargs)
+            value = family.unpack(pipeline, model_output, job.request)
+            value = recorder.record(site, value, dims=CHANNELS_FIRST.get(value.ndim))
+            return super().step(family.pack(pipeline, value), *args, **kwargs)
+
+        def time_shift(self, mu: float, sigma: float, t: Any) -> Any:
+            """Of flow models; it and what follows would be in float32, as in `_unpinned`."""
+            t = np.asarray(t, np.float64) if output.dtype == "float64" else t
+            return super().time_shift(mu, sigma, t)
 
     return Recorded.from_config(scheduler.config)
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lydite.tokenizers.tokenizer import Tokenizer
 
 
@@ -16,12 +19,33 @@ class PromptTemplate:
     def __call__(self, prompt: str) -> str:
         return self.before + prompt + self.after
 
-    def truncated(self, prompt: str, tokenizer: Tokenizer) -> str | None:
-        """The end of `prompt` that does not fit and is cut off; None when all of it fits."""
-        rest = tokenizer.truncated(self(prompt))
+    def truncated(self, prompt: str, tokenizer: Tokenizer, length: int | None = None) -> str | None:
+        """The end of `prompt` that does not fit and is cut off; None when all of it fits.
+
+        `length` is a limit lower than the tokenizer's, for prompt and template together.
+        """
+        rest = tokenizer.truncated(self(prompt), length)
         if rest is None or len(rest) <= len(self.after):
             return None
         return rest.removesuffix(self.after)[-len(prompt) :]
+
+
+@dataclass(frozen=True)
+class TemplateTokenizer:
+    """Prompts to the ids of the template around them; features after `max_length` are not used."""
+
+    tokenizer: Tokenizer
+    template: PromptTemplate
+    max_length: int  # of the tokens that are not dropped
+
+    def __call__(self, text: str) -> NDArray[np.int32]:
+        """Ids of the template with `text` in it, without padding."""
+        return self.tokenizer(self.template(text))
+
+    def truncated(self, text: str) -> str | None:
+        """The end of `text` that is not read; None when all of it is."""
+        length = self.template.dropped + self.max_length
+        return self.template.truncated(text, self.tokenizer, length)
 
 
 # Reference: diffusers 0.42.1, pipelines/qwenimage/pipeline_qwenimage.py. With the published

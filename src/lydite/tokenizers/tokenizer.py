@@ -66,10 +66,14 @@ class Tokenizer:
             ids += [self._pad] * (self.max_length - len(ids))
         return np.array(ids, dtype=np.int32)
 
-    def truncated(self, text: str) -> str | None:
-        """The end of `text` that does not fit and is cut off; None when everything fits."""
+    def truncated(self, text: str, length: int | None = None) -> str | None:
+        """The end of `text` that does not fit and is cut off; None when everything fits.
+
+        `length` is a limit lower than `max_length`.
+        """
         offsets = self._encode(text).offsets
-        return text[offsets[self._capacity][0] :] if len(offsets) > self._capacity else None
+        capacity = self._capacity - (0 if length is None else self.max_length - length)
+        return text[offsets[capacity][0] :] if len(offsets) > capacity else None
 
     @property
     def _capacity(self) -> int:

@@ -11,7 +11,7 @@ from lydite.core.errors import ConfigError, shown
 from lydite.pipelines.family import Family
 from lydite.pipelines.model import Kind
 
-BUILT_IN = ("sd3", "flux")  # modules of this package
+BUILT_IN = ("sd3", "flux", "qwen_image")  # modules of this package
 
 
 def families() -> Iterator[Family]:

@@ -91,6 +91,8 @@ def bind(
     guidance = mx.array([run.request.guidance or 0.0]) if guided else None
 
     def tables(timesteps: mx.array, prompt: int) -> Modulation:
+        # the reference's pipeline divides by 1000, and its network multiplies again
+        timesteps = timesteps / 1000 * 1000
         return transformer.modulation(timesteps, pooled[prompt : prompt + 1], guidance)
 
     texts = [text[prompt : prompt + 1] for prompt in range(text.shape[0])]

@@ -9,7 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from lydite.models.layers import on_cpu
 from lydite.models.modulation import Modulation
@@ -31,17 +30,22 @@ class BoundTransformer:
         run: Run,
         batch: int,
         observer: Observer,
+        *,
+        shared_tables: bool = False,
     ) -> None:
+        """`shared_tables`: the tables do not depend on the prompt."""
         self._make_tables, self._batch, self._dtype = make_tables, batch, texts[0].dtype
         _, self._height, self._width = run.shape
-        timesteps = mx.array(reference_timesteps(run.schedule.timesteps))
+        timesteps = mx.array(run.schedule.timesteps.astype(np.float32))
         tables: dict[int, Modulation] = {}
         embedded: dict[int, mx.array] = {}
         with observer.all_steps(timesteps.size):
             for prompt in reversed(range(len(texts))):
-                tables[prompt] = make_tables(timesteps, prompt)
+                if not (shared_tables and tables):
+                    tables[prompt] = make_tables(timesteps, prompt)
                 embedded[prompt] = transformer.embed_text(texts[prompt])
-        self._tables = [tables[prompt] for prompt in range(len(texts))]
+        last = tables[len(texts) - 1]
+        self._tables = [tables.get(prompt, last) for prompt in range(len(texts))]
         self._texts = [mx.repeat(embedded[prompt], batch, axis=0) for prompt in range(len(texts))]
         self._positions = [
             transformer.positions(text.shape[1], self._height // 2, self._width // 2)
@@ -67,11 +71,6 @@ class BoundTransformer:
         if timestep in self._steps:
             tables, step = self._tables[prompt], self._steps[timestep]
         else:
-            at = mx.array(reference_timesteps(np.array([timestep])))
+            at = mx.array([timestep], dtype=mx.float32)
             tables, step = self._make_tables(at, prompt), 0
         return {path: mx.repeat(table[step], self._batch, axis=0) for path, table in tables.items()}
-
-
-def reference_timesteps(timesteps: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """As the network gets them: the pipeline divides by 1000, the network multiplies again."""
-    return timesteps.astype(np.float32) / np.float32(1000) * np.float32(1000)
