@@ -36,14 +36,14 @@ from lydite.core.request import Request
 from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.pipelines.families.sd3 import BoundMMDiT
 from lydite.pipelines.family import Run
-from lydite.pipelines.noise import sampler_noise, torch_noise
-from lydite.pipelines.pipeline import SILENT, Denoiser, Pipeline
+from lydite.pipelines.pipeline import SILENT, Denoiser, Pipeline, sampler_noise, torch_noise
 from lydite.sampling.conventions import CONVENTIONS
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.prediction import Prediction
-from lydite.sampling.samplers import SAMPLERS, find_sampler
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, Schedule, make_schedule
+from lydite.sampling.denoiser import Prediction
+from lydite.sampling.registry import SAMPLERS, Sampler, find_sampler, make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import Schedule
+from lydite.sampling.schedules.table import STABLE_DIFFUSION
+from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 STEPS = 20
 SMALL, LARGE = (16, 16, 16), (16, 128, 128)  # (C, h, w) of the embedded model, and of SD3 at 1024²

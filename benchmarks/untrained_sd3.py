@@ -21,7 +21,7 @@ from lydite.models.text.clip import CLIPTextConfig
 from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
 from lydite.pipelines.families.kinds import KINDS
-from lydite.weights.save import save
+from lydite.weights.load import save
 
 TRANSFORMER = MMDiTConfig(
     sample_size=16,

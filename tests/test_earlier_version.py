@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from lydite.pipelines.images import read_pixels
+from lydite.pipelines.picture import read_pixels
 
 ARCHIVE = Path(__file__).parent / "data" / "version_0_1.tar.xz"
 SET_HASH = "ea1e137744686a3eddc29ae7f6bf89202afe228005f3590b5bb9bd78c1f99e6d"

@@ -8,8 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.schedules import SCHEDULES
+from lydite.sampling.registry import SAMPLERS, SCHEDULES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROMPT, SEED, STEPS = "a large red star above a small blue ring on white", 7, 8

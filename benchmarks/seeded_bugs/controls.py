@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 
 from lydite.pipelines.pipeline import Pipeline
-from lydite.sampling.schedules import Schedule
+from lydite.sampling.schedules.schedule import Schedule
 from seeded_bugs import reference_forwards as ref
 from seeded_bugs.bugs.attention import JOINT_ATTENTIONS
 from seeded_bugs.bugs.norms import GELUS, GROUP_NORMS

@@ -14,7 +14,7 @@ from lydite.core.request import Request
 from lydite.models.mmdit import MMDiTConfig
 from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
-from lydite.pipelines.images import Pixels
+from lydite.pipelines.picture import Pixels
 from untrained_sd3 import Normals, make_untrained
 
 NAME = "tiny model"  # what traces call the model

@@ -17,7 +17,7 @@ def open(model: str = "embedded", **options: Any) -> "Pipeline":
 
     Options are those of `lydite.pipelines.pipeline.Pipeline.open`: components, dtype, low_memory.
     """
-    from lydite.pipelines.pipeline import Pipeline  # MLX is imported only when it is used
+    from lydite.pipelines.pipeline import Pipeline
 
     return Pipeline.open(model, **options)
 

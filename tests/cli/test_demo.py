@@ -15,7 +15,7 @@ from lydite.core.errors import FileError, InputError
 from lydite.demo import audit, chapter, comparison, page, replay, sheet
 from lydite.demo.chapter import DemoChapter, Settings
 from lydite.demo.chapter import Result as ChapterResult
-from lydite.pipelines.images import read_pixels
+from lydite.pipelines.picture import read_pixels
 from lydite.reference.jobs import ReferenceMissing
 from lydite.report.page import Chapter
 

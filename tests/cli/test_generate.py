@@ -16,8 +16,7 @@ from PIL import Image
 
 from lydite.cli.main import lydite
 from lydite.core.errors import FileError, InputError, LyditeError
-from lydite.pipelines.images import read_pixels
-from lydite.pipelines.metadata import read_record
+from lydite.pipelines.picture import read_pixels, read_record
 
 SMALL = ["--steps", "2", "--size", "32x32", "--text-length", "4"]
 

@@ -8,8 +8,7 @@ from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
 from lydite.core.errors import InputError, LyditeError
-from lydite.pipelines.images import read_pixels
-from lydite.pipelines.metadata import read_record
+from lydite.pipelines.picture import read_pixels, read_record
 
 SMALL = ["--steps", "3", "--size", "32x32", "--text-length", "4", "--seed", "5"]
 

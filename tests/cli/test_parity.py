@@ -15,7 +15,7 @@ from lydite.core.errors import FileError
 from lydite.diff.result import Row, Verdict
 from lydite.reference import jobs
 from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing
-from lydite.sampling import guidance
+from lydite.sampling import denoiser
 from support import tiny_sd3
 
 SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
@@ -127,7 +127,7 @@ def test_a_bug_is_found_where_it_is(model: Path, recorded: None, monkeypatch) ->
     def swapped(uncond: Any, cond: Any, scale: float) -> Any:
         return cond + scale * (uncond - cond)
 
-    monkeypatch.setattr(guidance, "cfg", swapped)
+    monkeypatch.setattr(denoiser, "cfg", swapped)
     result = run(model, "a red star", *SMALL)
     assert result.exit_code == 1
     lines = result.stdout.splitlines()

@@ -14,8 +14,7 @@ from PIL import Image
 from lydite.cli.main import lydite
 from lydite.conform.mistakes import PLANTED
 from lydite.core.errors import LyditeError
-from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.schedules import SCHEDULES
+from lydite.sampling.registry import SAMPLERS, SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 CANDIDATE = ROOT / "examples/sampler_candidate.py"

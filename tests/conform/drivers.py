@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.noise_model import FLOW, VE
+from lydite.sampling.registry import make_schedule
 from lydite.sampling.samplers.algebra import ancestral_down
-from lydite.sampling.schedules import FlowSigmas, make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.steps import FLOW, VE
 
 from .foreign import (
     Driven,

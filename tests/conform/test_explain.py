@@ -11,7 +11,7 @@ from lydite.conform.answers import Candidate
 from lydite.conform.judge import judge
 from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.replay import plan_for, run
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
 
 from .planted import candidate, named, plain, written

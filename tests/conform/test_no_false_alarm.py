@@ -13,8 +13,7 @@ from lydite.conform.make_problem import DENOISERS, ProblemSpec, make_problem
 from lydite.conform.problem import Problem
 from lydite.conform.replay import plan_for, run
 from lydite.conform.result import Verdict
-from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.schedules import SCHEDULES
+from lydite.sampling.registry import SAMPLERS, SCHEDULES
 
 from .planted import margin, written
 

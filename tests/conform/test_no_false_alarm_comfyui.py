@@ -11,7 +11,7 @@ from lydite.conform.judge import judge
 from lydite.conform.problem import Denoiser, Guidance, Problem
 from lydite.conform.replay import plan_for, run
 from lydite.conform.result import Verdict
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS
 
 from .planted import written
 

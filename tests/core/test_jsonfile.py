@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lydite.core.config import MAX_BYTES, JsonError, parse_object, read_json
 from lydite.core.errors import FileError
-from lydite.core.jsonfile import MAX_BYTES, JsonError, parse_object, read_json
 
 TEXT = st.text('a0-"\\\n\0é€𝕏')
 SCALARS = st.none() | st.booleans() | st.integers() | TEXT

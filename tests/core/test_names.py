@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lydite.core.names import fill, match
+from lydite.weights.rules import fill, match
 
 PART = st.text("abcxyz_0189", min_size=1)
 NAME = st.lists(PART, min_size=1, max_size=4).map(".".join)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from lydite.core import tensorfile, tensorheader
+from lydite.core import tensorfile
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, LyditeError, TensorFileError
 from lydite.core.tensorfile import TensorFile, read_header, save
@@ -340,7 +340,7 @@ def test_too_many_tensors_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "x.safetensors"
     path.write_bytes(two((0, 4), (4, 8), 8))
     assert len(read_header(path).tensors) == 2
-    monkeypatch.setattr(tensorheader, "MAX_TENSORS", 1)
+    monkeypatch.setattr(tensorfile, "MAX_TENSORS", 1)
     with pytest.raises(TensorFileError, match="2 tensors, limit 1"):
         read_header(path)
 

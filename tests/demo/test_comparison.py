@@ -10,7 +10,7 @@ from lydite.demo import comparison, sheet
 from lydite.demo.chapter import Settings
 from lydite.demo.comparison import FILES, compare
 from lydite.demo.gallery import Gallery, Tick
-from lydite.pipelines.images import read_pixels
+from lydite.pipelines.picture import read_pixels
 from lydite.reference.jobs import Job, ReferenceMissing
 from lydite.trace import pipeline_sites
 from lydite.trace.events import Header

@@ -13,8 +13,7 @@ from lydite.demo.accuracy import judged
 from lydite.demo.chapter import PROMPTS, Result, Settings
 from lydite.demo.gallery import Gallery
 from lydite.embedded.accuracy import score
-from lydite.pipelines.images import read_pixels
-from lydite.pipelines.metadata import read_record, write_picture
+from lydite.pipelines.picture import read_pixels, read_record, write_picture
 from lydite.reference.jobs import ReferenceMissing
 from lydite.report.page import Chapter
 

@@ -6,9 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.core.config import read_config
+from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, InputError
-from lydite.core.jsonfile import read_json
 from lydite.models.text import clip
 from support.distance import relative_l2
 

@@ -7,9 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.core.config import read_config
+from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError
-from lydite.core.jsonfile import read_json
 from lydite.models.text import t5
 from support.distance import relative_l2
 from support.published_configs import T5_XXL

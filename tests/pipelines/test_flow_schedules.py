@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.pipelines.families import families
-from lydite.pipelines.family import Family
+from lydite.pipelines.family import Family, families
 from lydite.sampling.scheduler_config import read_scheduler_config
 from support import tiny_qwen_image
 

@@ -10,7 +10,7 @@ from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.pipelines.observer import Observer
 from lydite.pipelines.pipeline import Pipeline
-from lydite.sampling.guidance import cfg_rescale
+from lydite.sampling.denoiser import cfg_rescale
 
 REQUEST = Request("a red fox", "snow", steps=4, width=32, height=32, text_length=4, guidance=3.0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lydite.core.errors import FileError
-from lydite.pipelines.hub import locate
+from lydite.pipelines.model_files import locate
 from lydite.pipelines.pipeline import Pipeline
 
 COMMIT = "0" * 40

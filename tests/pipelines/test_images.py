@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lydite.pipelines.images import read_pixels
+from lydite.pipelines.picture import read_pixels
 
 
 def test_a_photo_is_turned_as_its_exif_says(tmp_path: Path) -> None:

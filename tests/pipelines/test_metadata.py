@@ -11,9 +11,15 @@ from PIL import Image, PngImagePlugin
 
 from lydite.core.errors import FileError
 from lydite.core.request import Request
-from lydite.pipelines.images import read_pixels, resize
-from lydite.pipelines.metadata import Record, model_hash, read_record, write_picture
 from lydite.pipelines.model_files import find_components
+from lydite.pipelines.picture import (
+    Record,
+    model_hash,
+    read_pixels,
+    read_record,
+    resize,
+    write_picture,
+)
 from untrained_sd3 import make_untrained
 
 RECORD = Record(

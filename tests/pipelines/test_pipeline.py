@@ -14,7 +14,8 @@ from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteErro
 from lydite.core.request import Request
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
-from lydite.pipelines.pipeline import Picture, Pipeline
+from lydite.pipelines.picture import Picture
+from lydite.pipelines.pipeline import Pipeline
 from lydite.weights.load import parameter_hash, parameters
 
 REQUEST = Request("a red fox", steps=3, width=32, height=32, text_length=4)

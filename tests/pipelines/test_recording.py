@@ -10,7 +10,8 @@ import pytest
 from lydite.core.request import Request
 from lydite.pipelines.families.sd3 import NAMES
 from lydite.pipelines.observer import StepReporter
-from lydite.pipelines.pipeline import Picture, Pipeline
+from lydite.pipelines.picture import Picture
+from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record as record_run
 from lydite.trace.recorder import Injection
 from lydite.trace.selftest import check_selftest, has_selftest

@@ -8,7 +8,7 @@ import pytest
 
 from lydite.core.request import Request
 from lydite.pipelines.pipeline import Pipeline
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS
 
 REQUEST = Request("a red fox", steps=4, width=32, height=32, text_length=4, guidance=3.0)
 FLOW = [name for name, sampler in SAMPLERS.items() if "flow" in sampler.noise_models]

@@ -23,10 +23,9 @@ from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.single_file import Shapes
 from lydite.weights.audit import audit
-from lydite.weights.layout import Shape
 from lydite.weights.load import parameter_specs
 from lydite.weights.maps import mmdit, text, vae
-from lydite.weights.rules import Rule, layout_of, stored_names
+from lydite.weights.rules import Rule, Shape, layout_of, stored_names
 
 PREFIXES = {network.name: network.prefix for network in SINGLE_FILE.networks}
 

@@ -31,11 +31,11 @@ from lydite.pipelines.family import (
     Run,
     TraceNames,
 )
-from lydite.pipelines.images import read_pixels
 from lydite.pipelines.model import Component, Kind, Model
 from lydite.pipelines.observer import Observer
+from lydite.pipelines.picture import read_pixels
 from lydite.reference.family import ReferenceFamily
-from lydite.weights.save import save
+from lydite.weights.load import save
 
 WORDS, FACTOR, CHANNELS = 64, 4, 3
 SCHEDULER = {

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lydite.core.errors import InputError
 from lydite.sampling.brownian import LEVELS, BrownianNoise, BrownianPath
-from lydite.sampling.samplers import find_sampler
-from lydite.sampling.schedules import STABLE_DIFFUSION, make_schedule
+from lydite.sampling.registry import find_sampler, make_schedule
+from lydite.sampling.schedules.table import STABLE_DIFFUSION
 from support.denoisers import FunctionDenoiser
 
 SHAPE = (4, 6, 5)

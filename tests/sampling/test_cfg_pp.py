@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.guidance import cfg
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.denoiser import cfg
+from lydite.sampling.registry import SAMPLERS
 from lydite.sampling.samplers.algebra import ddim_step
 from lydite.sampling.samplers.cfg_pp import renoised, shifted
+from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {"ve": (9.0, 4.0, 1.5, 0.6, 0.2, 0.0), "flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.0)}
@@ -201,7 +201,7 @@ def test_comfyuis_2s_does_not_converge_and_the_method_does(noise_model: str):
     exact = Gaussian(-0.2, 0.6, NOISE_MODELS[noise_model]).follow(x, first, last)
 
     def error(steps: int, **options: Any) -> float:
-        sigmas = np.linspace(first, last, steps + 1)
+        sigmas = np.linspace(first, last, steps + 1).tolist()
         run = SAMPLERS["dpmpp_2s_ancestral_cfg_pp"].run(
             model, x, sigmas, noise=draws(), eta=0.0, **options
         )

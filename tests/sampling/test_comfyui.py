@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.guidance import cfg
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import SAMPLERS, cfg_pp, er_sde, gradient_estimation, res, seeds
+from lydite.sampling.denoiser import cfg
+from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.samplers import cfg_pp, er_sde, gradient_estimation, res, seeds
+from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 GOLDEN = Path(__file__).parent / "golden"
 FACTS: dict[str, Any] = json.loads((GOLDEN / "comfyui.json").read_text())
@@ -27,7 +28,7 @@ SCHEDULES = ("1", "2", "3", "4", "7", "20", "part")  # "part" neither starts nor
 FAMILIES = (res, gradient_estimation, er_sde, seeds, cfg_pp)
 NAMES = sorted({key.split("/")[0] for key in FACTS["rows"]})
 FROM_COMFYUI = [
-    sampler.name for family in FAMILIES for sampler in family.FAMILY if sampler.name in NAMES
+    sampler.name for family in FAMILIES for sampler in family.METHODS if sampler.name in NAMES
 ]
 FROM_ELSEWHERE = [name for name in NAMES if name not in FROM_COMFYUI]
 
@@ -156,10 +157,11 @@ def ours(
 ) -> tuple[list[Any], Draws]:
     way = way or Way()
     draws = Draws(make)
-    sigmas = THEIRS[f"sigmas/{noise_model}/{schedule}"].tolist()
+    sigmas: list[float] = THEIRS[f"sigmas/{noise_model}/{schedule}"].tolist()
     x = make(THEIRS["start"]) * sigmas[0]
     options = way.options(NOISE_MODELS[noise_model], sigmas) | options
-    sigmas = [{1.0: way.first, 0.0: way.last}.get(sigma, sigma) for sigma in sigmas]
+    ends: dict[float, float] = {1.0: way.first, 0.0: way.last}
+    sigmas = [ends.get(sigma, sigma) for sigma in sigmas]
     denoise = Pair(NOISE_MODELS[noise_model], VE if way.as_ve else NOISE_MODELS[noise_model], xp)
     steps = SAMPLERS[way.name or name].run(denoise, x, sigmas, noise=draws, **options)
     return [step.x for step in steps], draws
@@ -244,7 +246,7 @@ def test_every_run_of_the_record_is_compared():
         assert rest == set(SCHEDULES)
     assert FACTS["fails"] == {}
     assert set(WAYS) <= set(FROM_ELSEWHERE)
-    unrecorded = {s.name for family in FAMILIES for s in family.FAMILY} - set(NAMES)
+    unrecorded = {s.name for family in FAMILIES for s in family.METHODS} - set(NAMES)
     assert unrecorded == {"ddim_cfg_pp"}  # A1111's
 
 

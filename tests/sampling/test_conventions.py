@@ -19,14 +19,9 @@ from lydite.sampling.conventions import (
     start_below_one,
     uses_brownian_path,
 )
-from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.schedules import (
-    SCHEDULES,
-    STABLE_DIFFUSION,
-    ContinuousSigmas,
-    FlowSigmas,
-    make_schedule,
-)
+from lydite.sampling.registry import SAMPLERS, SCHEDULES, make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas
 
 FLOW = FlowSigmas(3.0)
 EULER: dict[str, Any] = {

@@ -18,8 +18,7 @@ def test_the_page_of_samplers_is_the_registry():
 
 
 def test_no_name_is_without_a_proof():
-    from lydite.sampling.samplers import SAMPLERS
-    from lydite.sampling.schedules import SCHEDULES
+    from lydite.sampling.registry import SAMPLERS, SCHEDULES
 
     everything = [*SAMPLERS.values(), *SCHEDULES.values()]
     assert [each.name for each in everything if not each.proofs or not each.source] == []

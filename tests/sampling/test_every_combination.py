@@ -10,17 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from lydite.sampling.guidance import Guided, constant
-from lydite.sampling.prediction import PREDICTIONS, Prediction
-from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.schedules import (
-    SCHEDULES,
-    STABLE_DIFFUSION,
-    ContinuousSigmas,
-    FlowSigmas,
-    Schedule,
-    make_schedule,
-)
+from lydite.sampling.denoiser import PREDICTIONS, Guided, Prediction, constant
+from lydite.sampling.registry import SAMPLERS, SCHEDULES, make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import Schedule
+from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas
 
 COUNTS = (1, 2, 5)
 Case = tuple[str, str, str, int]  # sampler, schedule, prediction, steps

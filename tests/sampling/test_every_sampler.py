@@ -12,10 +12,9 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Mixture
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import SAMPLERS, find_sampler
+from lydite.sampling.registry import SAMPLERS, find_sampler
 from lydite.sampling.samplers.algebra import NEAR_ONE
-from lydite.sampling.steps import Step
+from lydite.sampling.steps import FLOW, VE, NoiseModel, Step
 from support.denoisers import FunctionDenoiser
 from support.sampler_cases import AS_THE_PAPER, Paired
 

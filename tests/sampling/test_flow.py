@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.schedules import FlowSigmas, make_schedule
+from lydite.sampling.registry import make_schedule
 from lydite.sampling.schedules.flow import (
+    FlowSigmas,
     flux2_mu,
     mu_of_tokens,
     shift_of_mu,

@@ -8,9 +8,20 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.guidance import Guided, PerStep, cfg, cfg_rescale, constant, over_steps
-from lydite.sampling.noise_model import VE
-from lydite.sampling.prediction import EPS, VELOCITY, X0, Prediction, V
+from lydite.sampling.denoiser import (
+    EPS,
+    VELOCITY,
+    X0,
+    Guided,
+    PerStep,
+    Prediction,
+    V,
+    cfg,
+    cfg_rescale,
+    constant,
+    over_steps,
+)
+from lydite.sampling.steps import VE
 
 UNCOND = np.array([1.0, -2.0, 0.5], np.float32)
 COND = np.array([2.0, 1.0, 0.5], np.float32)

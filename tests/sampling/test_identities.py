@@ -10,8 +10,7 @@ import pytest
 
 from lydite.core.errors import InputError, NotFiniteError
 from lydite.sampling.analytic import Mixture
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS
 from lydite.sampling.samplers.algebra import (
     Churn,
     add_noise,
@@ -19,6 +18,7 @@ from lydite.sampling.samplers.algebra import (
     reverse_down,
     scale_noise_ratio,
 )
+from lydite.sampling.steps import FLOW, VE, NoiseModel
 from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Mixture
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS, make_schedule
 from lydite.sampling.samplers.algebra import ancestral_down
-from lydite.sampling.schedules import FlowSigmas, make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 pytestmark = [
     pytest.mark.parity,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS
 from lydite.sampling.samplers.algebra import Churn
 from lydite.sampling.steps import Step
 from support.denoisers import FunctionDenoiser

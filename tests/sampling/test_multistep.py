@@ -12,18 +12,10 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.noise_model import FLOW, VE
-from lydite.sampling.samplers import (
-    SAMPLERS,
-    consistency,
-    ddim,
-    deis,
-    dpm_solver,
-    pndm,
-    sa_solver,
-    unipc,
-)
+from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.samplers import consistency, ddim, deis, dpm_solver, pndm, sa_solver, unipc
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
+from lydite.sampling.steps import FLOW, VE
 from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
@@ -33,7 +25,7 @@ SIGMAS = {
 }
 DRAWN = np.random.default_rng(1).standard_normal((40, 3, 5))
 FAMILIES = (ddim, pndm, dpm_solver, deis, unipc, sa_solver, consistency)
-MINE = {sampler.name: sampler for family in FAMILIES for sampler in family.FAMILY}
+MINE = {sampler.name: sampler for family in FAMILIES for sampler in family.METHODS}
 NO_CORRECTOR = {"disable_corrector": range(999)}
 
 

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from lydite.sampling.analytic import Gaussian
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.samplers.sampler import Sampler
+from lydite.sampling.registry import SAMPLERS, Sampler
+from lydite.sampling.steps import FLOW, VE, NoiseModel
 from support.sampler_cases import Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

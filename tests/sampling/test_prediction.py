@@ -10,19 +10,23 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.conventions import strength_steps
-from lydite.sampling.guidance import Guided, constant
-from lydite.sampling.noise_model import FLOW, VE
-from lydite.sampling.prediction import (
+from lydite.sampling.denoiser import (
     EDM,
     EPS,
     PREDICTIONS,
     VELOCITY,
     X0,
+    Guided,
     Prediction,
     V,
+    constant,
     find_prediction,
 )
-from lydite.sampling.schedules import STABLE_DIFFUSION, FlowSigmas, from_step, make_schedule
+from lydite.sampling.registry import make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import from_step
+from lydite.sampling.schedules.table import STABLE_DIFFUSION
+from lydite.sampling.steps import FLOW, VE
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")

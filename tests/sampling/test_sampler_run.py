@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import FLOW, VE
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.steps import FLOW, VE
 from support.sampler_cases import Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

@@ -10,18 +10,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lydite.core.errors import InputError
-from lydite.sampling.schedules import (
-    SCHEDULES,
+from lydite.sampling.registry import SCHEDULES, find_schedule, make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import Points, Schedule, finish_schedule, from_step
+from lydite.sampling.schedules.table import (
+    COMFYUI_CLAMP,
     STABLE_DIFFUSION,
     ContinuousSigmas,
-    FlowSigmas,
-    Schedule,
-    find_schedule,
-    from_step,
-    make_schedule,
+    alphas_cumprod,
+    betas,
+    noise_table,
 )
-from lydite.sampling.schedules.schedule import Points, finish_schedule
-from lydite.sampling.schedules.table import COMFYUI_CLAMP, alphas_cumprod, betas, noise_table
 
 STEPS = (1, 2, 3, 4, 7, 20, 50, 1000)
 ZERO_TERMINAL = noise_table(

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.schedules import SCHEDULES, STABLE_DIFFUSION, FlowSigmas, make_schedule
+from lydite.sampling.registry import SCHEDULES, make_schedule
 from lydite.sampling.schedules.align import SIGMAS
-from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.table import STABLE_DIFFUSION, alphas_cumprod, betas, noise_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")

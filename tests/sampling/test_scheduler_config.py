@@ -11,8 +11,8 @@ import pytest
 
 from lydite.core.errors import ConfigError, InputError
 from lydite.sampling import scheduler_config
-from lydite.sampling.prediction import EPS, VELOCITY, V
-from lydite.sampling.samplers import find_sampler
+from lydite.sampling.denoiser import EPS, VELOCITY, V
+from lydite.sampling.registry import find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
 from lydite.sampling.schedules.flow import flux2_mu
 
@@ -237,7 +237,7 @@ def test_the_keys_and_defaults_are_those_of_diffusers(name: str):
 @pytest.mark.parity
 @pytest.mark.parametrize("name", ("DPMSolverMultistep", "EulerDiscrete", "FlowMatchEulerDiscrete"))
 def test_a_file_that_diffusers_writes_is_read(name: str, tmp_path: Any):
-    from lydite.core.jsonfile import read_json
+    from lydite.core.config import read_json
 
     scheduler = getattr(pytest.importorskip("diffusers"), f"{name}Scheduler")()
     scheduler.save_config(tmp_path)

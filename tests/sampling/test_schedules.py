@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from lydite.core.errors import InputError
 from lydite.sampling.conventions import CONVENTIONS, plan_schedule
-from lydite.sampling.schedules import FlowSigmas, Schedule, from_step, make_schedule
+from lydite.sampling.registry import make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import Schedule, from_step
 
 STEPS = (1, 2, 3, 4, 7, 20, 28, 50, 1000)
 SHIFTS = (0.5, 1.0, 1.73, 3.0, 6.0, 12.0)

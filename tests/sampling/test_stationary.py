@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lydite.sampling.noise_model import FLOW, VE
-from lydite.sampling.samplers import SAMPLERS
+from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.steps import FLOW, VE
 from support.sampler_cases import AS_THE_PAPER, Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lydite.sampling.noise_model import VE, NoiseModel
+from lydite.sampling.steps import VE, NoiseModel
 
 
 @dataclass(frozen=True)

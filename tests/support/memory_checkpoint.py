@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from lydite.core.checkpoint import Checkpoint
 from lydite.core.dtypes import NAMES
-from lydite.core.tensorheader import TensorInfo
-from lydite.weights.tensor_view import TensorView
+from lydite.core.tensorfile import TensorInfo
+from lydite.weights.audit import TensorView
 
 
 class MemoryCheckpoint:

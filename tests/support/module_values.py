@@ -11,11 +11,10 @@ from lydite.models.text import clip, t5
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import pipeline as pipeline_module
 from lydite.pipelines.family import Run
-from lydite.pipelines.noise import NOISES
-from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.pipeline import NOISES, Pipeline
 from lydite.pipelines.recording import FamilyRecorder, TraceObserver, draw_recorded
-from lydite.sampling import guidance
-from lydite.sampling.prediction import Prediction
+from lydite.sampling import denoiser
+from lydite.sampling.denoiser import Prediction
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.trace.events import Event, EventId, Header
 from lydite.trace.mlx_capture import record_modules, walk
@@ -77,7 +76,7 @@ def identities(pipeline: Pipeline) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     objects: list[Any] = [
         *(vars(pipeline_module)[name] for name in ("find_sampler", "plan_schedule")),
-        *(guidance.cfg, modulation.sinusoids, t5.relative_position_buckets, mx.round),
+        *(denoiser.cfg, modulation.sinusoids, t5.relative_position_buckets, mx.round),
         *NOISES.values(),
     ]
     owners = (Pipeline, Run, Prediction, AutoencoderKL, Tokenizer, mmdit.MMDiT, mmdit.PatchEmbed)

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import SAMPLERS
-from lydite.sampling.steps import Step
+from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.steps import FLOW, VE, NoiseModel, Step
 from support.denoisers import FunctionDenoiser
 
 STEPS = (1, 2, 3, 4, 7, 20, 50)

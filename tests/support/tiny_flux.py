@@ -4,9 +4,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from lydite.core.names import match
 from lydite.weights.maps.flux import ORIGINAL
-from lydite.weights.rules import Split, layout_of, stored_names
+from lydite.weights.rules import Split, layout_of, match, stored_names
 from support import tiny_sd3
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lydite.core.errors import ConfigError, FileError, InputError, LyditeError
-from lydite.tokenizers import vocabulary
+from lydite.tokenizers import tokenizer
 from lydite.tokenizers.sentencepiece import parse_model
 from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
 
@@ -367,7 +367,7 @@ def test_small_vocabulary(tmp_path, files):
     ],
 )
 def test_bad_clip_files_give_one_clear_error(tmp_path, monkeypatch, files, error, message):
-    monkeypatch.setattr(vocabulary, "MAX_BYTES", 1000)
+    monkeypatch.setattr(tokenizer, "MAX_BYTES", 1000)
     files = {
         name: content for name, content in (SMALL_FILES | files).items() if content is not None
     }

@@ -10,11 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lydite.core.errors import WeightsError
-from lydite.weights.audit import Ledger, audit, rearrangements
-from lydite.weights.checks import parameter
-from lydite.weights.layout import OIHW_TO_OHWI, SWAP_HALVES, Shape
-from lydite.weights.rules import Alias, Convert, Drop, Fill, Join, Rename, Rule, Split, resolve
-from lydite.weights.tensor_view import TensorView
+from lydite.weights.audit import Ledger, TensorView, audit, parameter, rearrangements
+from lydite.weights.rules import (
+    OIHW_TO_OHWI,
+    SWAP_HALVES,
+    Alias,
+    Convert,
+    Drop,
+    Fill,
+    Join,
+    Rename,
+    Rule,
+    Shape,
+    Split,
+    resolve,
+)
 from support.memory_checkpoint import in_memory
 
 RULES: tuple[Rule, ...] = (

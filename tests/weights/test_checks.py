@@ -6,11 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from lydite.weights.audit import Ledger, audit
-from lydite.weights.checks import check_values, compare, digests
+from lydite.weights.audit import Ledger, audit, check_values, compare, digests
 from lydite.weights.digest import Digest
-from lydite.weights.layout import SWAP_HALVES, Shape
-from lydite.weights.rules import Alias, Convert, Drop, Fill, Rename, Rule
+from lydite.weights.rules import SWAP_HALVES, Alias, Convert, Drop, Fill, Rename, Rule, Shape
 from support.memory_checkpoint import in_memory
 
 RULES: tuple[Rule, ...] = (

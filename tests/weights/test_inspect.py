@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lydite.core.tensorheader import TensorInfo
+from lydite.core.tensorfile import TensorInfo
 from lydite.weights.inspect import MAX_DEPTH, Branch, tree
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lydite.weights.layout import (
+from lydite.weights.rules import (
     CONV1X1_TO_LINEAR,
     OIHW_TO_OHWI,
     PER_CHANNEL_2D,

@@ -13,11 +13,9 @@ import pytest
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.dtypes import mlx_to_numpy
 from lydite.core.errors import WeightsError
-from lydite.weights.layout import OIHW_TO_OHWI
-from lydite.weights.load import load, parameter_hash, parameter_specs, parameters, to_mlx
-from lydite.weights.rules import Alias, Convert, Fill, Join, Rule, Split
-from lydite.weights.save import save
-from lydite.weights.tensor_view import TensorView
+from lydite.weights.audit import TensorView
+from lydite.weights.load import load, parameter_hash, parameter_specs, parameters, save, to_mlx
+from lydite.weights.rules import OIHW_TO_OHWI, Alias, Convert, Fill, Join, Rule, Split
 from support.memory_checkpoint import in_memory
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from lydite.weights.layout import OIHW_TO_OHWI, SWAP_HALVES
 from lydite.weights.rules import (
+    OIHW_TO_OHWI,
+    SWAP_HALVES,
     Alias,
     Convert,
     Drop,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lydite.weights import values
-from lydite.weights.values import count_nonfinite, suspicion
+from lydite.weights import audit
+from lydite.weights.audit import count_nonfinite, suspicion
 
 FLOATS = {
     "F64": np.float64,
@@ -30,7 +30,7 @@ def test_nan_and_inf_are_counted(name: str, x: np.ndarray) -> None:
 
 
 def test_one_in_the_last_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "_CHUNK", 8)
+    monkeypatch.setattr(audit, "_CHUNK", 8)
     x = np.zeros((5, 4), np.float16)
     x[-1, -1], x[0, 0] = np.nan, np.inf
     assert count_nonfinite(x) == (1, 1)
@@ -104,7 +104,7 @@ def test_a_bias_of_zeros_is_common_and_an_integer_says_nothing() -> None:
 def test_one_value_that_the_sample_misses_is_still_no_constant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(values, "_SAMPLE", 4)
+    monkeypatch.setattr(audit, "_SAMPLE", 4)
     x = np.zeros((64, 4), np.float32)
     x[0, 1] = 1
     assert suspicion("x.weight", x) is None

@@ -10,9 +10,9 @@ import mlx.core as mx
 from lydite.models import mmdit
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import pipeline
-from lydite.pipelines.noise import NOISES
-from lydite.sampling import guidance
-from lydite.sampling.prediction import Prediction
+from lydite.pipelines.pipeline import NOISES
+from lydite.sampling import denoiser
+from lydite.sampling.denoiser import Prediction
 from lydite.sampling.steps import Step
 from seeded_bugs.bugs.schedule import bug
 from seeded_bugs.bugs.weights import BLOCK_0, FLOAT32, bfloat16
@@ -46,7 +46,7 @@ def euler(x: Any, denoised: Any, sigma: float, after: float) -> Any:
 
 
 def guided(change: Callable[[Any, Any, float], Any]) -> Apply:
-    return attribute(guidance, "cfg", lambda original: change)
+    return attribute(denoiser, "cfg", lambda original: change)
 
 
 def some_channels(uncond: mx.array, cond: mx.array, scale: float) -> mx.array:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from lydite.models import modulation
 from lydite.pipelines import pipeline
-from lydite.sampling.schedules import FlowSigmas, Schedule, make_schedule
+from lydite.sampling.registry import make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import Schedule
 from seeded_bugs.cases import Apply, Bug, inputs, outputs
 from seeded_bugs.patches import attribute
 

@@ -20,7 +20,7 @@ from lydite.core.errors import CalibrationError, InputError, NotFiniteError, sho
 from lydite.pipelines.family import Run
 from lydite.pipelines.observer import Observer, Stage
 from lydite.pipelines.pipeline import Pipeline
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.steps import NoiseModel
 from lydite.trace.arrays import to_numpy
 from lydite.weights.load import parameter_hash
 

@@ -15,8 +15,8 @@ from lydite.calibrate.store.set_file import check_outside
 from lydite.calibrate.store.shards import Item
 from lydite.calibrate.store.value_checks import LatentShapes
 from lydite.calibrate.store.writer import Writer, command_line
+from lydite.core.config import read_json
 from lydite.core.errors import CalibrationError, LyditeError, at, shown
-from lydite.core.jsonfile import read_json
 
 _Files = dict[int, dict[int, Path]]  # of each step of each image
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lydite.core.config import JsonError, parse_object
 from lydite.core.errors import InputError, at, shown
 from lydite.core.files import read_bounded
-from lydite.core.jsonfile import JsonError, parse_object
 
 COLUMN = "prompt"
 HEADINGS = (COLUMN, "caption", "text")  # of the column of a csv file, the first that is there

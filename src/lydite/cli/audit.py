@@ -69,7 +69,7 @@ def command(
     """
     from lydite.core.outputs import check_output
     from lydite.pipelines.audits import audit_model, write_digests
-    from lydite.pipelines.hub import locate
+    from lydite.pipelines.model_files import locate
 
     path = locate(model)
     if digests:

@@ -9,13 +9,13 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _samplers() -> Mapping[str, str]:
-    from lydite.sampling.samplers import SAMPLERS
+    from lydite.sampling.registry import SAMPLERS
 
     return {name: each.about for name, each in SAMPLERS.items()}
 
 
 def _schedules() -> Mapping[str, str]:
-    from lydite.sampling.schedules import SCHEDULES
+    from lydite.sampling.registry import SCHEDULES
 
     return {name: each.about for name, each in SCHEDULES.items()}
 

@@ -30,10 +30,10 @@ from lydite.core.request import Request
 
 if TYPE_CHECKING:
     from lydite.pipelines.family import Run
-    from lydite.pipelines.images import Pixels
-    from lydite.pipelines.metadata import Record
     from lydite.pipelines.observer import FinishedStep
-    from lydite.pipelines.pipeline import Picture, Pipeline
+    from lydite.pipelines.picture import Pixels, Record
+    from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.picture import Picture
 
 DEBUG = ("nan", "timing", "shapes")
 MOST_PROMPT_BYTES = 2**20  # on standard input
@@ -174,7 +174,7 @@ def _save(
     template: str,
     options: dict[str, Any],
 ) -> "tuple[Path, Record]":
-    from lydite.pipelines.metadata import write_picture
+    from lydite.pipelines.picture import write_picture
 
     overwrite = options["overwrite"]
     record = msgspec.structs.replace(
@@ -202,7 +202,7 @@ def _save_previews(
     template: str,
     options: dict[str, Any],
 ) -> None:
-    from lydite.pipelines.images import save_pixels
+    from lydite.pipelines.picture import save_pixels
 
     for offset, (seed, pixels) in enumerate(
         zip(step.seeds, pipeline.decode(step.denoised), strict=True)
@@ -228,7 +228,7 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     """With --from, what the picture remembers; options that were not typed take its values."""
     if not options["source"]:
         return None
-    from lydite.pipelines.metadata import read_record
+    from lydite.pipelines.picture import read_record
 
     record = read_record(Path(options["source"]))
     for name in ("model", "components", "image", "dtype"):
@@ -288,7 +288,7 @@ def _read_seeds(options: dict[str, Any], record: "Record | None") -> tuple[int, 
 def _read_image(options: dict[str, Any], record: "Record | None") -> "Pixels | None":
     if not options["image"]:
         return None
-    from lydite.pipelines.images import pixel_hash, read_pixels
+    from lydite.pipelines.picture import pixel_hash, read_pixels
 
     image = read_pixels(Path(options["image"]))
     same = record is None or record.image != options["image"] or record.image_hash is None

@@ -37,7 +37,7 @@ def command(model: str, depth: int, everything: bool, as_json: bool) -> None:
     lydite inspect sd3-folder/ --json | jq '.parts.vae.parameters'
     """
     from lydite.core.checkpoint import open_checkpoint
-    from lydite.pipelines.hub import locate
+    from lydite.pipelines.model_files import locate
     from lydite.weights.inspect import MAX_DEPTH
 
     parts: dict[str, Any] = {}

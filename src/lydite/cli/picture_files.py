@@ -20,7 +20,7 @@ LONGEST_NAME = 150  # bytes, before seed, prompt and step are filled in; file sy
 
 def check_template(template: str) -> str:
     """The template, completed when it names a folder; InputError before any work is done."""
-    from lydite.pipelines.images import check_format
+    from lydite.pipelines.picture import check_format
 
     if not template:
         raise InputError("--out is empty; expected a file, a folder or a template.")

@@ -106,7 +106,7 @@ def reference_job(
     **injection: Any,
 ) -> "Job":
     """The same picture as a job for the reference, which runs the checkpoint's own scheduler."""
-    from lydite.pipelines.hub import locate
+    from lydite.pipelines.model_files import locate
     from lydite.reference.jobs import Job
 
     scheduler, request = pipeline.scheduler, run.request

@@ -9,8 +9,8 @@ import numpy as np
 from lydite.conform.make_problem import DENOISERS
 from lydite.conform.problem import Array
 from lydite.core.errors import InputError
-from lydite.sampling.samplers import find_sampler
-from lydite.sampling.schedules import ModelSigmas, find_schedule
+from lydite.sampling.registry import find_sampler, find_schedule
+from lydite.sampling.schedules.schedule import ModelSigmas
 from lydite.sampling.steps import Step
 
 FINE = 4096  # steps of Heun's method that stand for the exact answer where there is no formula

@@ -25,7 +25,7 @@ from lydite.conform.mistakes.wiring import WIRING
 from lydite.conform.problem import Array, Problem
 from lydite.conform.replay import CallTime, CannotReplay, Plan, Run, restarted, run
 from lydite.conform.result import Finding
-from lydite.sampling.samplers import find_sampler
+from lydite.sampling.registry import find_sampler
 
 NEAR = 1e-2  # a replay further off than this is another mistake; nearer, it is measured
 JUDGED = ("x", "sigma", "timestep")

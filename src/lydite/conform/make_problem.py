@@ -17,11 +17,13 @@ from lydite.sampling.conventions import (
     schedule_name,
     with_timestep_rule,
 )
+from lydite.sampling.denoiser import EDM
 from lydite.sampling.models import default_prediction, default_schedule, find_model
 from lydite.sampling.noise import TorchGenerator
-from lydite.sampling.prediction import EDM
-from lydite.sampling.samplers import find_sampler
-from lydite.sampling.schedules import FlowSigmas, ModelSigmas, NoiseTable, find_schedule
+from lydite.sampling.registry import find_sampler, find_schedule
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import ModelSigmas
+from lydite.sampling.schedules.table import NoiseTable
 
 DENOISERS = {
     "zero": Denoiser("zero"),

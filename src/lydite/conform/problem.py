@@ -14,11 +14,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from lydite.core.config import read_json
 from lydite.core.errors import InputError, at
-from lydite.core.jsonfile import read_json
 from lydite.core.outputs import write_output
 from lydite.sampling.analytic import Gaussian, Identity, Mixture, Zero
-from lydite.sampling.noise_model import FLOW, VE, NoiseModel
+from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 FORMAT, VERSION = "lydite-sampler-problem", 1
 MOST_STEPS, MOST_VALUES, MOST_NORMALS, MOST_TABLE = 1000, 4096, 4000, 100_000

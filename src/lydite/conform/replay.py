@@ -16,10 +16,9 @@ import numpy as np
 
 from lydite.conform.problem import Array, Denoiser, Problem, noise_model_of
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.prediction import Prediction, find_prediction
-from lydite.sampling.samplers import find_sampler
-from lydite.sampling.steps import Noise, Step
+from lydite.sampling.denoiser import Prediction, find_prediction
+from lydite.sampling.registry import find_sampler
+from lydite.sampling.steps import Noise, NoiseModel, Step
 
 LEAST = 1e-4  # the network never divides by less
 

@@ -10,11 +10,9 @@ from typing import Any, Self, cast
 
 from numpy.typing import NDArray
 
+from lydite.core.config import read_json
 from lydite.core.errors import FileError, TensorFileError, shown
-from lydite.core.jsonfile import read_json
-from lydite.core.tensorfile import TensorFile, unknown_tensor
-from lydite.core.tensorheader import TensorInfo
-from lydite.core.unsupported_formats import refuse_other_formats
+from lydite.core.tensorfile import TensorFile, TensorInfo, refuse_other_formats, unknown_tensor
 
 STEMS = ("diffusion_pytorch_model", "model")  # diffusers' name, then that of transformers
 

@@ -10,7 +10,7 @@ from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.gallery import Gallery, Tick
 from lydite.demo.sheet import picture_name
 from lydite.pipelines.family import Run
-from lydite.pipelines.images import Pixels, read_pixels
+from lydite.pipelines.picture import Pixels, read_pixels
 from lydite.pipelines.pipeline import Pipeline
 from lydite.reference.jobs import Job, ReferenceMissing, TraceOutput, run_job
 from lydite.report.page import Callout, Chapter, Fact, Figure, Figures

@@ -10,8 +10,8 @@ from lydite import embedded
 from lydite.core.request import Request
 from lydite.demo.chapter import Settings, Tick
 from lydite.pipelines.family import Run
-from lydite.pipelines.images import Pixels, save_pixels
 from lydite.pipelines.observer import FinishedStep, StepReporter
+from lydite.pipelines.picture import Pixels, save_pixels
 from lydite.pipelines.pipeline import Pipeline
 
 

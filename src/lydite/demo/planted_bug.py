@@ -11,8 +11,8 @@ from lydite.demo.gallery import Gallery, Tick
 from lydite.demo.sheet import picture_name
 from lydite.diff.compare import compare
 from lydite.diff.result import Verdict
-from lydite.pipelines.images import Pixels, read_pixels
 from lydite.pipelines.observer import StepReporter
+from lydite.pipelines.picture import Pixels, read_pixels
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
 from lydite.report.page import Callout, Chapter, Commands, Figure, Figures

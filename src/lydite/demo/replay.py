@@ -5,8 +5,7 @@ import numpy as np
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.gallery import Gallery, Tick
 from lydite.demo.sheet import picture_name
-from lydite.pipelines.images import read_pixels
-from lydite.pipelines.metadata import read_record
+from lydite.pipelines.picture import read_pixels, read_record
 from lydite.report.page import Callout, Chapter, Commands, Fact, Figure, Figures, Table
 from lydite.report.sheets import png_bytes
 

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from lydite.core.config import read_json
 from lydite.core.errors import InputError, at, shown
-from lydite.core.jsonfile import read_json
 from lydite.diff.pairing.names import StepsFromNames
 from lydite.trace.events import Site
 from lydite.trace.store import Trace

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.embedded.accuracy import ANSWERS, DEPTH, STEM, WIDTH, Reading, read
-from lydite.weights.layout import OIHW_TO_OHWI
+from lydite.weights.audit import TensorView
 from lydite.weights.load import load
-from lydite.weights.rules import Convert
-from lydite.weights.tensor_view import TensorView
+from lydite.weights.rules import OIHW_TO_OHWI, Convert
 
 RULES = (Convert("{p}.weight", OIHW_TO_OHWI),)  # stored as torch has it
 BATCH = 32

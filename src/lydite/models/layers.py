@@ -1,8 +1,9 @@
 """Layers that more than one network is built from."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -219,3 +220,15 @@ def join_tokens(first: mx.array, second: mx.array) -> mx.array:
     two long copies here, and none after the attention.
     """
     return mx.concatenate([first.swapaxes(1, 2), second.swapaxes(1, 2)], axis=1).swapaxes(1, 2)
+
+
+# By the names that transformers' configs use.
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu"]
+
+ACTIVATIONS: Mapping[Activation, Callable[[mx.array], mx.array]] = {
+    "gelu": lambda x: x * (1 + mx.erf(x / math.sqrt(2))) / 2,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "quick_gelu": lambda x: x * mx.sigmoid(1.702 * x),
+    "relu": nn.relu,
+}

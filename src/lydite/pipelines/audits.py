@@ -6,14 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from lydite.core.config import read_json
 from lydite.core.errors import FileError, at
-from lydite.core.jsonfile import read_json
 from lydite.core.outputs import write_output
-from lydite.pipelines.hub import locate
 from lydite.pipelines.model import Component
-from lydite.pipelines.model_files import audit_leftovers, find_components
-from lydite.weights.audit import Finding, Ledger, audit
-from lydite.weights.checks import check_values, compare, digests
+from lydite.pipelines.model_files import audit_leftovers, find_components, locate
+from lydite.weights.audit import Finding, Ledger, audit, check_values, compare, digests
 from lydite.weights.digest import Digest
 
 Digests = dict[str, dict[str, Digest]]  # component -> parameter -> digest

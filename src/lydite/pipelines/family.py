@@ -1,24 +1,29 @@
-"""What a family of models is: data and a few functions. Everything above knows `Family` only."""
+"""What a family of models is: data and a few functions. Everything above knows `Family` only.
 
-from collections.abc import Callable, Mapping, Sequence
+Other packages add families by an entry point of the group `lydite.families` that names a `Family`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import mlx.core as mx
 
+from lydite.core.errors import ConfigError, shown
 from lydite.core.request import Request
-from lydite.pipelines.images import Pixels
 from lydite.pipelines.model import Component, Kind, LoadTokenizer, Model
 from lydite.pipelines.observer import Observer
+from lydite.pipelines.picture import Pixels
 from lydite.sampling.conventions import Convention
-from lydite.sampling.guidance import Guide, Strength, cfg
-from lydite.sampling.prediction import Prediction
-from lydite.sampling.samplers import Sampler
+from lydite.sampling.denoiser import Guide, Prediction, Strength, cfg
+from lydite.sampling.registry import Sampler
 from lydite.sampling.scheduler_config import Grid, Mu
-from lydite.sampling.schedules import Schedule
+from lydite.sampling.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from lydite.pipelines.single_file import SingleFile
@@ -28,6 +33,11 @@ if TYPE_CHECKING:
 # classifier-free guidance, on only with a negative prompt.
 GuidanceKind = Literal["cfg", "negative", "distilled"]
 Conditioning = Mapping[str, mx.array]  # the family's own arrays, computed from the prompts
+BUILT_IN = (
+    "sd3",
+    "flux",
+    "qwen_image",
+)  # modules of lydite.pipelines.families, imported when they are reached
 Pattern = tuple[str, str]  # of a module's name and of its slot; `*` matches anything
 
 
@@ -208,3 +218,28 @@ def matches(patterns: tuple[Pattern, ...], name: str, slot: str) -> bool:
         if fnmatchcase(name, names):
             return fnmatchcase(slot, slots)
     return False
+
+
+def families() -> Iterator[Family]:
+    """Each family, imported when it is reached."""
+    for name in BUILT_IN:
+        yield import_module(f"lydite.pipelines.families.{name}").FAMILY
+    for point in entry_points(group="lydite.families"):
+        yield point.load()
+
+
+def find_family(class_name: object, where: object) -> Family:
+    """The family of a pipeline class, as model_index.json names it."""
+    known: list[str] = []
+    for family in families():
+        if class_name in family.pipelines:
+            return family
+        known.append(f"{family.title} ({', '.join(sorted(family.pipelines))})")
+    raise ConfigError(
+        f"{where}: the pipeline class is {shown(class_name)}; supported are {'; '.join(known)}."
+    )
+
+
+def all_kinds() -> dict[str, Kind]:
+    """The network classes of every family."""
+    return {name: kind for family in families() for name, kind in family.kinds.items()}

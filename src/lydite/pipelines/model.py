@@ -15,18 +15,14 @@ import mlx.nn as nn
 import numpy as np
 
 from lydite.core.checkpoint import open_checkpoint
-from lydite.core.config import read_config
+from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, InputError, shown
-from lydite.core.jsonfile import read_json
 from lydite.models.layers import on_cpu
 from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
-from lydite.weights.audit import audit
-from lydite.weights.checks import check_values
-from lydite.weights.layout import Shape
+from lydite.weights.audit import TensorView, audit, check_values
 from lydite.weights.load import load, parameter_specs
-from lydite.weights.rules import Rule
-from lydite.weights.tensor_view import TensorView
+from lydite.weights.rules import Rule, Shape
 
 DTYPES = ("float32", "bfloat16", "float16")
 AnyTokenizer = Tokenizer | TemplateTokenizer

@@ -1,19 +1,69 @@
-"""Which networks a checkpoint holds: a pipeline folder, a component's folder, or a single file.
+"""Where a model is, and which networks it holds: a pipeline folder, a component's folder, a file.
 
 Only configs and headers are read here.
 """
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
+from lydite import embedded
 from lydite.core.checkpoint import open_checkpoint
-from lydite.core.config import read_config
+from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, FileError, shown
-from lydite.core.jsonfile import read_json
-from lydite.pipelines.families import all_kinds, families, find_family
-from lydite.pipelines.family import Defaults, Family
+from lydite.pipelines.family import Defaults, Family, all_kinds, families, find_family
 from lydite.pipelines.model import Component, Model, folder_component
 from lydite.weights.audit import Ledger
+
+# The folders of a pipeline, weights as safetensors only: no pickles, no second copy in one file.
+WANTED = ("model_index.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model")
+UNWANTED = ("*.fp16.*", "*.bf16.*", "text_encoders/*")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+def locate(model: str) -> Path:
+    """The local path of a model given as a folder, a file or a hub id (`owner/name`)."""
+    if model == embedded.NAME:
+        return embedded.MODEL
+    try:
+        path = Path(model).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # a name too long, a user who is not there
+        raise FileError(f"{shown(model)}: {error}.") from error
+    if not _HUB_ID.fullmatch(model) or path.suffix:
+        raise FileError(
+            f"{model}: no such file or folder. Expected a diffusers folder, "
+            "a .safetensors file, or a hub id such as owner/name."
+        )
+    return _download(model)
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                repository, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)
+            )
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        if isinstance(error, GatedRepoError):
+            what = "a gated model. Accept its licence on the hub and run `hf auth login`"
+        elif isinstance(error, RepositoryNotFoundError):
+            what = "neither a folder here nor a public model on the hub"
+        else:
+            what = "not found here, and the download from the hub failed"
+        reason = " ".join(str(error).split())[:160]
+        raise FileError(f"{repository}: {what}. The hub's error: {reason}") from error
+
 
 INDEX = "model_index.json"
 DEFAULTS = "lydite.json"  # how one checkpoint is meant to be run, where its family's way is wrong

@@ -5,35 +5,45 @@
 does, so that a seed means the same picture as in diffusers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, shown
 from lydite.core.request import Request
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
-from lydite.pipelines.hub import locate
-from lydite.pipelines.images import Pixels, pixel_hash, resize
-from lydite.pipelines.metadata import Record, model_hash, write_picture
 from lydite.pipelines.model import DTYPES, Model, default_dtype
-from lydite.pipelines.model_files import open_model
-from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
+from lydite.pipelines.model_files import locate, open_model
 from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
+from lydite.pipelines.picture import (
+    Picture,
+    Pixels,
+    Record,
+    model_hash,
+    pixel_hash,
+    resize,
+)
+from lydite.sampling.brownian import BrownianNoise
 from lydite.sampling.conventions import (
+    Convention,
     find_convention,
     has_unit_variance,
     options_of,
     plan_schedule,
+    uses_brownian_path,
 )
-from lydite.sampling.guidance import Guide, Guided, over_steps
-from lydite.sampling.samplers import Sampler, find_sampler
+from lydite.sampling.denoiser import Guide, Guided, over_steps
+from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
+from lydite.sampling.registry import NoiseKind, Sampler, find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
+from lydite.sampling.steps import Noise
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
 # The options of samplers that are plain numbers, from and to.
@@ -47,21 +57,8 @@ NUMBERS = {
     "atol": (1e-4, 1.0),
 }
 SILENT = Observer()
+Shape = tuple[int, ...]  # (C, …), torch's order; arrays are (B, …, C) in float32
 Batch = tuple[tuple[int, ...], mx.array]  # seeds and finished latents
-
-
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """One finished image, the seed it came from, and what it was made with."""
-
-    pixels: Pixels
-    seed: int
-    record: Record
-
-    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
-        """Write PNG, JPEG or WebP by the ending of the name, with the settings inside."""
-        write_picture(Path(path), self.pixels, self.record, overwrite=overwrite)
-        return Path(path)
 
 
 class Pipeline:
@@ -339,7 +336,7 @@ class Pipeline:
             return request.true_guidance or 1.0, ()
         return request.guidance or 0.0, request.guidance_steps
 
-    def _start(self, run: Run, noise: RunNoise, observer: Observer) -> mx.array:
+    def _start(self, run: Run, noise: "RunNoise", observer: Observer) -> mx.array:
         """Noise for each seed, or the noised image, (B, …, C) in float32."""
         sigma = float(run.schedule.sigmas[0])
         if run.image is None:
@@ -409,7 +406,7 @@ def _run_steps(
     denoise: Denoiser,
     x: mx.array,
     seeds: tuple[int, ...],
-    noise: RunNoise,
+    noise: "RunNoise",
     observer: Observer,
 ) -> mx.array:
     """The latents after all steps."""
@@ -459,3 +456,66 @@ def _check_numbers(sampler: Sampler, options: Mapping[str, float]) -> None:
         low, high = NUMBERS[name]
         if not low <= value <= high:
             raise InputError(f"option {name} is {value}; expected {low:g} to {high:g}.")
+
+
+class RunNoise(Protocol):
+    """The noise of one batch: `first` for the latents, then calls for the sampler's steps."""
+
+    def first(self) -> mx.array: ...
+    def __call__(self, sigma: float, sigma_next: float, /) -> mx.array: ...
+
+
+def torch_noise(
+    seeds: Sequence[int], shape: Shape, rule: StreamRule = STREAMS["lydite"]
+) -> RunNoise:
+    """As diffusers draws with one CPU generator per image, or as the rule has it."""
+    return NoiseStreams(seeds, shape, _channels_last, rule)
+
+
+class MLXNoise:
+    """From `mx.random`, one key per image, or one for all."""
+
+    def __init__(
+        self, seeds: Sequence[int], shape: Shape, rule: StreamRule = STREAMS["lydite"]
+    ) -> None:
+        self._seeds, self._shape, self._rule = seeds, shape, rule
+        self._keys = self._fresh(0)
+        self._moved = rule.delta is None
+
+    def first(self) -> mx.array:
+        images = len(self._seeds) // len(self._keys)  # of one key
+        normals: list[mx.array] = []
+        for index, key in enumerate(self._keys):
+            self._keys[index], use = mx.random.split(key)
+            normals.append(mx.random.normal((images, *self._shape), key=use))
+        return mx.moveaxis(mx.concatenate(normals), 1, -1)
+
+    def __call__(self, sigma: float, sigma_next: float) -> mx.array:
+        if not self._moved:
+            self._keys, self._moved = self._fresh(self._rule.delta or 0), True
+        return self.first()
+
+    def _fresh(self, delta: int) -> list[mx.array]:
+        seeds = self._seeds if self._rule.batch == "image" else self._seeds[:1]
+        return [mx.random.key((seed + delta) % 2**64) for seed in seeds]
+
+
+NOISES: dict[str, Callable[[Sequence[int], Shape, StreamRule], RunNoise]] = {
+    "torch": torch_noise,
+    "mlx": MLXNoise,
+}
+
+
+def sampler_noise(
+    kind: NoiseKind, convention: Convention, seeds: Sequence[int], shape: Shape, run: RunNoise
+) -> Noise[mx.array] | None:
+    """What a sampler adds: nothing, a Brownian path of each image, or what comes next of `run`."""
+    if kind == "none":
+        return None
+    if uses_brownian_path(convention, kind):
+        return BrownianNoise(seeds, shape, _channels_last)
+    return run
+
+
+def _channels_last(normals: NDArray[np.float32]) -> mx.array:
+    return mx.array(np.moveaxis(normals, 1, -1))

@@ -15,7 +15,8 @@ import mlx.core as mx
 from lydite.models.layers import on_cpu
 from lydite.pipelines.family import Family, Run, matches
 from lydite.pipelines.observer import Observer, Observers, Stage
-from lydite.pipelines.pipeline import SILENT, Picture, Pipeline
+from lydite.pipelines.picture import Picture
+from lydite.pipelines.pipeline import SILENT, Pipeline
 from lydite.trace import pipeline_sites
 from lydite.trace.arrays import framework_of, to_numpy
 from lydite.trace.events import Header, dtype_name

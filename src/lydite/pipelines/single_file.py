@@ -14,12 +14,9 @@ from typing import Any
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
 from lydite.core.errors import ConfigError, shown
-from lydite.core.names import fill, match
 from lydite.pipelines.model import Component, Kind
-from lydite.weights.audit import Ledger, audit
-from lydite.weights.layout import Shape
-from lydite.weights.rules import Rule
-from lydite.weights.tensor_view import TensorView
+from lydite.weights.audit import Ledger, TensorView, audit
+from lydite.weights.rules import Rule, Shape, fill, match
 
 Found = Mapping[str, Component]  # networks of the file that are inferred already
 Inferred = tuple[str, dict[str, Any], tuple[Rule, ...]]  # class, config, rules

@@ -13,16 +13,16 @@ import numpy as np
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise import STREAMS, StreamRule
-from lydite.sampling.registry import suggestion
-from lydite.sampling.samplers.sampler import NoiseKind, Sampler
-from lydite.sampling.schedules import Schedule, find_schedule, from_step
+from lydite.sampling.registry import NoiseKind, Sampler, find_schedule, suggestion
 from lydite.sampling.schedules.flow import FlowSigmas, shift_sigmas
 from lydite.sampling.schedules.schedule import (
     MOST_STEPS,
     Final,
     ModelSigmas,
     Rule,
+    Schedule,
     check_count,
+    from_step,
     read_only_schedule,
 )
 from lydite.sampling.schedules.table import NoiseTable

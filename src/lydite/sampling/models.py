@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from lydite.core.config import read_json
 from lydite.core.errors import InputError, at
-from lydite.core.jsonfile import read_json
 from lydite.sampling.scheduler_config import read_scheduler_config
-from lydite.sampling.schedules import STABLE_DIFFUSION, ContinuousSigmas, FlowSigmas, ModelSigmas
-from lydite.sampling.schedules.flow import mu_of_tokens, shift_of_mu
+from lydite.sampling.schedules.flow import FlowSigmas, mu_of_tokens, shift_of_mu
+from lydite.sampling.schedules.schedule import ModelSigmas
+from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas
 
 MODELS: dict[str, ModelSigmas] = {
     "sd15": STABLE_DIFFUSION,

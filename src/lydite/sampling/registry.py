@@ -1,16 +1,31 @@
-"""What samplers and schedules are known by: a name, a source, proofs, options."""
+"""Samplers and schedules by name: what is known of each, and the module that holds it.
+
+A module of `samplers` or `schedules` lists its own as METHODS, and is imported when one is used.
+"""
 
 import difflib
 import inspect
+import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Generic, Literal, TypeVar
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.schedules.schedule import (
+    MOST_STEPS,
+    Final,
+    ModelSigmas,
+    Schedule,
+    check_count,
+    finish_schedule,
+)
+from lydite.sampling.steps import Denoise, Noise, NoiseModel, Step
 
 MODELS = {"ve": "eps and v", "flow": "flow"}  # by noise model
+NoiseKind = Literal["none", "stream", "path"]  # "path": a Brownian one
 
 
 @dataclass(frozen=True)
@@ -50,17 +65,217 @@ class Method:
                 )
 
 
+@dataclass(frozen=True)
+class Sampler(Method):
+    """A sampler; its function is a generator of steps over (denoise, x, sigmas)."""
+
+    order: float | None = None  # of convergence, where it solves an ODE
+    calls: int = 1  # of the network in a step
+    noise: NoiseKind = "none"  # what it adds as it stands
+    noise_with_eta: bool = False  # adds none as it stands, but a stream's where `eta` is above 0
+    pair: bool = False  # needs the unconditional prediction beside the guided one
+    note: str = ""  # what its users should know
+
+    kind = "sampler"
+
+    def run(
+        self,
+        denoise: Denoise[Any],
+        x: Any,
+        sigmas: Sequence[float],
+        *,
+        noise: Noise[Any] | None = None,
+        **options: Any,
+    ) -> Iterator[Step[Any]]:
+        """The steps; `noise` is left out for a sampler that adds none."""
+        self.check_noise_model(denoise.noise_model)
+        self.check_options(options)
+        levels = self._levels(sigmas)
+        if self.noise_for(options) != "none":
+            if noise is None:
+                raise InputError(f"sampler {self.name} adds noise; pass a source of it.")
+            options["noise"] = noise
+        return self.function(denoise, x, levels, **options)
+
+    def noise_for(self, options: Mapping[str, Any]) -> NoiseKind:
+        """What it adds with these options."""
+        return "stream" if self.noise_with_eta and options.get("eta") else self.noise
+
+    def _levels(self, sigmas: Sequence[float]) -> list[float]:
+        """The sigmas as they can be walked.
+
+        The last may repeat the one before it, as in some of diffusers' schedules. Elsewhere such a
+        step is refused: a method that looks back would divide by its width.
+        """
+        levels = [float(sigma) for sigma in sigmas]
+        if len(levels) < 2:
+            raise InputError(f"sampler {self.name}: {len(levels)} sigmas; a step needs two.")
+        for index, sigma in enumerate(levels):
+            if not 0 <= sigma < math.inf:
+                raise InputError(
+                    f"sampler {self.name}: sigma {index} is {sigma}; expected a finite number, 0 "
+                    "or more."
+                )
+        for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
+            if sigma == sigma_next and (index < len(levels) - 2 or index == 0 or sigma == 0):
+                raise InputError(
+                    f"sampler {self.name}: sigmas {index} and {index + 1} are both {sigma}; a step "
+                    "must go somewhere. Drop one of the two."
+                )
+        return levels
+
+
+@dataclass(frozen=True)
+class ScheduleKind(Method):
+    """A schedule; its function gives the sigmas for (model, steps, options)."""
+
+    count: str = "n"  # how many steps come of n
+    needs: tuple[str, ...] = ()  # options without a default
+
+    kind = "schedule"
+
+    def make(
+        self, steps: int, model: ModelSigmas, *, final: Final = "zero", **options: Any
+    ) -> Schedule:
+        """The schedule in `steps` steps for one model."""
+        check_count("steps", steps, MOST_STEPS)
+        self.check_noise_model(model.noise_model)
+        self.check_options(options)
+        for name in self.needs:
+            if name not in options:
+                raise InputError(f"schedule {self.name} needs the option {name!r}.")
+        return finish_schedule(self.name, self.function(model, steps, **options), model, final)
+
+
 M = TypeVar("M", bound=Method)
 
 
-def find_method(methods: Mapping[str, M], name: str, kind: str) -> M:
-    """The sampler or schedule called `name`; an unknown name is an error with a suggestion."""
-    if name not in methods:
-        raise InputError(
-            f"there is no {kind} {name!r:.60}.{suggestion(name, methods)} "
-            f"`lydite sampler list` names all {len(methods)}."
-        )
-    return methods[name]
+class Methods(Mapping[str, M], Generic[M]):
+    """Samplers or schedules by name; the module of one is imported when it is looked up."""
+
+    def __init__(self, package: str, kind: str, modules: Mapping[str, tuple[str, ...]]) -> None:
+        self._package, self._kind = package, kind
+        self._module_of = {name: module for module, names in modules.items() for name in names}
+
+    def __getitem__(self, name: str) -> M:
+        module = import_module(f"lydite.sampling.{self._package}.{self._module_of[name]}")
+        return next(method for method in module.METHODS if method.name == name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._module_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._module_of)
+
+    def __len__(self) -> int:
+        return len(self._module_of)
+
+    def find(self, name: str) -> M:
+        """The one called `name`; an unknown name is an error with a suggestion."""
+        if name not in self:
+            raise InputError(
+                f"there is no {self._kind} {name!r:.60}.{suggestion(name, self)} "
+                f"`lydite sampler list` names all {len(self)}."
+            )
+        return self[name]
+
+
+SAMPLERS: Methods[Sampler] = Methods(
+    "samplers",
+    "sampler",
+    {
+        "euler": ("euler", "euler_ancestral"),
+        "heun": ("heun", "dpm_2", "heunpp2"),
+        "ancestral": ("dpm_2_ancestral", "dpmpp_2s_ancestral"),
+        "lms": ("lms",),
+        "kdpm": ("dpm_fast", "dpm_adaptive"),
+        "dpmpp": ("dpmpp_2m", "dpmpp_sde", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde"),
+        "ddim": ("ddim", "ddim_inverse", "ddpm"),
+        "pndm": ("plms", "pndm", "ipndm", "ipndm_v"),
+        "dpm_solver": (
+            "dpmsolver_2m",
+            "dpmsolver_3m",
+            "dpmsolverpp_3m",
+            "dpmsolver_2s",
+            "dpmsolver_3s",
+            "dpmsolverpp_2s",
+            "dpmsolverpp_3s",
+            "sde_dpmsolver_1m",
+            "sde_dpmsolver_2m",
+        ),
+        "deis": ("deis", "deis_tab"),
+        "unipc": ("uni_pc", "uni_pc_bh2"),
+        "sa_solver": ("sa_solver", "sa_solver_pece"),
+        "consistency": ("lcm", "tcd"),
+        "restart": ("restart",),
+        "res": (
+            "res_multistep",
+            "res_multistep_ancestral",
+            "res_multistep_cfg_pp",
+            "res_multistep_ancestral_cfg_pp",
+        ),
+        "gradient_estimation": ("gradient_estimation", "gradient_estimation_cfg_pp"),
+        "er_sde": ("er_sde",),
+        "seeds": ("seeds_2", "seeds_3", "exp_heun_2_x0", "exp_heun_2_x0_sde"),
+        "cfg_pp": (
+            "euler_cfg_pp",
+            "ddim_cfg_pp",
+            "euler_ancestral_cfg_pp",
+            "dpmpp_2s_ancestral_cfg_pp",
+            "dpmpp_2m_cfg_pp",
+        ),
+    },
+)
+SCHEDULES: Methods[ScheduleKind] = Methods(
+    "schedules",
+    "schedule",
+    {
+        "spaced": (
+            "normal",
+            "sgm_uniform",
+            "simple",
+            "ddim_uniform",
+            "linspace",
+            "linspace_dpm",
+            "leading",
+            "leading_dpm",
+            "trailing",
+            "lcm_timesteps",
+            "beta_timesteps",
+        ),
+        "curves": (
+            "karras",
+            "exponential",
+            "polyexponential",
+            "beta_sigmas",
+            "kl_optimal",
+            "kl_optimal_a1111",
+            "linear_quadratic",
+            "vp",
+            "laplace",
+            "custom",
+        ),
+        "align": ("align_your_steps",),
+        "flow": ("flow_shift", "sd3_diffusers", "flux", "flow_match"),
+    },
+)
+
+
+def find_sampler(name: str) -> Sampler:
+    """The sampler called `name`."""
+    return SAMPLERS.find(name)
+
+
+def find_schedule(name: str) -> ScheduleKind:
+    """The schedule called `name`."""
+    return SCHEDULES.find(name)
+
+
+def make_schedule(
+    name: str, steps: int, model: ModelSigmas, *, final: Final = "zero", **options: Any
+) -> Schedule:
+    """The schedule called `name` in `steps` steps for one model, float64."""
+    return find_schedule(name).make(steps, model, final=final, **options)
 
 
 # Names that A1111 shows and writes into its PNG files, where they are not ours.

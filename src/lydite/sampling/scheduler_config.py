@@ -13,13 +13,14 @@ import msgspec
 from msgspec import Meta
 
 from lydite.core.errors import ConfigError, InputError, shown
-from lydite.sampling.prediction import EPS, VELOCITY, X0, Prediction, V
-from lydite.sampling.schedules import ContinuousSigmas, FlowSigmas, make_schedule
-from lydite.sampling.schedules.flow import mu_of_tokens, shift_of_mu
+from lydite.sampling.denoiser import EPS, VELOCITY, X0, Prediction, V
+from lydite.sampling.registry import make_schedule
+from lydite.sampling.schedules.flow import FlowSigmas, mu_of_tokens, shift_of_mu
 from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, Schedule
 from lydite.sampling.schedules.table import (
     DIFFUSERS_CLAMP,
     BetaKind,
+    ContinuousSigmas,
     alphas_cumprod,
     betas,
     noise_table,

@@ -1,15 +1,55 @@
-"""Every tensor of a checkpoint in exactly one bin, from headers alone. Decides nothing else."""
+"""Does a checkpoint hold exactly what a model needs?
 
+`audit` puts every tensor into exactly one bin, from headers alone. The checks behind it read
+values: NaN and Inf, zeros, a constant, a fresh initialisation, differences from another checkpoint.
+"""
+
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from typing import Any
 
-from lydite.core.dtypes import FLOAT_NAMES
+import numpy as np
+
+from lydite.core.checkpoint import Checkpoint
+from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
 from lydite.core.errors import WeightsError, first_of
-from lydite.weights.layout import Shape
-from lydite.weights.rules import Recipe, Resolution, Rule, filling, resolve, stored_names
-from lydite.weights.tensor_view import TensorView
+from lydite.core.tensorfile import TensorInfo
+from lydite.weights.digest import Digest, comparable, digest, same_values
+from lydite.weights.rules import (
+    Array,
+    Recipe,
+    Resolution,
+    Rule,
+    Shape,
+    filling,
+    resolve,
+    stored_names,
+)
+
+
+class TensorView:
+    """Tensors of `checkpoint` under `prefix` and not under `exclude`, by their names without it."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, prefix: str = "", exclude: tuple[str, ...] = ()
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._prefix = prefix
+        self.tensors: Mapping[str, TensorInfo] = {
+            name.removeprefix(prefix): info
+            for name, info in checkpoint.tensors.items()
+            if name.startswith(prefix) and not name.startswith(exclude)
+        }
+
+    def read(self, name: str) -> Array:
+        return self._checkpoint.read(self._prefix + name)
+
+    def full_name(self, name: str) -> str:
+        """The name in the file, for messages."""
+        return self._prefix + name
+
 
 TRANSPOSABLE = "square: a transposed copy has the same shape"
 
@@ -178,3 +218,184 @@ def _settle_dtype(name: str, source: TensorView, verdicts: _Verdicts) -> None:
     dtype = source.tensors[name].dtype
     if dtype not in FLOAT_NAMES:
         verdicts.settle(name, "wrong_dtype", f"stored as {dtype}, expected a float type")
+
+
+# Exponent bits all set is NaN or Inf; integer tests are many times faster than isfinite on bf16.
+_EXPONENT_MASKS = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0 << 48}
+_CHUNK = 1 << 22  # elements per pass: the temporary stays small beside any real tensor
+_SAMPLE = 1 << 18  # elements looked at for statistics
+
+
+def count_nonfinite(array: Array) -> tuple[int, int]:
+    """How many values are NaN and how many infinite."""
+    name = NAMES.get(array.dtype, "")
+    if array.dtype.kind in "biu":
+        return 0, 0
+    flat = array.reshape(-1)
+    nan = inf = 0
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        if mask := _EXPONENT_MASKS.get(name):
+            bits = part.view(f"u{part.dtype.itemsize}")
+            part = part[(bits & bits.dtype.type(mask)) == mask]
+        wide = widen(part)
+        nan += int(np.isnan(wide).sum())
+        inf += int(np.isinf(wide).sum())
+    return nan, inf
+
+
+def suspicion(name: str, array: Array) -> str | None:
+    """Why these finite values look wrong, in a few words, or None. Never a proof: a note."""
+    if array.size < 2 or array.dtype.kind in "biu":
+        return None
+    sample = _sample(array)
+    low, high = float(sample.min()), float(sample.max())
+    vector = array.ndim < 2
+    if low == high and _all_equal(array):
+        if vector and (name.endswith("bias") and low == 0.0):
+            return None  # zero biases are common and harmless
+        return "all zero" if low == 0.0 else f"constant ({low:g})"
+    if vector or sample.size < 1024:
+        return None
+    return _fresh(array, sample)
+
+
+def _fresh(array: Array, sample: Array) -> str | None:
+    """Uniform within ±1/√fan_in, or normal with σ 0.02 or 1: what torch and transformers draw."""
+    bound = 1 / math.sqrt(math.prod(array.shape[1:]))
+    mean, std, peak = float(sample.mean()), float(sample.std()), float(np.abs(sample).max())
+    noise = 4 / math.sqrt(sample.size)  # four standard errors, relative
+    if abs(mean) > noise * std:
+        return None
+    if 0.97 * bound < peak < 1.005 * bound and abs(std * math.sqrt(3) / bound - 1) < noise:
+        return f"looks freshly initialised (uniform ±{bound:.4g} = 1/√fan_in)"
+    kurtosis = float(((sample - mean) ** 4).mean()) / std**4
+    if abs(kurtosis - 3) < 6 * math.sqrt(24 / sample.size):
+        for sigma in (0.02, 1.0):
+            if abs(std / sigma - 1) < noise:
+                return f"looks freshly initialised (normal, σ {sigma:g})"
+    return None
+
+
+def _sample(array: Array) -> Array:
+    flat = array.reshape(-1)
+    stride = max(1, flat.size // _SAMPLE)
+    return widen(flat[::stride]).astype(np.float64)
+
+
+def _all_equal(array: Array) -> bool:
+    flat = array.reshape(-1)
+    return all(
+        bool((flat[start : start + _CHUNK] == flat[0]).all())
+        for start in range(0, flat.size, _CHUNK)
+    )
+
+
+def check_values(ledger: Ledger, source: TensorView, rules: Sequence[Rule]) -> Ledger:
+    """The same ledger after reading every tensor: NaN and Inf found, odd statistics noted."""
+    not_finite: dict[str, str] = {}
+    suspicious: dict[str, str] = {}
+    resolution = resolve(source.tensors, rules)
+    for name, info in source.tensors.items():
+        array = source.read(name)
+        if trouble := describe_nonfinite(array):
+            (suspicious if name in resolution.dropped else not_finite)[name] = trouble
+        elif info.dtype in FLOAT_NAMES and (note := suspicion(name, array)):
+            suspicious[name] = note
+    return replace(
+        ledger,
+        not_finite=findings(source, not_finite),
+        suspicious=findings(source, suspicious),
+        different=(*ledger.different, *unequal_copies(source, resolution)),
+    )
+
+
+def describe_nonfinite(array: Array) -> str | None:
+    """How many values are NaN or infinite, in words, or None when all are finite."""
+    nan, inf = count_nonfinite(array)
+    return f"{nan} NaN and {inf} Inf of {array.size} values" if nan or inf else None
+
+
+def unequal_copies(source: TensorView, resolution: Resolution) -> tuple[Finding, ...]:
+    """Tensors stored under two names with two values: nobody knows which one is meant."""
+    unequal: dict[str, str] = {}
+    for name, original in resolution.copies.items():
+        first, second = source.read(name), source.read(original)
+        if first.dtype == second.dtype and np.array_equal(first, second):
+            continue
+        pair = digest(first), digest(second)
+        if comparable(*pair) and not same_values(*pair):
+            unequal[name] = f"should repeat {source.full_name(original)}, but its values differ"
+    return findings(source, unequal)
+
+
+def parameter(
+    target: str, shape: Shape, source: TensorView, resolution: Resolution, rules: Sequence[Rule]
+) -> Array | None:
+    """The value of one parameter, from the file or filled in; None when there is neither."""
+    recipe = resolution.recipes.get(target)
+    if recipe and all(name in source.tensors for name in recipe.sources):
+        return recipe.build([source.read(name) for name in recipe.sources])
+    rule = filling(target, rules)
+    return rule.make(shape) if rule else None
+
+
+def digests(
+    source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule]
+) -> dict[str, Digest]:
+    """Digest of every parameter of a clean checkpoint, under the model's names in any layout."""
+    resolution = resolve(source.tensors, rules)
+    digested: dict[str, Digest] = {}
+    for target, shape in expected.items():
+        array = parameter(target, shape, source, resolution, rules)
+        if array is not None:
+            digested[target] = digest(array)
+    return digested
+
+
+def compare(
+    ledger: Ledger,
+    source: TensorView,
+    expected: Mapping[str, Shape],
+    rules: Sequence[Rule],
+    reference: Mapping[str, Digest],
+) -> Ledger:
+    """The same ledger with every loaded parameter compared with the digests of a reference."""
+    different: dict[str, str] = {}
+    undecidable: dict[str, str] = {}
+    resolution = resolve(source.tensors, rules)
+    fine = {*ledger.loaded, *(finding.tensor for finding in ledger.filled)}
+    for target, shape in expected.items():
+        recipe, wanted = resolution.recipes.get(target), reference.get(target)
+        names = recipe.sources if recipe else (target,)
+        if any(source.full_name(name) not in fine for name in names):
+            continue  # in another bin already
+        array = parameter(target, shape, source, resolution, rules)
+        assert array is not None
+        actual = digest(array)
+        if wanted is None:
+            different[names[0]] = f"the reference has no {target}"
+        elif not comparable(actual, wanted):
+            reason = f"{actual.dtype}, not comparable with the reference's {wanted.dtype}"
+            undecidable[names[0]] = reason
+        elif not same_values(actual, wanted):
+            different[names[0]] = _difference(array, wanted)
+    extra = sorted(reference.keys() - expected.keys())
+    return replace(
+        ledger,
+        different=(
+            *ledger.different,
+            *findings(source, different),
+            *(Finding(target, "only the reference has this parameter") for target in extra),
+        ),
+        undecidable=findings(source, undecidable),
+    )
+
+
+def _difference(array: Array, wanted: Digest) -> str:
+    if array.shape != wanted.shape:
+        return f"shape {array.shape}, in the reference {wanted.shape}"
+    for axes in rearrangements(array.shape):
+        if same_values(digest(array.transpose(axes)), wanted):
+            return f"transposed: equal to the reference with its axes in the order {axes}"
+    return "values differ from the reference"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lydite.core.dtypes import NAMES, NUMPY_DTYPES, widen
-from lydite.weights.layout import Array
+from lydite.weights.rules import Array
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lydite.core.tensorheader import TensorInfo
+from lydite.core.tensorfile import TensorInfo
 
 MAX_DEPTH = 32  # of the tree: the rest of a name with more dots than that stays in one piece
 

@@ -1,9 +1,10 @@
-"""Fill a model: audit, finite check, strict load. The only place that calls `load_weights`."""
+"""Fill a model: audit, finite check, strict load; and write one in the layout of its files."""
 # pyright: standard
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
@@ -11,13 +12,19 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from lydite.core.dtypes import NAMES, widen
+from lydite.core.dtypes import NAMES, mlx_to_numpy, widen
 from lydite.core.errors import WeightsError
-from lydite.weights.audit import Finding, Ledger, audit
-from lydite.weights.checks import describe_nonfinite, parameter, unequal_copies
-from lydite.weights.layout import Array, Shape
-from lydite.weights.rules import Rule, resolve
-from lydite.weights.tensor_view import TensorView
+from lydite.core.tensorfile import save as save_tensors
+from lydite.weights.audit import (
+    Finding,
+    Ledger,
+    TensorView,
+    audit,
+    describe_nonfinite,
+    parameter,
+    unequal_copies,
+)
+from lydite.weights.rules import Array, Rule, Shape, layout_of, resolve
 
 
 def parameter_specs(model: nn.Module) -> dict[str, Shape]:
@@ -102,3 +109,15 @@ def parameter_hash(model: nn.Module) -> str:
 def parameters(model: nn.Module) -> dict[str, mx.array]:
     """Every parameter by its path."""
     return dict(cast(list[tuple[str, mx.array]], tree_flatten(model.parameters())))
+
+
+def save(model: nn.Module, path: Path, rules: Sequence[Rule]) -> None:
+    """Write every parameter of `model` to one file; `load` with the same rules reads it back.
+
+    Undoes layouts only: the tables for diffusers' own folders rename nothing.
+    """
+    tensors: dict[str, Array] = {}
+    for target, value in parameters(model).items():
+        array, layout = mlx_to_numpy(value), layout_of(target, rules)
+        tensors[target] = layout.inverse(array) if layout else array
+    save_tensors(path, tensors, {"format": "pt"})

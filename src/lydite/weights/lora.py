@@ -20,8 +20,7 @@ import numpy as np
 from lydite.core.dtypes import widen
 from lydite.core.errors import WeightsError, shown
 from lydite.core.tensorfile import TensorFile
-from lydite.weights.layout import Array, Shape
-from lydite.weights.rules import Recipe, Rule, resolve, stored_names
+from lydite.weights.rules import Array, Recipe, Rule, Shape, resolve, stored_names
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import msgspec
 
 from lydite.calibrate.settings import EXACT, Description, Plan, Settings, differences, digest
 from lydite.calibrate.store.shards import FORMAT, VERSION, shard_names
+from lydite.core.config import JsonError, parse_object, read_json
 from lydite.core.errors import CalibrationError, FileError, InputError, at
 from lydite.core.files import read_bounded, size_text, write_atomic
-from lydite.core.jsonfile import JsonError, parse_object, read_json
 from lydite.core.outputs import check_output
 
 NAME, SHARDS, INCOMING, QUARANTINE = "set.json", "shards", "incoming", "quarantine"

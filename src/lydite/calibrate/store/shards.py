@@ -33,8 +33,7 @@ from lydite.calibrate.settings import (
 from lydite.core.dtypes import FLOAT_NAMES, NAMES, NUMPY_DTYPES
 from lydite.core.errors import CalibrationError, FileError, TensorFileError, at, shown
 from lydite.core.files import NotRegular, open_regular, write_atomic
-from lydite.core.tensorfile import encoded_header, read_header
-from lydite.core.tensorheader import MAX_HEADER_BYTES, Header
+from lydite.core.tensorfile import MAX_HEADER_BYTES, Header, encoded_header, read_header
 
 FORMAT, VERSION = "lydite-calibration", "1"
 SHARD = re.compile(r"[0-9a-f]{64}\.safetensors")

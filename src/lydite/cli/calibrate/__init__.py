@@ -2,7 +2,7 @@
 
 import click
 
-from lydite.cli.verbs import Verbs
+from lydite.cli.main import Verbs
 
 VERBS = {
     "run": "lydite.cli.calibrate.run:run",

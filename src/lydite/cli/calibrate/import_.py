@@ -48,7 +48,7 @@ def _settings(path: Path) -> "Settings":
     import msgspec
 
     from lydite.calibrate.settings import Settings
-    from lydite.core.jsonfile import read_json
+    from lydite.core.config import read_json
 
     try:
         return msgspec.convert(read_json(path), Settings)

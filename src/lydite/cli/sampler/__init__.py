@@ -2,7 +2,7 @@
 
 import click
 
-from lydite.cli.verbs import Verbs
+from lydite.cli.main import Verbs
 
 VERBS = {
     "list": "lydite.cli.sampler.list:list_",

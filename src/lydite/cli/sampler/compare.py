@@ -96,7 +96,7 @@ def _schedules(
     a: str, b: str, model: str | None, steps: int, given: dict[str, Any]
 ) -> dict[str, Any]:
     from lydite.cli.sampler.show import make
-    from lydite.sampling.schedules import find_schedule
+    from lydite.sampling.registry import find_schedule
 
     one, other = find_schedule(a), find_schedule(b)
     called = _model((one, other), model)
@@ -136,7 +136,7 @@ def _samplers(
     from lydite.cli.sampler.show import make
     from lydite.conform.convergence import denoiser_for, trajectory
     from lydite.sampling.models import default_schedule, find_model
-    from lydite.sampling.samplers import find_sampler
+    from lydite.sampling.registry import find_sampler
 
     called = _model((find_sampler(a), find_sampler(b)), model)
     levels = find_model(called)

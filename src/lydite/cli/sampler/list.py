@@ -10,8 +10,7 @@ from lydite.cli.aliases import AliasedOption
 from lydite.cli.sampler.options import wide_console
 
 if TYPE_CHECKING:
-    from lydite.sampling.samplers.sampler import Sampler
-    from lydite.sampling.schedules import ScheduleKind
+    from lydite.sampling.registry import Sampler, ScheduleKind
 
 WIDE = 160  # columns for everything; with fewer, proofs and sources are left out
 LEGEND = (
@@ -47,8 +46,7 @@ def list_(words: tuple[str, ...], noise_model: str | None, as_json: bool) -> Non
     lydite sampler list --json | jq -r '.samplers[] | [.name, .proof] | @tsv'
     """
     from lydite.core.errors import InputError
-    from lydite.sampling.samplers import SAMPLERS
-    from lydite.sampling.schedules import SCHEDULES
+    from lydite.sampling.registry import SAMPLERS, SCHEDULES
 
     def is_chosen(each: "Sampler | ScheduleKind") -> bool:
         named = not words or any(word.lower() in each.name for word in words)

@@ -55,9 +55,7 @@ def read_options(pairs: Iterable[str]) -> dict[str, Any]:
 
 def kind_of(name: str) -> str:
     """Whether a name is a sampler's or a schedule's."""
-    from lydite.sampling.registry import suggestion
-    from lydite.sampling.samplers import SAMPLERS
-    from lydite.sampling.schedules import SCHEDULES
+    from lydite.sampling.registry import SAMPLERS, SCHEDULES, suggestion
 
     if name in SAMPLERS:
         return "sampler"

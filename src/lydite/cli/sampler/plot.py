@@ -103,7 +103,7 @@ def _sigmas(
 ) -> "Chart":
     from lydite.cli.sampler.show import make
     from lydite.report.chart import Chart
-    from lydite.sampling.schedules import find_schedule
+    from lydite.sampling.registry import find_schedule
 
     shared = shared_noise_models([find_schedule(name) for name in names])
     if not shared:
@@ -149,7 +149,7 @@ def _errors(
     from lydite.conform.convergence import errors
     from lydite.report.chart import Chart, Line
     from lydite.sampling.models import default_schedule, find_model
-    from lydite.sampling.samplers import find_sampler
+    from lydite.sampling.registry import find_sampler
 
     shared = shared_noise_models([find_sampler(name) for name in names])
     called = model_for(shared or ("ve",), model)

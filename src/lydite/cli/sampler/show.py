@@ -17,7 +17,7 @@ from lydite.cli.sampler.options import (
 )
 
 if TYPE_CHECKING:
-    from lydite.sampling.schedules import ModelSigmas, Schedule
+    from lydite.sampling.schedules.schedule import ModelSigmas, Schedule
 
 
 @click.command("show")
@@ -80,7 +80,7 @@ def make(
     """A schedule, the model it is for, and that model's name."""
     from lydite.sampling.conventions import find_convention, plan_schedule
     from lydite.sampling.models import find_model
-    from lydite.sampling.schedules import find_schedule
+    from lydite.sampling.registry import find_schedule
 
     kind = find_schedule(name)
     called = model_for(kind.noise_models, model)
@@ -98,9 +98,9 @@ def _schedule(
     name: str, model: str | None, steps: int, options: dict[str, Any], convention: str | None
 ) -> dict[str, Any]:
     from lydite.cli.sampler.list import schedule_record
+    from lydite.sampling.denoiser import find_prediction
     from lydite.sampling.models import default_prediction
-    from lydite.sampling.prediction import find_prediction
-    from lydite.sampling.schedules import find_schedule
+    from lydite.sampling.registry import find_schedule
 
     made, levels, called = make(name, model, steps, options, convention)
     scaled = find_prediction(default_prediction(levels))
@@ -129,7 +129,7 @@ def _sampler(
     from lydite.cli.sampler.list import sampler_record
     from lydite.conform.convergence import denoiser_for, exact, trajectory
     from lydite.sampling.models import default_schedule, find_model
-    from lydite.sampling.samplers import find_sampler
+    from lydite.sampling.registry import find_sampler
 
     found = find_sampler(name)
     called = model_for(found.noise_models, model)

@@ -11,15 +11,10 @@ from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.problem import Problem
 from lydite.conform.replay import BY_TIMESTEP, LOOKED_UP, BoundSampler, Plan
 from lydite.core.errors import InputError
-from lydite.sampling.samplers import SAMPLERS, find_sampler
-from lydite.sampling.schedules import (
-    SCHEDULES,
-    ContinuousSigmas,
-    FlowSigmas,
-    ModelSigmas,
-    NoiseTable,
-    ScheduleKind,
-)
+from lydite.sampling.registry import SAMPLERS, SCHEDULES, ScheduleKind, find_sampler
+from lydite.sampling.schedules.flow import FlowSigmas
+from lydite.sampling.schedules.schedule import ModelSigmas
+from lydite.sampling.schedules.table import ContinuousSigmas, NoiseTable
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "offset": (0, 1),
@@ -45,7 +40,7 @@ def other_samplers(problem: Problem) -> Iterator[Mistake]:
                 f"is-{sampler.name}",
                 f"is {sampler.name}, not {problem.sampler}",
                 f"{problem.sampler}: {SAMPLERS[problem.sampler].about}."
-                if problem.sampler in SAMPLERS
+                if problem.sampler and problem.sampler in SAMPLERS
                 else "",
                 _by(sampler.name, {}),
             )
@@ -82,7 +77,7 @@ def other_schedules(problem: Problem) -> Iterator[Mistake]:
                 f"uses the schedule {kind.name}, not {problem.schedule}"
                 + (", and starts from noise × its first sigma" if own_start else ""),
                 f"{problem.schedule}: {SCHEDULES[problem.schedule].about}."
-                if problem.schedule in SCHEDULES
+                if problem.schedule and problem.schedule in SCHEDULES
                 else "",
                 _on(kind, model, own_start),
             )

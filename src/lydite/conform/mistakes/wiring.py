@@ -7,7 +7,7 @@ from typing import Any
 
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.replay import NetworkCall, Plan, c_in
-from lydite.sampling.prediction import find_prediction
+from lydite.sampling.denoiser import find_prediction
 
 
 def adds_denoised(plan: Plan) -> Plan:

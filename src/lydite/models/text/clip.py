@@ -13,9 +13,8 @@ import mlx.nn as nn
 
 from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
-from lydite.models.layers import Linear, join_heads, split_heads
+from lydite.models.layers import ACTIVATIONS, Activation, Linear, join_heads, split_heads
 from lydite.models.text import transformers_config
-from lydite.models.text.transformers_config import ACTIVATIONS, Activation
 
 IGNORED = transformers_config.IGNORED
 FIXED: Mapping[str, Any] = {**transformers_config.FIXED, "model_type": "clip_text_model"}

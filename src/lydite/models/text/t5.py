@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.config import Count, Epsilon, Size
-from lydite.models.layers import join_heads, split_heads
+from lydite.models.layers import ACTIVATIONS, Activation, join_heads, split_heads
 from lydite.models.text import transformers_config
-from lydite.models.text.transformers_config import ACTIVATIONS, Activation
 
 IGNORED = transformers_config.IGNORED
 FIXED: Mapping[str, Any] = {**transformers_config.FIXED, "model_type": "t5"}

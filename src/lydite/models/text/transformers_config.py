@@ -1,23 +1,7 @@
 """What a config.json of transformers holds besides the numbers of its own model."""
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
-
-import mlx.core as mx
-import mlx.nn as nn
-
-from lydite.models.layers import gelu_tanh
-
-Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu"]
-
-ACTIVATIONS: Mapping[Activation, Callable[[mx.array], mx.array]] = {
-    "gelu": lambda x: x * (1 + mx.erf(x / math.sqrt(2))) / 2,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "quick_gelu": lambda x: x * mx.sigmoid(1.702 * x),
-    "relu": nn.relu,
-}
+from collections.abc import Mapping
+from typing import Any
 
 # Written by transformers 4.2 to 5.22 into any model's config; no text encoder reads them.
 IGNORED = frozenset(

@@ -1,5 +1,7 @@
 """The network classes that families share, by their names in diffusers and transformers."""
 
+from functools import partial
+
 from lydite.models import flux, flux2, qwen_image, unet, z_image
 from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.models.text import clip, qwen, t5
@@ -38,14 +40,14 @@ KINDS: dict[str, Kind] = {
     ),
     "CLIPTextModel": Kind(
         clip.CLIPTextConfig,
-        lambda config: clip.CLIPTextModel(config, projection=False),
+        partial(clip.CLIPTextModel, projection=False),
         text_map.CLIP,
         clip.IGNORED,
         clip.FIXED,
     ),
     "CLIPTextModelWithProjection": Kind(
         clip.CLIPTextConfig,
-        lambda config: clip.CLIPTextModel(config, projection=True),
+        partial(clip.CLIPTextModel, projection=True),
         text_map.CLIP,
         clip.IGNORED,
         clip.FIXED,
@@ -71,7 +73,7 @@ KINDS: dict[str, Kind] = {
     ),
     "Qwen3Model": Kind(
         qwen.QwenConfig,
-        lambda config: qwen.QwenTextModel(config, qk_norm=True),
+        partial(qwen.QwenTextModel, qk_norm=True),
         text_map.QWEN3,
         qwen.IGNORED,
         qwen.QWEN3_FIXED,

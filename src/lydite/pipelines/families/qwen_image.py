@@ -29,7 +29,7 @@ from lydite.pipelines.family import (
 )
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
-from lydite.sampling.guidance import cfg
+from lydite.sampling.denoiser import cfg
 from lydite.tokenizers.templates import QWEN_IMAGE, TemplateTokenizer
 from lydite.tokenizers.tokenizer import load_qwen2_tokenizer
 

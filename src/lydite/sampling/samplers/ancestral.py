@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     add_noise,
@@ -11,7 +12,6 @@ from lydite.sampling.samplers.algebra import (
     midpoint_step,
     sigma_between,
 )
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
@@ -62,7 +62,7 @@ def sample_dpmpp_2s_ancestral(
         x = step.x
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "dpm_2_ancestral",
         sample_dpm_2_ancestral,

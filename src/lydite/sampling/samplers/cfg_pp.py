@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import VE, NoiseModel
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     add_noise,
@@ -23,8 +23,7 @@ from lydite.sampling.samplers.algebra import (
     reverse_down,
     sigma_between,
 )
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, PairDenoise, Step
+from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, PairDenoise, Step
 
 Written = Literal["ve", "model"]
 
@@ -158,7 +157,7 @@ def shifted(model: NoiseModel, x: A, guided: A, uncond: A, sigma: float) -> A:
     return x if guided is uncond else x + (guided - uncond) * model.alpha(sigma)
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "euler_cfg_pp",
         sample_euler_cfg_pp,

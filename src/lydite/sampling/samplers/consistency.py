@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from lydite.core.errors import InputError
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import add_noise, ddim_step
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
@@ -58,7 +58,7 @@ def sample_tcd(
         x = step.x
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "lcm",
         sample_lcm,

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import VE, NoiseModel
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, Step
+from lydite.sampling.registry import Sampler
+from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, Step
 
 
 def sample_ddim(
@@ -79,7 +78,7 @@ def _size(model: NoiseModel, sigma: float) -> float:
     return math.hypot(1.0, sigma) if model == VE else 1.0
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "ddim",
         sample_ddim,

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import (
     Call,
     exponential_weights,
@@ -19,7 +20,6 @@ from lydite.sampling.samplers.algebra import (
     make_call,
     slope,
 )
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
 POINTS, SHARES = np.polynomial.legendre.leggauss(40)
@@ -102,7 +102,7 @@ def vp_time(sigma: NDArray[np.float64]) -> NDArray[np.float64]:
     return (np.sqrt(b * b + 2 * a * np.log1p(sigma**2)) - b) / a
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "deis",
         sample_deis,

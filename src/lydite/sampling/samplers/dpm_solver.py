@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import (
     Call,
     Kind,
@@ -23,8 +23,7 @@ from lydite.sampling.samplers.algebra import (
     psi_2,
     psi_3,
 )
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, Step
+from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, Step
 
 Solver = Literal["midpoint", "heun"]  # how a slope enters: as its middle value, or integrated
 
@@ -182,7 +181,7 @@ MULTISTEP, SINGLESTEP = "DPMSolverMultistepScheduler", "DPMSolverSinglestepSched
 FIRST, SECOND = "Lu et al. (2022), arXiv 2206.00927", "Lu et al. (2022b), arXiv 2211.01095"
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "dpmsolver_2m",
         partial(sample_dpm_multistep, order=2, kind="noise"),

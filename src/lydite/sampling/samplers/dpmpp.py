@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Literal
 
-from lydite.sampling.noise_model import VE, NoiseModel
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     add_noise,
@@ -18,8 +18,7 @@ from lydite.sampling.samplers.algebra import (
     sigma_between,
     step_in_lambda,
 )
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, Step
+from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, Step
 
 
 def sample_dpmpp_2m(
@@ -196,7 +195,7 @@ def _fresh_noise_share(h: float, eta: float) -> float:
     return math.sqrt(-math.expm1(-2 * eta * h))
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "dpmpp_2m",
         sample_dpmpp_2m,

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import NEAR_ONE, finite_start
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
@@ -78,7 +78,7 @@ def _bends(
     return way + f(there) * plain, way * way / 2 + f(there) * leant
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "er_sde",
         sample_er_sde,

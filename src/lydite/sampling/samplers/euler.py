@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import Churn, add_noise, ancestral_down, churned, slope
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
@@ -47,7 +47,7 @@ def sample_euler_ancestral(
         x = step.x
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "euler",
         sample_euler,

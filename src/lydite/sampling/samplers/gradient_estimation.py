@@ -6,8 +6,8 @@ The last step, to σ = 0, takes the denoised image as it is, as ComfyUI does.
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.cfg_pp import Written, model_of, renoised
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, PairDenoise, Step
 
 
@@ -56,7 +56,7 @@ def sample_gradient_estimation_cfg_pp(
         x = step.x
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "gradient_estimation",
         sample_gradient_estimation,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import Churn, churned, heun_step, midpoint_step, slope
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
 
@@ -59,7 +59,7 @@ def sample_heunpp2(
         x = step.x
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "heun",
         sample_heun,

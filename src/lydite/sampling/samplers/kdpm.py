@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, NotFiniteError
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import add_noise, ancestral_down, slope
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Noise, Step
 
 NEAR = 1e-5  # in t: how close to the end counts as there
@@ -191,7 +191,7 @@ def _noise(noise: Noise[A] | None, eta: float) -> Noise[A] | None:
     return noise
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "dpm_fast",
         sample_dpm_fast,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import adams_weights, slope
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
 
@@ -34,7 +34,7 @@ def sample_lms(
         x = step.x
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "lms",
         sample_lms,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import adams_weights, heun_step, slope
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
 EVEN = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
@@ -172,7 +172,7 @@ def _newton_weights(nodes: Sequence[float], end: float) -> list[float]:
     return [h * each for each in sums]
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "plms",
         sample_plms,

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import add_noise, ddim_step, reverse_down, slope_weight
 from lydite.sampling.samplers.cfg_pp import Written, model_of, renoised, shifted
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, PairDenoise, Step
+from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, PairDenoise, Step
 
 
 def sample_res_multistep(
@@ -105,7 +104,7 @@ def _steps(
         x = step.x
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "res_multistep",
         sample_res_multistep,

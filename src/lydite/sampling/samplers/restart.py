@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import add_noise, heun_step
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, Step
+from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, Step
 
 RHO = 7.0  # of the Karras spacing that a way down again takes
 
@@ -102,7 +101,7 @@ def _karras(first: float, last: float, count: int) -> list[float]:
     return [first, *(root**RHO for root in inner), last]
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "restart",
         sample_restart,

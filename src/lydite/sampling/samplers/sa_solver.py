@@ -16,10 +16,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Generic
 
-from lydite.sampling.noise_model import VE, NoiseModel
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import Call, exponential_weights, make_call
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, Step
+from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, Step
 
 Tau = Callable[[float, float], float]  # of the two ends of a step
 # Sigmas between which diffusers' default adds noise: timesteps 200 and 800 of SD 1.5 and SDXL, and
@@ -120,7 +119,7 @@ def default_tau(model: NoiseModel) -> Tau:
     return lambda sigma, _: 1.0 if low <= sigma <= high else 0.0
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "sa_solver",
         sample_sa_solver,

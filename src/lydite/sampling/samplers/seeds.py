@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Literal
 
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     ddim_step,
@@ -18,8 +18,7 @@ from lydite.sampling.samplers.algebra import (
     sigma_between,
     slope_weight,
 )
-from lydite.sampling.samplers.sampler import Sampler
-from lydite.sampling.steps import A, Denoise, Noise, Step
+from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, Step
 
 
 def sample_seeds_2(
@@ -163,7 +162,7 @@ class _Path:
         return x + self.gathered * (sigma_to * self.s_noise)
 
 
-FAMILY = (
+METHODS = (
     Sampler(
         "seeds_2",
         sample_seeds_2,

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from lydite.sampling.registry import Sampler
 from lydite.sampling.samplers.algebra import (
     Call,
     Kind,
@@ -20,7 +21,6 @@ from lydite.sampling.samplers.algebra import (
     make_call,
     psi_2,
 )
-from lydite.sampling.samplers.sampler import Sampler
 from lydite.sampling.steps import A, Denoise, Step
 
 Variant = Literal["bh1", "bh2"]
@@ -130,7 +130,7 @@ _LONG_STEP = (
     "below about 25 steps not with sd3_diffusers or flow_shift, whose step before the last is too "
     "long for it (in diffusers too); take sgm_uniform"
 )
-FAMILY = (
+METHODS = (
     Sampler(
         "uni_pc",
         partial(sample_uni_pc, variant="bh1"),

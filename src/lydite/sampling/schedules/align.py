@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 
 from lydite.core.errors import InputError
+from lydite.sampling.registry import ScheduleKind
 from lydite.sampling.schedules.curves import under
-from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points, ScheduleKind
+from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points
 from lydite.sampling.schedules.table import NoiseTable
 
 SIGMAS = {
@@ -62,7 +63,7 @@ def _interpolated(sigmas: Floats, count: int) -> Floats:
     return np.exp(np.interp(wanted, known, np.log(sigmas[::-1])))[::-1]
 
 
-FAMILY = (
+METHODS = (
     ScheduleKind(
         "align_your_steps",
         align_your_steps,

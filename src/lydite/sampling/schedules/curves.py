@@ -9,9 +9,10 @@ import math
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import NoiseModel
+from lydite.sampling.registry import ScheduleKind
 from lydite.sampling.schedules.beta import beta_quantile
-from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points, ScheduleKind
+from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points
+from lydite.sampling.steps import NoiseModel
 
 
 def karras(
@@ -198,7 +199,7 @@ def _ends(
 
 
 _EULER = "diffusers EulerDiscreteScheduler"
-FAMILY = (
+METHODS = (
     ScheduleKind(
         "karras",
         karras,

@@ -11,18 +11,18 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import FLOW, NoiseModel
+from lydite.sampling.registry import ScheduleKind
 from lydite.sampling.schedules.curves import beta_between, exponential_between, karras_between
 from lydite.sampling.schedules.schedule import (
     Floats,
     ModelSigmas,
     Points,
     Rule,
-    ScheduleKind,
     check_count,
     check_positive,
     round_timestep,
 )
+from lydite.sampling.steps import FLOW, NoiseModel
 
 Grid = Literal["trained", "even", "open", "below_one"]
 Curve = Literal["karras", "exponential", "beta"]
@@ -170,7 +170,7 @@ def flux(model: ModelSigmas, steps: int, *, terminal: float | None = None) -> Po
 
 
 _DIFFUSERS = ("diffusers FlowMatchEulerDiscreteScheduler",)
-FAMILY = (
+METHODS = (
     ScheduleKind(
         "flow_shift",
         flow_shift,

@@ -1,16 +1,15 @@
-"""What a schedule is, what it needs of a model, and how it is made by name."""
+"""What a schedule is, and what it needs of a model."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
-from lydite.sampling.noise_model import NoiseModel
-from lydite.sampling.registry import Method
+from lydite.sampling.steps import NoiseModel
 
 MOST_STEPS = 10_000
 Floats = NDArray[np.float64]
@@ -105,28 +104,6 @@ def read_only_schedule(
     for values in (sigmas, timesteps):
         values.setflags(write=False)
     return Schedule(name, sigmas, timesteps, timestep_between)
-
-
-@dataclass(frozen=True)
-class ScheduleKind(Method):
-    """A schedule; its function gives the sigmas for (model, steps, options)."""
-
-    count: str = "n"  # how many steps come of n
-    needs: tuple[str, ...] = ()  # options without a default
-
-    kind = "schedule"
-
-    def make(
-        self, steps: int, model: ModelSigmas, *, final: Final = "zero", **options: Any
-    ) -> Schedule:
-        """The schedule in `steps` steps for one model."""
-        check_count("steps", steps, MOST_STEPS)
-        self.check_noise_model(model.noise_model)
-        self.check_options(options)
-        for name in self.needs:
-            if name not in options:
-                raise InputError(f"schedule {self.name} needs the option {name!r}.")
-        return finish_schedule(self.name, self.function(model, steps, **options), model, final)
 
 
 def from_step(schedule: Schedule, start: int) -> Schedule:

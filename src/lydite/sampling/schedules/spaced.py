@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.sampling.registry import ScheduleKind
 from lydite.sampling.schedules.beta import beta_quantile
-from lydite.sampling.schedules.schedule import ModelSigmas, Points, ScheduleKind
+from lydite.sampling.schedules.schedule import ModelSigmas, Points
 from lydite.sampling.schedules.table import NoiseTable
 
 
@@ -111,7 +112,7 @@ _EULER = "diffusers EulerDiscreteScheduler"
 _DPM = "diffusers DPMSolverMultistepScheduler"
 _FEWER = "n, or fewer where two indices are rounded to one"
 _LIN = "Lin et al. (2023), table 2"
-FAMILY = (
+METHODS = (
     ScheduleKind(
         "normal",
         normal,

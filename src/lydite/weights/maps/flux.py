@@ -3,8 +3,7 @@
 Reference for the original names: black-forest-labs/flux, src/flux/model.py and modules/layers.py.
 """
 
-from lydite.weights.layout import SWAP_HALVES
-from lydite.weights.rules import Convert, Rename, Rule, Split
+from lydite.weights.rules import SWAP_HALVES, Convert, Rename, Rule, Split
 
 DIFFUSERS: tuple[Rule, ...] = ()  # every name and layout is the model's own
 

@@ -3,8 +3,7 @@
 Reference for the original names: Stability-AI/sd3.5 @ fbf8f48, mmditx.py.
 """
 
-from lydite.weights.layout import OIHW_TO_OHWI, SWAP_HALVES
-from lydite.weights.rules import Convert, Rename, Rule, Split
+from lydite.weights.rules import OIHW_TO_OHWI, SWAP_HALVES, Convert, Rename, Rule, Split
 
 DIFFUSERS: tuple[Rule, ...] = (Convert("pos_embed.proj.weight", OIHW_TO_OHWI),)
 

@@ -2,8 +2,18 @@
 
 import numpy as np
 
-from lydite.weights.layout import TRANSPOSE, Array, Shape
-from lydite.weights.rules import Alias, Convert, Drop, Fill, Rename, Rule, Split
+from lydite.weights.rules import (
+    TRANSPOSE,
+    Alias,
+    Array,
+    Convert,
+    Drop,
+    Fill,
+    Rename,
+    Rule,
+    Shape,
+    Split,
+)
 
 _COUNTED = "0, 1, 2, …: known without being stored"
 CLIP: tuple[Rule, ...] = (

@@ -6,8 +6,7 @@ openaimodel.py; Stability-AI/generative-models has the same for SDXL.
 
 from collections.abc import Sequence
 
-from lydite.weights.layout import CONV_OR_LINEAR, OIHW_TO_OHWI
-from lydite.weights.rules import Convert, Rename, Rule
+from lydite.weights.rules import CONV_OR_LINEAR, OIHW_TO_OHWI, Convert, Rename, Rule
 
 DIFFUSERS: tuple[Rule, ...] = (
     Convert("conv_in.weight", OIHW_TO_OHWI),

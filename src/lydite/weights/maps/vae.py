@@ -3,14 +3,18 @@
 Reference for the original names: Stability-AI/sd3.5 @ fbf8f48, sd3_impls.py.
 """
 
-from lydite.weights.layout import (
+from lydite.weights.rules import (
     CONV1X1_TO_LINEAR,
     OIHW_TO_OHWI,
     PER_CHANNEL_2D,
     PER_CHANNEL_3D,
     PRESENT_FRAME,
+    Alias,
+    Convert,
+    Drop,
+    Rename,
+    Rule,
 )
-from lydite.weights.rules import Alias, Convert, Drop, Rename, Rule
 
 _CONVS: tuple[Rule, ...] = (
     Convert("{p}.conv_in.weight", OIHW_TO_OHWI),

@@ -1,21 +1,78 @@
-"""What a picture's file remembers: A1111's text for other tools, one JSON key for us."""
+"""Pictures in files: pixels in and out, and what a file remembers of how it was made."""
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from PIL import Image, PngImagePlugin
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from lydite import __version__
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, InputError, shown
 from lydite.core.files import atomic_path
 from lydite.core.request import FIELDS, Request
-from lydite.pipelines.images import Pixels, check_format, open_image
 from lydite.pipelines.model import Component
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # we write
+
+
+def check_format(path: Path) -> str:
+    """The format that the ending of a name means, or InputError."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(
+            f"{shown(str(path))}: pictures are PNG, JPEG or WebP; end the name in "
+            f"{', '.join(FORMATS)}."
+        )
+    return FORMATS[path.suffix.lower()]
+
+
+def open_image(path: Path) -> Image.Image:
+    """A decoded image file, or FileError."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except FileNotFoundError as error:
+        raise FileError(f"{path}: no such file.") from error
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
+        raise FileError(f"{path}: cannot be read as an image ({error}).") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+def read_pixels(path: Path) -> Pixels:
+    """An image file as (H, W, 3), turned as its EXIF says; transparency is dropped."""
+    image = ImageOps.exif_transpose(open_image(path))
+    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip at 255
+        image = Image.fromarray((np.asarray(image, np.int64) // 257).clip(0, 255).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))
+
+
+def resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    """Lanczos, as diffusers resizes the input of img2img."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def pixel_hash(pixels: Pixels) -> str:
+    """A hash of the pixels themselves, whatever file they came from."""
+    return hashlib.sha256(f"{pixels.shape}".encode() + pixels.tobytes()).hexdigest()
+
+
+def save_pixels(path: Path, pixels: Pixels | Image.Image, *, replace: bool = True) -> None:
+    """Write a picture without metadata."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    with atomic_path(path, replace=replace) as temporary:
+        image.save(temporary, format=check_format(path), optimize=True)
+
 
 KEY = "lydite"
 A1111_NAMES = {
@@ -144,3 +201,17 @@ def model_hash(components: Mapping[str, Component]) -> str:
                 middle = flat.size // 2
                 total.update(flat[middle : middle + 1024 // flat.itemsize].tobytes())
     return total.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One finished image, the seed it came from, and what it was made with."""
+
+    pixels: Pixels
+    seed: int
+    record: Record
+
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
+        """Write PNG, JPEG or WebP by the ending of the name, with the settings inside."""
+        write_picture(Path(path), self.pixels, self.record, overwrite=overwrite)
+        return Path(path)
