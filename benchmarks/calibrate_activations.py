@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lydite.core.blas import use_one_thread
+from lydite.core.fast_blas import use_one_thread
 
 use_one_thread()  # before MLX; on one thread, as the command
 
@@ -29,9 +29,9 @@ from lydite.calibrate.activations.collect import Selection, collect  # noqa: E40
 from lydite.calibrate.activations.file import open_statistics  # noqa: E402
 from lydite.calibrate.activations.places import Places  # noqa: E402
 from lydite.calibrate.blocks import BlockRecorder  # noqa: E402
-from lydite.calibrate.conditions import conditions_of  # noqa: E402
 from lydite.calibrate.model_session import Model, model_hash, open_pipeline  # noqa: E402
 from lydite.calibrate.replay import Replay, network, replaying  # noqa: E402
+from lydite.calibrate.request_conditions import conditions_of  # noqa: E402
 from lydite.calibrate.settings import Settings, plan_of  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
 from lydite.calibrate.store.shards import Entry  # noqa: E402
@@ -168,7 +168,7 @@ def channel_count(model: MMDiT) -> int:
 
 def sample(pipeline: Pipeline, settings: Settings) -> tuple[Entry, np.ndarray]:
     """A sample in the middle of a run."""
-    from lydite.calibrate.conditions import request_of
+    from lydite.calibrate.request_conditions import request_of
 
     request, _ = request_of(settings.conditions)
     sigmas = pipeline.plan(request).schedule.sigmas.tolist()
@@ -180,7 +180,7 @@ def make_set(
     pipeline: Pipeline, settings: Settings, folder: Path, images: int, *, steps: int
 ) -> Path:
     """A set of noise at the run's sigmas: what it costs does not depend on the pictures."""
-    from lydite.calibrate.conditions import request_of
+    from lydite.calibrate.request_conditions import request_of
 
     request, _ = request_of(settings.conditions)
     sigmas = pipeline.plan(request).schedule.sigmas.tolist()

@@ -23,13 +23,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lydite.core.blas import use_one_thread
+from lydite.core.fast_blas import use_one_thread
 
 use_one_thread()  # before MLX
 
 from lydite import embedded  # noqa: E402
-from lydite.calibrate.conditions import conditions_of  # noqa: E402
 from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline  # noqa: E402
+from lydite.calibrate.request_conditions import conditions_of  # noqa: E402
 from lydite.calibrate.run import Model, RunCallbacks  # noqa: E402
 from lydite.calibrate.settings import (  # noqa: E402
     Description,

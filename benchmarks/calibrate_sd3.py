@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from lydite.core.blas import use_one_thread
+from lydite.core.fast_blas import use_one_thread
 
 use_one_thread()  # before MLX
 
@@ -29,9 +29,9 @@ import calibrate_run  # noqa: E402
 from calibrate_activations import SD3_MEDIUM  # noqa: E402
 from lydite.calibrate.activations.device_moments import DeviceMoments  # noqa: E402
 from lydite.calibrate.activations.places import Places, moments_now  # noqa: E402
-from lydite.calibrate.conditions import conditions_of  # noqa: E402
 from lydite.calibrate.model_session import model_hash, open_pipeline  # noqa: E402
 from lydite.calibrate.replay import network, replaying  # noqa: E402
+from lydite.calibrate.request_conditions import conditions_of  # noqa: E402
 from lydite.calibrate.run import Model  # noqa: E402
 from lydite.calibrate.settings import Settings  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402

@@ -82,7 +82,7 @@ def in_a_process(way: str, options: argparse.Namespace) -> dict[str, float]:
 
 def with_lydite(folder: Path) -> dict[str, float]:
     from lydite.diff.compare import compare
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
 
     with Trace.open(folder / "reference") as ours, Trace.open(folder / "port") as theirs:
         with measured() as figures:
@@ -94,7 +94,7 @@ def with_lydite(folder: Path) -> dict[str, float]:
 def with_allclose(folder: Path) -> dict[str, float]:
     import numpy as np
 
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
 
     with Trace.open(folder / "reference") as ours, Trace.open(folder / "port") as theirs:
         other = {event.name: event for event in theirs.events}

@@ -40,10 +40,10 @@ from lydite.pipelines.pipeline import SILENT, Denoiser, Pipeline, sampler_noise,
 from lydite.sampling.conventions import CONVENTIONS
 from lydite.sampling.denoiser import Prediction
 from lydite.sampling.registry import SAMPLERS, Sampler, find_sampler, make_schedule
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.schedule import Schedule
 from lydite.sampling.schedules.table import STABLE_DIFFUSION
-from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 STEPS = 20
 SMALL, LARGE = (16, 16, 16), (16, 128, 128)  # (C, h, w) of the embedded model, and of SD3 at 1024²

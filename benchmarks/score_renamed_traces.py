@@ -24,7 +24,7 @@ from lydite.diff.compare import compare
 from lydite.diff.name_map import Rename
 from lydite.diff.result import Verdict
 from lydite.trace.events import Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from seeded_bugs.cases import bugs, controls
 from seeded_bugs.renamed_traces import NAMINGS, write_renamed
 

@@ -36,8 +36,8 @@ import numpy as np
 
 from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.events import Header
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import InjectionSource, Recorder
-from lydite.trace.store import Trace
 from lydite.trace.taps import injection
 from seeded_bugs.cases import Bug, Control, Part, bugs, controls
 from seeded_bugs.recording import ENCODING, record_port
@@ -144,7 +144,7 @@ class Sides:
 
     def injected(self, reference: Path, port: Path, floor: Path) -> Any:
         """`lydite diff` of the port run again on the reference's values."""
-        from lydite.diff.divergence.inject import isolate
+        from lydite.diff.divergence.injected_values import isolate
 
         case, dtype = self._cases[port]
 

@@ -87,7 +87,7 @@ def write_checkpoint(options: argparse.Namespace) -> None:
 
 
 def run_ours(options: argparse.Namespace) -> dict[str, Any]:
-    from lydite.core.blas import preload
+    from lydite.core.fast_blas import preload
 
     blas = preload().describe()
     import mlx.core as mx

@@ -22,8 +22,8 @@ import ml_dtypes
 import numpy as np
 
 from lydite.trace.events import Event, Header
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Recorder
-from lydite.trace.store import Trace
 from lydite.trace.writer import Capture, Level, TraceWriter
 
 BLOCKS, VALUES, SHAPE = 60, 20, (256, 3072)

@@ -20,7 +20,7 @@ from lydite.models.mmdit import MMDiTConfig
 from lydite.models.text.clip import CLIPTextConfig
 from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.weights.load import save
 
 TRANSFORMER = MMDiTConfig(
@@ -76,8 +76,8 @@ def make_untrained(
     seed: int = 0,
 ) -> Path:
     """Write the folder; the same seed gives the same weights."""
-    vocabulary = _write_clip_tokenizer(folder / "tokenizer", pad="<|endoftext|>")
-    _write_clip_tokenizer(folder / "tokenizer_2", pad="!")
+    vocabulary = write_clip_tokenizer(folder / "tokenizer", pad="<|endoftext|>")
+    write_clip_tokenizer(folder / "tokenizer_2", pad="!")
     clip_l, clip_g = (
         CLIPTextConfig(
             vocab_size=vocabulary,
@@ -103,7 +103,7 @@ def make_untrained(
     }
     index = dict(_INDEX)
     if t5 is not None:
-        _write_t5_tokenizer(folder / "tokenizer_3")
+        write_t5_tokenizer(folder / "tokenizer_3")
         networks["text_encoder_3"] = ("T5EncoderModel", t5)
         index["text_encoder_3"] = ["transformers", "T5EncoderModel"]
         index["tokenizer_3"] = ["transformers", "T5Tokenizer"]
@@ -134,13 +134,17 @@ def _write_network(folder: Path, class_name: str, config: Any, draw: Draw, seed:
     _write_json(folder / "config.json", {**label, **asdict(config)})
 
 
-def _write_clip_tokenizer(folder: Path, pad: str) -> int:
-    """A byte-level CLIP vocabulary without merges: every letter is a token."""
+def write_clip_tokenizer(folder: Path, pad: str, size: int = 0) -> int:
+    """A byte-level CLIP vocabulary without merges: every letter is a token.
+
+    `size` fills it up with tokens that no text has.
+    """
     letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
     letters += [chr(256 + index) for index in range(256 - len(letters))]
     tokens = [
         *letters,
         *(f"{letter}</w>" for letter in letters),
+        *(f"unused {index}" for index in range(2 * len(letters), size - 2)),
         "<|startoftext|>",
         "<|endoftext|>",
     ]
@@ -152,7 +156,7 @@ def _write_clip_tokenizer(folder: Path, pad: str) -> int:
     return len(tokens)
 
 
-def _write_t5_tokenizer(folder: Path) -> None:
+def write_t5_tokenizer(folder: Path) -> None:
     """Every letter is a piece, and there are the hundred sentinels T5 always has."""
     specials = ["<pad>", "</s>", "<unk>"]
     sentinels = [f"<extra_id_{index}>" for index in reversed(range(100))]

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from lydite.sampling.analytic import Gaussian, Mixture
-from lydite.sampling.steps import FLOW, VE, NoiseModel
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "sampling" / "golden"
 VALUES = 8  # in x

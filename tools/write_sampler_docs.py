@@ -90,7 +90,7 @@ def draw(path: Path) -> None:
     from lydite import embedded
     from lydite.core.request import Request
     from lydite.pipelines.pipeline import Pipeline
-    from lydite.report.sheets import Tile, contact_sheet
+    from lydite.report.contact_sheets import Tile, contact_sheet
 
     pipeline = Pipeline.open(embedded.NAME, dtype="float32")
     tiles: list[Tile] = []

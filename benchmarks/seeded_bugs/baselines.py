@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.trace.events import Event
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 Rule = Callable[[NDArray[np.float64], NDArray[np.float64], str], bool]  # port, reference, dtype
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.trace.events import Event
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 Rules = Sequence[tuple[str, str | None]]  # a pattern for whole names, the new name; None: left out

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from seeded_bugs.cases import Bug, Control, Part, Site
 
 Judge = Callable[[Path, Path, Path], Any]

@@ -23,12 +23,12 @@ def open(model: str = "embedded", **options: Any) -> "Pipeline":
 
 
 class _LoadBlasBeforeMLX:
-    """Loads a fast BLAS at the moment MLX is imported, by whomever; see lydite.core.blas."""
+    """Loads a fast BLAS at the moment MLX is imported, by whomever; see lydite.core.fast_blas."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name == "mlx.core":
             sys.meta_path.remove(self)
-            from lydite.core.blas import preload
+            from lydite.core.fast_blas import preload
 
             preload()
 

@@ -16,7 +16,7 @@ from lydite.core.errors import LyditeError, NotFiniteError
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
 from lydite.trace.mlx_capture import walk
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.weights.load import parameter_hash
 from support import replays
 

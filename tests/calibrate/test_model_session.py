@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.calibrate.conditions import conditions_of
 from lydite.calibrate.model_session import (
     ModelSession,
     count_steps,
@@ -16,6 +15,7 @@ from lydite.calibrate.model_session import (
     model_hash,
     require_model,
 )
+from lydite.calibrate.request_conditions import conditions_of
 from lydite.calibrate.run import Sizes
 from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError

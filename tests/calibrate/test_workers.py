@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lydite.calibrate import ray_cluster as cluster
-from lydite.calibrate.conditions import conditions_of
 from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline
+from lydite.calibrate.request_conditions import conditions_of
 from lydite.calibrate.run import Model, RunCallbacks, run_here
 from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.calibrate.store.writer import Writer

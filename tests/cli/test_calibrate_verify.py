@@ -11,7 +11,7 @@ from PIL import Image
 
 from lydite.calibrate.store.writer import Writer
 from lydite.cli.calibrate.verify import first_names
-from lydite.report.sheets import scale_to_width
+from lydite.report.contact_sheets import scale_to_width
 from support.calibration import SETTINGS, FaultyDisk, draw, faulty, pixels, plan
 from support.calibration_cli import calibrate
 

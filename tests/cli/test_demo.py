@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
 from lydite.core.errors import FileError, InputError
-from lydite.demo import audit, chapter, comparison, page, replay, sheet
+from lydite.demo import chapter, page
 from lydite.demo.chapter import DemoChapter, Settings
 from lydite.demo.chapter import Result as ChapterResult
+from lydite.demo.chapters import against_diffusers, audit, contact_sheet, redraw
 from lydite.pipelines.picture import read_pixels
 from lydite.reference.jobs import ReferenceMissing
 from lydite.report.page import Chapter
@@ -30,7 +31,7 @@ def few(monkeypatch) -> None:
         raise ReferenceMissing("torch is not installed; pip install 'lydite[reference]' adds it.")
 
     monkeypatch.setattr(chapter, "Settings", lambda: FEW)
-    monkeypatch.setattr(comparison, "run_job", missing)
+    monkeypatch.setattr(against_diffusers, "run_job", missing)
 
 
 def run(*arguments: object) -> Result:
@@ -42,7 +43,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_chapters_run_and_an_earlier_demo_is_replaced(few, tmp_path, monkeypatch) -> None:
-    quick = (audit.CHAPTER, sheet.CHAPTER, comparison.CHAPTER, replay.CHAPTER)
+    quick = (audit.CHAPTER, contact_sheet.CHAPTER, against_diffusers.CHAPTER, redraw.CHAPTER)
     monkeypatch.setattr(page, "CHAPTERS", quick)  # tests/demo/test_page.py runs all of them
     folder = tmp_path / "a b" / "demo"
     (folder / "pictures").mkdir(parents=True)

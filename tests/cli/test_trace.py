@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from lydite.cli.main import lydite
 from lydite.cli.recording import read_bytes
 from lydite.core.errors import FileError, InputError
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 SMALL = ["--steps", "2", "--size", "32x32", "--text-length", "4"]
 PORT = """

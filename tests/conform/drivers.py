@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lydite.sampling.registry import make_schedule
+from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.samplers.algebra import ancestral_down
 from lydite.sampling.schedules.flow import FlowSigmas
-from lydite.sampling.steps import FLOW, VE
 
 from .foreign import (
     Driven,

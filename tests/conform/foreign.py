@@ -21,7 +21,7 @@ from lydite.conform.judge import judge
 from lydite.conform.make_problem import DENOISERS
 from lydite.conform.problem import Problem
 from lydite.conform.result import Verdict
-from lydite.sampling.steps import VE, NoiseModel
+from lydite.sampling.sampler_types import VE, NoiseModel
 
 from .planted import written
 

@@ -11,9 +11,9 @@ from lydite.conform.judge import judge
 from lydite.conform.make_problem import DENOISERS, ProblemSpec, make_problem
 from lydite.conform.problem import Problem
 from lydite.conform.replay import predict
+from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.table import ContinuousSigmas, alphas_cumprod, betas, noise_table
-from lydite.sampling.steps import FLOW, VE
 from support.schedulers import ABOVE_ZERO, DRAWN, FLOW_SIGMAS, MULTISTEP, SD, SHAPE, Scheduler, size
 
 from .planted import margin, written

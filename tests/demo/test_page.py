@@ -8,9 +8,10 @@ import pytest
 
 from lydite import embedded
 from lydite.core.errors import FileError
-from lydite.demo import comparison, page, replay
-from lydite.demo.accuracy import judged
+from lydite.demo import page
 from lydite.demo.chapter import PROMPTS, Result, Settings
+from lydite.demo.chapters import against_diffusers, redraw
+from lydite.demo.chapters.accuracy import judged
 from lydite.demo.gallery import Gallery
 from lydite.embedded.accuracy import score
 from lydite.pipelines.picture import read_pixels, read_record, write_picture
@@ -33,12 +34,12 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 def results(gallery: Gallery) -> Iterator[dict[str, Result]]:
     """Every chapter's result by its title; its steps are as many as it announces."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "run_job", no_reference)
+        patch.setattr(against_diffusers, "run_job", no_reference)
         results: dict[str, Result] = {}
         for chapter in page.CHAPTERS:
             ticks: list[None] = []
             results[chapter.title] = chapter.run(gallery, lambda ticks=ticks: ticks.append(None))
-            if chapter is not comparison.CHAPTER:
+            if chapter is not against_diffusers.CHAPTER:
                 assert len(ticks) == chapter.steps(FEW), chapter.title
         yield results
 
@@ -106,7 +107,7 @@ def test_a_picture_that_differs_from_its_replay_is_reported(
     other = gallery.draw(gallery.plan("a blue heart"), 5, "other.png", lambda: None)
     write_picture(path, other.pixels, read_record(path), overwrite=True)
     try:
-        result = replay.run(gallery, lambda: None)
+        result = redraw.run(gallery, lambda: None)
     finally:
         path.write_bytes(kept)
     assert not result.fine and "DIFFERENT" in result.lines[0]

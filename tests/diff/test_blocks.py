@@ -10,10 +10,10 @@ import numpy as np
 from lydite.diff.compare import compare
 from lydite.diff.pairing.blocks import BlockMap, SiblingRules
 from lydite.diff.pairing.names import match_spelling
-from lydite.diff.pairing.pair import pair_traces
-from lydite.diff.pairing.pairs import Pairing
+from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.paired_events import Pairing
 from lydite.trace.events import Header, Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 G = np.random.default_rng(3)

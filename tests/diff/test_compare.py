@@ -10,7 +10,7 @@ import pytest
 from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Verdict
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from support.toy_transformer import record
 
 SITES = {

@@ -14,7 +14,7 @@ from lydite.diff.name_map import Rename
 from lydite.diff.result import Verdict
 from lydite.diff.verdict_text import divergence_text
 from lydite.trace.events import Header, Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 RANDOM = np.random.default_rng(0)

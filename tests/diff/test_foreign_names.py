@@ -8,15 +8,15 @@ import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.divergence.first import first_divergence
-from lydite.diff.divergence.inject import isolate
+from lydite.diff.divergence.injected_values import isolate
 from lydite.diff.pairing.blocks import BlockMap, ScopeRules
 from lydite.diff.pairing.names import StepsFromNames
-from lydite.diff.pairing.pair import pair_traces
-from lydite.diff.pairing.pairs import Pairing
+from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.pairing.similarity import other_slots
 from lydite.diff.result import Row
 from lydite.trace.events import Header, Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 WIDTH, TOKENS, BLOCKS = 16, 12, 4

@@ -9,10 +9,10 @@ import pytest
 from lydite.core.errors import InputError
 from lydite.diff.name_map import read_name_map
 from lydite.diff.pairing.names import match_spelling, match_weights, module_renames, tokens
-from lydite.diff.pairing.pair import pair_traces
-from lydite.diff.pairing.pairs import Pairing
+from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.paired_events import Pairing
 from lydite.trace.events import Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 G = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 from lydite.diff.compare import compare
 from lydite.diff.measure.rounding import UNIT, fixed_rounding, measured_rounding
 from lydite.trace.events import Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.trace_health import Remark, examine, headroom
 from lydite.trace.events import Event, Header, Stats
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter
 
 Array = NDArray[Any]

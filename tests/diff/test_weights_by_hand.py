@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lydite.diff.gates import check_weights
+from lydite.diff.preconditions import check_weights
 from lydite.trace.events import Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 DOCS = Path(__file__).parents[2] / "docs/trace-format.md"

@@ -16,7 +16,7 @@ from lydite.core.tensorfile import save
 from lydite.models.flux import FluxTransformer, position_ids
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.pipelines.families.flux_single_file import infer_transformer
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import Component, folder_component
 from lydite.pipelines.single_file import Shapes
 from lydite.trace.mlx_capture import walk

@@ -10,7 +10,7 @@ import pytest
 
 from lydite.core.errors import ConfigError
 from lydite.models.flux2 import Flux2Transformer, position_ids
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameters

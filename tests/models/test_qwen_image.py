@@ -12,7 +12,7 @@ from lydite.core.errors import ConfigError, InputError
 from lydite.models.packing import unpack_latents
 from lydite.models.qwen_image import QwenImageTransformer, position_ids
 from lydite.models.rotary import rotation
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameters

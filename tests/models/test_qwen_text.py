@@ -12,7 +12,7 @@ import pytest
 from lydite.core.errors import ConfigError
 from lydite.core.tensorfile import save
 from lydite.models.text.qwen import Qwen2_5_VLTextEncoder, Qwen3TextEncoder, QwenTextModel
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import Component, folder_component
 from lydite.trace.mlx_capture import walk
 from lydite.weights.audit import audit

@@ -12,7 +12,7 @@ from lydite.core.config import read_config
 from lydite.core.errors import ConfigError, InputError
 from lydite.models import unet
 from lydite.models.unet import UNet, guidance_embedding
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from lydite.trace.mlx_capture import record_modules
 from support import tiny_sd, tiny_sd3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.models.vae.kl import AutoencoderKL
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from support import tiny_sd3
 from support.distance import relative_l2

@@ -14,7 +14,7 @@ import pytest
 
 from lydite.core.errors import ConfigError, LyditeError, WeightsError
 from lydite.core.tensorfile import save
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import Component, folder_component
 from lydite.weights.load import parameter_specs
 from support.published_configs import (
@@ -80,7 +80,7 @@ def test_the_largest_is_sized_up_without_being_allocated(tmp_path: Path) -> None
     code = f"""if True:
         import resource
         from pathlib import Path
-        from lydite.pipelines.families.kinds import KINDS
+        from lydite.pipelines.families.network_classes import KINDS
         from lydite.pipelines.model import folder_component
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         assert len(folder_component(Path({str(tmp_path)!r}), KINDS).expected) > 1000

@@ -18,7 +18,7 @@ import pytest
 
 from lydite.core.errors import WeightsError
 from lydite.core.tensorfile import save
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
 from lydite.pipelines.model import Component, folder_component
 from support import tiny_sd3

@@ -159,7 +159,7 @@ def test_parity_agrees(folders) -> None:
 
 def test_latents_of_another_run_are_injected_into_the_reference(folders, tmp_path: Path) -> None:
     """The loop has packed latents, the trace has them as pictures."""
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
 
     arguments = ("-m", folders["dev"], "--size", "32x48", "--steps", 1, "--text-length", 8, "-q")
     arguments = (*arguments, "--side", "reference", "--points", "pipeline/*")
@@ -181,7 +181,7 @@ def test_it_is_audited_and_calibrated(folders, tmp_path: Path) -> None:
 
 
 def test_true_guidance_is_part_of_a_set_only_where_it_is_used(folders) -> None:
-    from lydite.calibrate.conditions import conditions_of, request_of
+    from lydite.calibrate.request_conditions import conditions_of, request_of
 
     pipeline = Pipeline.open(folders["dev"])
     plain = pipeline.plan(REQUEST.replace(true_guidance=3.0)).request

@@ -13,9 +13,9 @@ from lydite.pipelines.observer import StepReporter
 from lydite.pipelines.picture import Picture
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record as record_run
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection
 from lydite.trace.selftest import check_selftest, has_selftest
-from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 from lydite.weights.load import parameter_hash, parameters
 

@@ -11,7 +11,7 @@ import pytest
 from lydite.core.errors import ConfigError, WeightsError
 from lydite.core.tensorfile import save
 from lydite.pipelines.families import sd_single_file
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import Component, folder_component
 from lydite.weights.load import parameter_hash
 from lydite.weights.maps import unet as unet_map

@@ -18,7 +18,7 @@ from lydite.models.mmdit import MMDiTConfig
 from lydite.models.text.clip import CLIPTextConfig
 from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.single_file import Shapes

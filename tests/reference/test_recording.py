@@ -14,8 +14,8 @@ from lydite.pipelines import recording
 from lydite.pipelines.pipeline import Pipeline
 from lydite.reference.jobs import Dtype, Job, ReferenceFailed, TraceOutput
 from lydite.reference.recording import record
+from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest, has_selftest
-from lydite.trace.store import Trace
 from support import tiny_sd3
 from support.distance import relative_l2
 

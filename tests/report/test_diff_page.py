@@ -21,10 +21,10 @@ from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.report.diff.page import render_page, write_page
-from lydite.report.diff.values import Sides
+from lydite.report.diff.read_values import Sides
 from lydite.report.diff.wrong_value import show_value
 from lydite.trace.events import Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter
 from support.toy_transformer import record
 

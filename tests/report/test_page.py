@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import (
     Block,
     Callout,
@@ -27,7 +28,6 @@ from lydite.report.page import (
     made_here,
     render,
 )
-from lydite.report.sheets import png_bytes
 
 EVIL = "<script>alert(1)</script> \" onerror='x' & </style>"
 PNG = png_bytes(np.zeros((4, 4, 3), np.uint8))
@@ -147,7 +147,7 @@ def test_a_row_of_the_wrong_length_is_refused() -> None:
 
 def test_reports_need_neither_mlx_nor_torch() -> None:
     code = (
-        "import sys, lydite.report.page, lydite.report.sheets;"
+        "import sys, lydite.report.page, lydite.report.contact_sheets;"
         "sys.exit(any(name in sys.modules for name in ('mlx.core', 'torch')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor, ImageFont
 
-from lydite.report.sheets import FRAME, MARK, PAPER, Pixels, Tile, contact_sheet, png_bytes, wrap
+from lydite.report.contact_sheets import (
+    FRAME,
+    MARK,
+    PAPER,
+    Pixels,
+    Tile,
+    contact_sheet,
+    png_bytes,
+    wrap,
+)
 
 
 def plain(color: str, width: int = 16, height: int = 16) -> Pixels:

@@ -14,9 +14,9 @@ import pytest
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.denoiser import cfg
 from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from lydite.sampling.samplers.algebra import ddim_step
 from lydite.sampling.samplers.cfg_pp import renoised, shifted
-from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {"ve": (9.0, 4.0, 1.5, 0.6, 0.2, 0.0), "flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.0)}

@@ -17,8 +17,8 @@ import pytest
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.denoiser import cfg
 from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from lydite.sampling.samplers import cfg_pp, er_sde, gradient_estimation, res, seeds
-from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 GOLDEN = Path(__file__).parent / "golden"
 FACTS: dict[str, Any] = json.loads((GOLDEN / "comfyui.json").read_text())

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.samplers.sa_solver import sample_sa_solver
-from lydite.sampling.steps import FLOW, VE
 from support.schedulers import (
     ABOVE_ZERO,
     DOUBLE,

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.sampling.steps import VE
+from lydite.sampling.sampler_types import VE
 from support.denoisers import FunctionDenoiser
 from support.schedulers import SD, STEPS, Scheduler, denoised, distance, drawn, noise, ours, size
 

@@ -13,8 +13,8 @@ import pytest
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Mixture
 from lydite.sampling.registry import SAMPLERS, find_sampler
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel, Step
 from lydite.sampling.samplers.algebra import NEAR_ONE
-from lydite.sampling.steps import FLOW, VE, NoiseModel, Step
 from support.denoisers import FunctionDenoiser
 from support.sampler_cases import AS_THE_PAPER, Paired
 

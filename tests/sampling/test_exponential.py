@@ -13,8 +13,8 @@ import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.samplers.algebra import ddim_step, exp_minus_h, finite_start, slope_weight
-from lydite.sampling.steps import FLOW, VE
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SIGMAS = {"ve": (9.0, 4.0, 1.5, 0.6, 0.2, 0.0), "flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.0)}

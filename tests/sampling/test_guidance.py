@@ -21,7 +21,7 @@ from lydite.sampling.denoiser import (
     constant,
     over_steps,
 )
-from lydite.sampling.steps import VE
+from lydite.sampling.sampler_types import VE
 
 UNCOND = np.array([1.0, -2.0, 0.5], np.float32)
 COND = np.array([2.0, 1.0, 0.5], np.float32)

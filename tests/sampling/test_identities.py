@@ -11,6 +11,7 @@ import pytest
 from lydite.core.errors import InputError, NotFiniteError
 from lydite.sampling.analytic import Mixture
 from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from lydite.sampling.samplers.algebra import (
     Churn,
     add_noise,
@@ -18,7 +19,6 @@ from lydite.sampling.samplers.algebra import (
     reverse_down,
     scale_noise_ratio,
 )
-from lydite.sampling.steps import FLOW, VE, NoiseModel
 from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

@@ -14,9 +14,9 @@ import pytest
 
 from lydite.sampling.analytic import Mixture
 from lydite.sampling.registry import SAMPLERS, make_schedule
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from lydite.sampling.samplers.algebra import ancestral_down
 from lydite.sampling.schedules.flow import FlowSigmas
-from lydite.sampling.steps import FLOW, VE, NoiseModel
 
 pytestmark = [
     pytest.mark.parity,

@@ -1,4 +1,4 @@
-"""Samplers against the numbers of k-diffusion, which tools/record_samplers.py wrote down."""
+"""Samplers against the numbers of k-diffusion, which tools/record_k_diffusion.py wrote down."""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.sampler_types import Step
 from lydite.sampling.samplers.algebra import Churn
-from lydite.sampling.steps import Step
 from support.denoisers import FunctionDenoiser
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,9 +13,9 @@ import pytest
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.samplers import consistency, ddim, deis, dpm_solver, pndm, sa_solver, unipc
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
-from lydite.sampling.steps import FLOW, VE
 from support.denoisers import FunctionDenoiser
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

@@ -10,11 +10,11 @@ import pytest
 
 from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.registry import SAMPLERS
+from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.samplers.algebra import adams_weights, exponential_weights
 from lydite.sampling.samplers.deis import VP_ENDS, vp_time
 from lydite.sampling.samplers.dpm_solver import sample_dpm_multistep, sample_dpm_singlestep
 from lydite.sampling.samplers.pndm import _newton_weights
-from lydite.sampling.steps import FLOW, VE
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 ENDS = {"ve": (3.0, 0.2), "flow": (0.9, 0.1)}

@@ -15,7 +15,7 @@ import pytest
 
 from lydite.sampling.analytic import Gaussian
 from lydite.sampling.registry import SAMPLERS, Sampler
-from lydite.sampling.steps import FLOW, VE, NoiseModel
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from support.sampler_cases import Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

@@ -23,10 +23,10 @@ from lydite.sampling.denoiser import (
     find_prediction,
 )
 from lydite.sampling.registry import make_schedule
+from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.schedule import from_step
 from lydite.sampling.schedules.table import STABLE_DIFFUSION
-from lydite.sampling.steps import FLOW, VE
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")

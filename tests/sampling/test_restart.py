@@ -8,8 +8,8 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.analytic import Mixture
+from lydite.sampling.sampler_types import FLOW, VE, Step
 from lydite.sampling.samplers.restart import Restart, a1111_plan, sample_restart
-from lydite.sampling.steps import FLOW, VE, Step
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 START = np.random.default_rng(2).standard_normal((2, 3))

@@ -7,7 +7,7 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.sampling.registry import SAMPLERS
-from lydite.sampling.steps import FLOW, VE
+from lydite.sampling.sampler_types import FLOW, VE
 from support.sampler_cases import Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

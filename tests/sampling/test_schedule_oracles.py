@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lydite.sampling.registry import SCHEDULES, make_schedule
-from lydite.sampling.schedules.align import SIGMAS
+from lydite.sampling.schedules.align_your_steps import SIGMAS
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.table import STABLE_DIFFUSION, alphas_cumprod, betas, noise_table
 

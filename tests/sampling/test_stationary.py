@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lydite.sampling.registry import SAMPLERS
-from lydite.sampling.steps import FLOW, VE
+from lydite.sampling.sampler_types import FLOW, VE
 from support.sampler_cases import AS_THE_PAPER, Paired
 
 NOISE_MODELS = {"ve": VE, "flow": FLOW}

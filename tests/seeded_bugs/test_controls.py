@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lydite.pipelines.pipeline import Pipeline
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from seeded_bugs.cases import Control, controls
 from seeded_bugs.recording import record_port
 from support.distance import relative_l2

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lydite.diff.divergence.inject import isolate
+from lydite.diff.divergence.injected_values import isolate
 from lydite.diff.result import Verdict
 from lydite.pipelines.pipeline import Pipeline
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.taps import injection
 from seeded_bugs.cases import Control, controls, find_bug
 from seeded_bugs.recording import record_port

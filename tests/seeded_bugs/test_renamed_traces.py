@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lydite.trace.events import Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 from seeded_bugs.renamed_traces import NAMINGS, write_renamed
 

@@ -17,7 +17,7 @@ from lydite.calibrate.store.shards import Item, ItemBuilder
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
 from lydite.core import files
-from lydite.core.blas import preload
+from lydite.core.fast_blas import preload
 
 S = TypeVar("S", bound=files.SystemCalls)
 Fault = Literal["ENOSPC", "EIO", "short", "kill", "interrupt"]

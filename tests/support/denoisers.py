@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lydite.sampling.steps import VE, NoiseModel
+from lydite.sampling.sampler_types import VE, NoiseModel
 
 
 @dataclass(frozen=True)

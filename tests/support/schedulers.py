@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lydite.sampling.registry import SAMPLERS
-from lydite.sampling.steps import FLOW, VE, NoiseModel, Step
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel, Step
 from support.denoisers import FunctionDenoiser
 
 STEPS = (1, 2, 3, 4, 7, 20, 50)

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from lydite.trace.events import Event, Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 B, H, W, C, HEADS, BLOCKS, WORDS = 2, 4, 6, 32, 4, 4, 5

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 RUN = """
 import sys

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import LyditeError
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Recorder
 from lydite.trace.selftest import VALUES, check_selftest, expected
-from lydite.trace.store import Trace
 
 ROOT = Path(__file__).parents[2]
 RUST = ROOT / "examples/rust"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lydite.core.errors import LyditeError
 from lydite.trace.events import Header
+from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
-from lydite.trace.store import Trace
 from lydite.trace.writer import TraceWriter
 
 fuzz = settings(

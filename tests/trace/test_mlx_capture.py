@@ -18,8 +18,8 @@ from lydite.pipelines.observer import FinishedStep, StepReporter
 from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
 from lydite.trace.mlx_capture import compiles, record_modules, walk
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection, Recorder
-from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 
 REQUEST = Request("a red fox", steps=2, width=32, height=32, text_length=4)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import FileError, InputError, TraceError
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection, Recorder, full_name, matches
-from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 
 

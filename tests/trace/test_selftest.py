@@ -10,6 +10,7 @@ import pytest
 
 from lydite.trace import mlx_capture
 from lydite.trace.events import STORED_AS
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Recorder
 from lydite.trace.selftest import (
     VALUES,
@@ -18,7 +19,6 @@ from lydite.trace.selftest import (
     has_selftest,
     write_selftest,
 )
-from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 
 Array = np.ndarray[Any, Any]

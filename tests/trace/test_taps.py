@@ -13,8 +13,8 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.trace.arrays import to_numpy
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Recorder
-from lydite.trace.store import Trace
 from lydite.trace.taps import active, injection, recording, set_step, tap
 
 SCRIPT = """

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import TraceError
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection, Recorder
 from lydite.trace.selftest import check_selftest
-from lydite.trace.store import Trace
 from support import tiny_sd3
 
 torch = pytest.importorskip("torch")

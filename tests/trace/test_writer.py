@@ -12,8 +12,8 @@ import pytest
 from lydite.core.errors import FileError, InputError, TraceError
 from lydite.trace import writer as writing
 from lydite.trace.events import Header
+from lydite.trace.reader import Trace
 from lydite.trace.statistics import distance
-from lydite.trace.store import Trace
 from lydite.trace.writer import Capture, TraceWriter, remove_trace
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 
 from lydite.core.errors import WeightsError
 from lydite.core.tensorfile import save
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from lydite.weights.load import add_changes, parameter_specs, parameters
 from lydite.weights.lora import (

@@ -13,7 +13,7 @@ from lydite.pipelines import pipeline
 from lydite.pipelines.pipeline import NOISES
 from lydite.sampling import denoiser
 from lydite.sampling.denoiser import Prediction
-from lydite.sampling.steps import Step
+from lydite.sampling.sampler_types import Step
 from seeded_bugs.bugs.schedule import bug
 from seeded_bugs.bugs.weights import BLOCK_0, FLOAT32, bfloat16
 from seeded_bugs.cases import Apply, inputs, outputs

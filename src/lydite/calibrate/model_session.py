@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lydite.calibrate.conditions import request_of
+from lydite.calibrate.request_conditions import request_of
 from lydite.calibrate.run import Model, Sizes
 from lydite.calibrate.settings import Description, Image, Settings, canonical
 from lydite.calibrate.store.shards import Item, ItemBuilder
@@ -20,7 +20,7 @@ from lydite.core.errors import CalibrationError, InputError, NotFiniteError, sho
 from lydite.pipelines.family import Run
 from lydite.pipelines.observer import Observer, Stage
 from lydite.pipelines.pipeline import Pipeline
-from lydite.sampling.steps import NoiseModel
+from lydite.sampling.sampler_types import NoiseModel
 from lydite.trace.arrays import to_numpy
 from lydite.weights.load import parameter_hash
 

@@ -23,8 +23,8 @@ from lydite.calibrate.settings import Description
 from lydite.calibrate.store.set_file import INCOMING
 from lydite.calibrate.store.shards import write_shard
 from lydite.calibrate.store.writer import Writer, resumable
-from lydite.core.blas import use_one_thread
 from lydite.core.errors import CalibrationError, InputError, LyditeError
+from lydite.core.fast_blas import use_one_thread
 from lydite.core.files import write_atomic
 
 if TYPE_CHECKING:

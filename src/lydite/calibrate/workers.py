@@ -18,8 +18,8 @@ from pathlib import Path
 from lydite.calibrate.run import Model, RunCallbacks, picklable_error
 from lydite.calibrate.settings import Description
 from lydite.calibrate.store.writer import ShardWriter, Writer, resumable
-from lydite.core.blas import use_one_thread
 from lydite.core.errors import CalibrationError, LyditeError, at
+from lydite.core.fast_blas import use_one_thread
 
 MOST_LOSSES = 2  # of one image, or of workers that did not even start
 POLL = 0.2  # seconds between checks for a request to stop

@@ -24,7 +24,7 @@ from lydite.core.errors import InputError
 if TYPE_CHECKING:
     from lydite.diff.name_map import Rename
     from lydite.diff.result import Row, Verdict
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
 
 COLORS = {"agree": "green", "diverge": "red", "cannot-compare": "yellow"}
 AROUND = 5  # rows shown before and after the first wrong one
@@ -91,7 +91,7 @@ def command(
     from lydite.core.outputs import check_output
     from lydite.diff.compare import compare
     from lydite.diff.name_map import read_name_map
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
 
     if html:
         inputs = [path for path in (reference, port, floor, renames) if path]
@@ -144,7 +144,7 @@ def _isolate(
     tolerance: float | None,
 ) -> "Verdict":
     """Run the port again by its own command, on the reference's values."""
-    from lydite.diff.divergence.inject import isolate
+    from lydite.diff.divergence.injected_values import isolate
 
     try:
         command = shlex.split(rerun)

@@ -31,9 +31,8 @@ from lydite.core.request import Request
 if TYPE_CHECKING:
     from lydite.pipelines.family import Run
     from lydite.pipelines.observer import FinishedStep
-    from lydite.pipelines.picture import Pixels, Record
+    from lydite.pipelines.picture import Picture, Pixels, Record
     from lydite.pipelines.pipeline import Pipeline
-from lydite.pipelines.picture import Picture
 
 DEBUG = ("nan", "timing", "shapes")
 MOST_PROMPT_BYTES = 2**20  # on standard input

@@ -137,7 +137,7 @@ def _version(verbose: bool) -> str:
     if verbose:
         import mlx.core as mx
 
-        from lydite.core.blas import preload
+        from lydite.core.fast_blas import preload
 
         lines += [
             f"python {sys.version.split()[0]} on {sys.platform}",

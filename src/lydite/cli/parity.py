@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lydite.diff.result import Row, Verdict
     from lydite.pipelines.family import Run
     from lydite.pipelines.pipeline import Pipeline
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
     from lydite.trace.writer import Capture
 
 PROMPT = "a large red star above a small blue ring"
@@ -116,7 +116,7 @@ def command(
     from lydite.core.outputs import check_output
     from lydite.diff.compare import compare
     from lydite.reference.jobs import check_installed
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
 
     check_installed()
     if html:

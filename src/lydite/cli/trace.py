@@ -129,7 +129,7 @@ def command(
 
 def summary(folder: Path) -> str:
     """What a trace holds, in a line."""
-    from lydite.trace.store import Trace
+    from lydite.trace.reader import Trace
 
     with Trace.open(folder) as trace:
         events = [event for event in trace.events if event.kind != "selftest"]
@@ -206,7 +206,7 @@ def _run_program(
     program: tuple[str, ...], folder: Path, inject: Path | None, at: str | None, quiet: bool
 ) -> int:
     """Run it on this terminal and return its exit status."""
-    from lydite.trace.store import is_trace
+    from lydite.trace.reader import is_trace
 
     names = ("LYDITE_TRACE", "LYDITE_INJECT", "LYDITE_INJECT_AT")
     environment = {key: value for key, value in os.environ.items() if key not in names}

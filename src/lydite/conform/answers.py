@@ -12,7 +12,7 @@ from lydite.conform.problem import Array, Problem
 from lydite.core.errors import InputError, LyditeError, at
 from lydite.core.files import read_bounded
 from lydite.trace.events import Event
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 EVENTS = ("x", "sigma", "timestep", "model_input", "prediction", "denoised")
 SCALARS = ("sigma", "timestep")

@@ -10,8 +10,8 @@ from lydite.conform.make_problem import DENOISERS
 from lydite.conform.problem import Array
 from lydite.core.errors import InputError
 from lydite.sampling.registry import find_sampler, find_schedule
+from lydite.sampling.sampler_types import Step
 from lydite.sampling.schedules.schedule import ModelSigmas
-from lydite.sampling.steps import Step
 
 FINE = 4096  # steps of Heun's method that stand for the exact answer where there is no formula
 

@@ -27,7 +27,7 @@ from lydite.conform.problem import Problem
 from lydite.conform.replay import CannotReplay, Run, plan_for, run
 from lydite.conform.result import Finding, Row, Verdict
 from lydite.core.errors import InputError, at
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 MOST_FINDINGS = 4
 

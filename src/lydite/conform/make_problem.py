@@ -18,7 +18,7 @@ from lydite.sampling.conventions import (
     with_timestep_rule,
 )
 from lydite.sampling.denoiser import EDM
-from lydite.sampling.models import default_prediction, default_schedule, find_model
+from lydite.sampling.model_sigmas import default_prediction, default_schedule, find_model
 from lydite.sampling.noise import TorchGenerator
 from lydite.sampling.registry import find_sampler, find_schedule
 from lydite.sampling.schedules.flow import FlowSigmas

@@ -18,7 +18,7 @@ from lydite.core.config import read_json
 from lydite.core.errors import InputError, at
 from lydite.core.outputs import write_output
 from lydite.sampling.analytic import Gaussian, Identity, Mixture, Zero
-from lydite.sampling.steps import FLOW, VE, NoiseModel
+from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 
 FORMAT, VERSION = "lydite-sampler-problem", 1
 MOST_STEPS, MOST_VALUES, MOST_NORMALS, MOST_TABLE = 1000, 4096, 4000, 100_000

@@ -18,7 +18,7 @@ from lydite.conform.problem import Array, Denoiser, Problem, noise_model_of
 from lydite.core.errors import InputError
 from lydite.sampling.denoiser import Prediction, find_prediction
 from lydite.sampling.registry import find_sampler
-from lydite.sampling.steps import Noise, NoiseModel, Step
+from lydite.sampling.sampler_types import Noise, NoiseModel, Step
 
 LEAST = 1e-4  # the network never divides by less
 

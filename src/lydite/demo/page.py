@@ -11,20 +11,28 @@ from lydite import __version__
 from lydite.core import files
 from lydite.core.errors import FileError, at
 from lydite.core.files import read_bounded
-from lydite.demo import accuracy, audit, comparison, planted_bug, replay, sheet, steps
 from lydite.demo.chapter import DemoChapter, Result
+from lydite.demo.chapters import (
+    accuracy,
+    against_diffusers,
+    audit,
+    contact_sheet,
+    planted_bug,
+    redraw,
+    steps,
+)
 from lydite.report.page import Chapter, Commands, Page, made_here, render
 
 PAGE = "index.html"
 MOST_BYTES = 2**28  # of a page
 CHAPTERS: tuple[DemoChapter, ...] = (
     audit.CHAPTER,
-    sheet.CHAPTER,
+    contact_sheet.CHAPTER,
     steps.CHAPTER,
     accuracy.CHAPTER,
-    comparison.CHAPTER,
+    against_diffusers.CHAPTER,
     planted_bug.CHAPTER,
-    replay.CHAPTER,
+    redraw.CHAPTER,
 )
 NEXT = (
     'lydite generate "a small pink heart above a large blue square"',

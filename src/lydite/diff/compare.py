@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.files import open_regular
-from lydite.diff import gates
+from lydite.diff import preconditions
 from lydite.diff.divergence.first import (
     ESTIMATE_MARGIN,
     Divergence,
@@ -21,21 +21,21 @@ from lydite.diff.divergence.first import (
     misplaced_value,
     values_nearby,
 )
-from lydite.diff.divergence.isolated import drop_propagated_errors, wrong_sites
+from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
 from lydite.diff.findings import Evidence, find
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
 from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
 from lydite.diff.name_map import Rename, check_name_map
-from lydite.diff.pairing.pair import pair_traces
-from lydite.diff.pairing.pairs import Pair, Pairing
+from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.paired_events import Pair, Pairing
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.diff.trace_health import examine
 from lydite.diff.verdict_text import agreement_text, divergence_text, uncovered_text
 from lydite.trace.events import dtype_name
+from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
-from lydite.trace.store import Trace
 
 MAX_NOTES = 8  # assumptions listed as remarks
 
@@ -76,7 +76,7 @@ def _compare(
         if problems := check_selftest(trace):
             detail = f"the {side}'s trace fails its self-test: {problems[0]}"
             return _cannot_compare(detail, Gate("dump", False, detail))
-    conditions, remarks = gates.check_conditions(reference, port)
+    conditions, remarks = preconditions.check_conditions(reference, port)
     if not conditions.gate.passed:
         return _cannot_compare(f"the runs differ: {conditions.gate.detail}", conditions.gate)
     pairing = pair_traces(reference, port, renames)
@@ -96,7 +96,7 @@ class _Comparer:
     def __init__(self, traces: Comparison, pairing: Pairing, without: Collection[str]) -> None:
         self.traces, self.pairing, self.without = traces, pairing, without
         self.gates: list[Gate] = []
-        self.failed: list[gates.GateResult] = []
+        self.failed: list[preconditions.GateResult] = []
         self.remarks: list[str] = []
         self.layouts = Layouts()
         self.pairs = [pair for pair in pairing.pairs if pair.event.kind not in GATED]
@@ -122,13 +122,13 @@ class _Comparer:
 
     def _check_gates(self) -> None:
         reference, port, pairs = self.traces.reference, self.traces.port, self.pairing.pairs
-        weights, remarks = gates.check_weights(reference, port)
+        weights, remarks = preconditions.check_weights(reference, port)
         self.remarks += remarks
         results = [
-            gates.check_ids(pairs, reference, port),
-            gates.check_schedule(pairs, reference, port),
+            preconditions.check_ids(pairs, reference, port),
+            preconditions.check_schedule(pairs, reference, port),
             weights,
-            gates.check_inputs(pairs, reference, port),
+            preconditions.check_inputs(pairs, reference, port),
         ]
         self.gates += [result.gate for result in results]
         self.failed = [result for result in results if not result.gate.passed]
@@ -155,7 +155,7 @@ class _Comparer:
                 self.remarks.append(_why_ignored(row))
         return divergence
 
-    def _at_gate(self, failed: gates.GateResult, rows: list[Row]) -> Verdict:
+    def _at_gate(self, failed: preconditions.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()
         names = failed.parameters[0] if failed.parameters else (failed.gate.name, failed.gate.name)
         if failed.pair is not None:
@@ -174,7 +174,7 @@ class _Comparer:
         )
 
     def _at_weights(
-        self, failed: gates.GateResult, rows: list[Row], divergence: Divergence
+        self, failed: preconditions.GateResult, rows: list[Row], divergence: Divergence
     ) -> Verdict | None:
         """The first wrong value, when it is the output of a module whose weights are wrong."""
         modules = {name.rpartition(".")[0] for name, _ in failed.parameters}
@@ -320,7 +320,7 @@ def _is_incomplete(trace: Trace) -> bool:
         return file.read(1) not in (b"", b"\n")
 
 
-def _gate_finding(failed: gates.GateResult) -> Finding:
+def _gate_finding(failed: preconditions.GateResult) -> Finding:
     fixes = {
         "ids": "Compare vocabulary, special tokens and padding of the two tokenizers.",
         "schedule": "Print both tables; the sampler is wrong before the network runs.",

@@ -10,7 +10,7 @@ from lydite.core.config import read_json
 from lydite.core.errors import InputError, at, shown
 from lydite.diff.pairing.names import StepsFromNames
 from lydite.trace.events import Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 
 @dataclass(frozen=True)

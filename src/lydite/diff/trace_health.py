@@ -11,8 +11,8 @@ import numpy as np
 
 from lydite.diff.findings.attention import CLOSE, Rows, measure_rows
 from lydite.trace.events import Event, Stats
+from lydite.trace.reader import Trace
 from lydite.trace.statistics import measure, pieces
-from lydite.trace.store import Trace
 
 F16_MAX = 65504.0
 TIGHT = 0.25  # of float16's range: reported

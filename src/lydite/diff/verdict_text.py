@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lydite.diff.divergence.first import Coverage
-from lydite.diff.pairing.pairs import Pairing
+from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.result import Finding, Row
 
 MAX_NAMES = 3  # in a sentence

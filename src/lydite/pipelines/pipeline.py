@@ -42,8 +42,8 @@ from lydite.sampling.conventions import (
 from lydite.sampling.denoiser import Guide, Guided, over_steps
 from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
 from lydite.sampling.registry import NoiseKind, Sampler, find_sampler
+from lydite.sampling.sampler_types import Noise
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
-from lydite.sampling.steps import Noise
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
 # The options of samplers that are plain numbers, from and to.

@@ -9,8 +9,8 @@ from PIL import Image
 
 from lydite.calibrate.activations.queries import Curve, distinct, read_curves
 from lydite.report.chart import Chart, Line, draw
+from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import Chapter, Fact, Figure, Figures, Fold, Page, Table, render
-from lydite.report.sheets import png_bytes
 
 LINES, ROWS = 8, 15  # in one chart, in one table
 DRIFT = (

@@ -7,7 +7,7 @@ from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-from lydite.report.sheets import INK, PAPER
+from lydite.report.contact_sheets import INK, PAPER
 
 # Okabe and Ito's colours, which most colour-blind people can distinguish, without the yellow
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5f4690", "#000000")

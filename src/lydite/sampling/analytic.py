@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lydite.sampling.steps import VE, NoiseModel
+from lydite.sampling.sampler_types import VE, NoiseModel
 
 
 @dataclass(frozen=True)

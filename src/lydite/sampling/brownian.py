@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
 from lydite.sampling.noise import ToArray
-from lydite.sampling.steps import A
+from lydite.sampling.sampler_types import A
 
 LEVELS = 16  # bridges in an octave: points 1.5e-5 of it apart, straight lines between them
 LOWEST = -20  # octave; from 2⁻²⁰ to 0 it is one step

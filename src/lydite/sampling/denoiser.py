@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol
 import numpy as np
 
 from lydite.core.errors import InputError
-from lydite.sampling.steps import FLOW, VE, A, NoiseModel
+from lydite.sampling.sampler_types import FLOW, VE, A, NoiseModel
 
 PredictionName = Literal["eps", "v", "edm", "x0", "flow", "cosmos"]
 

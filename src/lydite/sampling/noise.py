@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
-from lydite.sampling.steps import A
+from lydite.sampling.sampler_types import A
 
 BLOCK = 16  # values torch makes at a time; a smaller array takes another path altogether
 

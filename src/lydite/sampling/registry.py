@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Generic, Literal, TypeVar
 
 from lydite.core.errors import InputError
+from lydite.sampling.sampler_types import Denoise, Noise, NoiseModel, Step
 from lydite.sampling.schedules.schedule import (
     MOST_STEPS,
     Final,
@@ -22,7 +23,6 @@ from lydite.sampling.schedules.schedule import (
     check_count,
     finish_schedule,
 )
-from lydite.sampling.steps import Denoise, Noise, NoiseModel, Step
 
 MODELS = {"ve": "eps and v", "flow": "flow"}  # by noise model
 NoiseKind = Literal["none", "stream", "path"]  # "path": a Brownian one

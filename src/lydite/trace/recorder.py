@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lydite.core.errors import InputError, TraceError, at
 from lydite.trace.arrays import framework_of, like, to_numpy
 from lydite.trace.events import EventId, Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter, remove_trace
 
 

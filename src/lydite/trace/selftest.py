@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import LyditeError
 from lydite.trace.events import STORED_AS, Event
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 PREFIX = "selftest/"
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 1e-40, 1.0, -1.0, 65504.0)

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from lydite.core.errors import InputError
 from lydite.trace.events import Header
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection, InjectionSource, Recorder
-from lydite.trace.store import Trace
 from lydite.trace.writer import Capture
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from lydite.calibrate.activations.moments import BINS, Moments
-from lydite.calibrate.activations.statistics import (
+from lydite.calibrate.activations.sample_statistics import (
     ContentHash,
     Key,
     Provenance,

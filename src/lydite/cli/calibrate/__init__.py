@@ -41,6 +41,6 @@ def command(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         return
-    from lydite.core.blas import use_one_thread
+    from lydite.core.fast_blas import use_one_thread
 
     use_one_thread()  # before MLX

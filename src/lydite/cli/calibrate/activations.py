@@ -7,7 +7,7 @@ import click
 
 from lydite.cli.aliases import AliasedOption
 from lydite.cli.calibrate.draw_missing import StopRequest
-from lydite.cli.calibrate.set_model import (
+from lydite.cli.calibrate.model_options import (
     SampleBar,
     model_options,
     model_words,

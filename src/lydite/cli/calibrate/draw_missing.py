@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from lydite import embedded
-from lydite.cli.calibrate.set_model import model_options
+from lydite.cli.calibrate.model_options import model_options
 from lydite.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def draw_missing(
 
     `begin` is for errors before there is a set: the command that makes it.
     """
-    from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import item_sizes
+    from lydite.calibrate.request_conditions import request_of
     from lydite.calibrate.run import require_space_for, resume_command
     from lydite.calibrate.store.writer import Writer, resumable
 
@@ -109,8 +109,8 @@ def draw_missing(
 
 def resume(folder: Path, name: str | None, components: str | None, options: WorkerOptions) -> None:
     """Resume a set with its own settings."""
-    from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import open_pipeline, require_model
+    from lydite.calibrate.request_conditions import request_of
     from lydite.calibrate.store.set_file import read_description
 
     description = read_description(folder)

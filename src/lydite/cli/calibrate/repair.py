@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lydite.cli.calibrate.draw_missing import WorkerOptions, resume, worker_options
-from lydite.cli.calibrate.set_model import model_words
+from lydite.cli.calibrate.model_options import model_words
 from lydite.cli.calibrate.verify import first_names
 
 if TYPE_CHECKING:

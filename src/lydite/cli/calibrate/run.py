@@ -114,9 +114,9 @@ def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
 
 def _start(options: dict[str, Any], worker_settings: WorkerOptions, command: str) -> None:
     """Make a set; all options are checked before the model is loaded."""
-    from lydite.calibrate.conditions import conditions_of, read_keep
     from lydite.calibrate.model_session import count_steps, model_hash, open_pipeline
     from lydite.calibrate.prompts import read_prompts
+    from lydite.calibrate.request_conditions import conditions_of, read_keep
     from lydite.calibrate.settings import STORE_DTYPES, Description, Settings, plan_of
     from lydite.calibrate.store.set_file import encode_description
 

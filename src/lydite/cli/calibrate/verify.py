@@ -141,7 +141,7 @@ def _write_sheet(folder: Path, path: Path, overwrite: bool) -> int:
     """Write the pictures of a set into one PNG, with numbers and prompts; how many it shows."""
     from lydite.calibrate.store.reader import CalibrationSet
     from lydite.core.outputs import write_output
-    from lydite.report.sheets import Tile, contact_sheet, png_bytes, scale_to_width
+    from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes, scale_to_width
 
     with CalibrationSet.open(folder) as opened:
         rows = list(opened.rows("picture"))

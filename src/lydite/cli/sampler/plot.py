@@ -72,7 +72,7 @@ def plot(
         raise InputError(f"{len(names)} lines in one picture; at most {MOST} are readable.")
     from lydite.core.outputs import check_output, write_output
     from lydite.report.chart import draw
-    from lydite.report.sheets import png_bytes
+    from lydite.report.contact_sheets import png_bytes
 
     path = output or Path("sigmas.png" if kinds == {"schedule"} else "errors.png")
     if path.suffix.lower() != ".png":
@@ -132,7 +132,7 @@ def _sigmas(
 
 
 def _noise_model(model: str) -> str:
-    from lydite.sampling.models import find_model
+    from lydite.sampling.model_sigmas import find_model
 
     return find_model(model).noise_model.name
 
@@ -148,7 +148,7 @@ def _errors(
 ) -> "Chart":
     from lydite.conform.convergence import errors
     from lydite.report.chart import Chart, Line
-    from lydite.sampling.models import default_schedule, find_model
+    from lydite.sampling.model_sigmas import default_schedule, find_model
     from lydite.sampling.registry import find_sampler
 
     shared = shared_noise_models([find_sampler(name) for name in names])

@@ -8,7 +8,7 @@ from typing import Any
 from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.problem import noise_model_of
 from lydite.conform.replay import Plan, restarted
-from lydite.sampling.steps import VE, NoiseModel, Step
+from lydite.sampling.sampler_types import VE, NoiseModel, Step
 
 # (denoised, its forerunners newest first, half of 1/r with r = h_last/h) -> the directed denoised
 Extrapolate = Callable[[Any, list[Any], float], Any]

@@ -10,7 +10,7 @@ from lydite.conform.mistakes.mistake import Mistake
 from lydite.conform.problem import Array, noise_model_of
 from lydite.conform.replay import Plan
 from lydite.sampling.analytic import Zero
-from lydite.sampling.steps import Step
+from lydite.sampling.sampler_types import Step
 
 
 def rescaled(change: Callable[[float, float, float], float]) -> Callable[[Plan], Plan | None]:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from lydite.diff.measure.axes import best_fit, possible_fits
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rows import Comparison
-from lydite.diff.pairing.pairs import Pair
+from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.result import Row
 from lydite.trace.events import Event
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 ESTIMATE_MARGIN = 3.0  # times the limit: by how much an estimated limit may be too low
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees

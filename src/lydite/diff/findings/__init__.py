@@ -5,17 +5,17 @@ Each hypothesis is a function of the evidence; a new cause is a new function in 
 
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
 from lydite.diff.findings.attention import mask, softmax_axis
-from lydite.diff.findings.channels import (
+from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
+from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
+from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
+from lydite.diff.findings.parts import entries_reordered, parts_reordered
+from lydite.diff.findings.per_channel import (
     affine_per_channel,
     affine_per_row,
     scaled_per_channel,
     scaled_per_row,
     shifted_per_channel,
 )
-from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
-from lydite.diff.findings.ids import IDS, ids_differ
-from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
-from lydite.diff.findings.parts import entries_reordered, parts_reordered
 from lydite.diff.findings.precision import clipped, low_precision, rounded, truncated
 from lydite.diff.findings.rearranged import (
     flipped,
@@ -28,7 +28,7 @@ from lydite.diff.findings.rearranged import (
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.shifts import cropped, displaced
-from lydite.diff.findings.symptoms import constant, mask_differs, not_finite, repeated
+from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
 
 __all__ = ["Evidence", "Hypothesis", "find"]

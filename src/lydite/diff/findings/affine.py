@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import isqrt, prod, sqrt
 
 from lydite.diff.findings.evidence import Evidence, Explanation
-from lydite.diff.findings.sums import affine, scale, shift
+from lydite.diff.findings.linear_fit import affine, scale, shift
 from lydite.diff.result import Finding
 
 FACTORS: tuple[tuple[float, str], ...] = (

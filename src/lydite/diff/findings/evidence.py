@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.sums import Sums, sums
+from lydite.diff.findings.linear_fit import Sums, sums
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
 from lydite.diff.measure.distance import Distance, distance
-from lydite.diff.pairing.pairs import Pair
+from lydite.diff.pairing.paired_events import Pair
 from lydite.trace.events import Event, Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 CLOSE = 0.3  # relative error below which an axis order is accepted
 EQUAL = 1e-3  # relative error below which two values are equal in an order nothing else supports

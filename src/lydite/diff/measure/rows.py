@@ -20,10 +20,10 @@ from lydite.diff.measure.rounding import (
     local_rounding,
     measured_rounding,
 )
-from lydite.diff.pairing.pairs import Pair
+from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.result import Row, scope_of
 from lydite.trace.events import Event, EventId, dtype_name
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 WINDOW = 16  # values of the component before a value that show how much error it already has
 NEIGHBOURS = 4  # values of any component before it: a sampler takes what a network returns

@@ -13,7 +13,7 @@ from lydite.diff.pairing.blocks import BlockMap, Sites
 from lydite.diff.pairing.names import tokens
 from lydite.diff.pairing.similarity import CLOSE, EQUAL, Comparer, is_input
 from lydite.trace.events import Event, Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 MIN_SCORE = 1.2  # from which two names are taken for counterparts
 

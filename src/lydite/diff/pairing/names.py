@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from lydite.trace.events import Event, Stats, WeightInfo
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 Tokens = tuple[str, ...]
 STEP = re.compile(r"(?:(?<=[/._\- ])|^)(?:step|steps|iter|iteration)[_\-. ]?(\d+)(?=[/._\- ]|$)")

@@ -21,8 +21,8 @@ from lydite.diff.measure.axes import (
 )
 from lydite.diff.pairing.names import close_stats, tokens
 from lydite.trace.events import Event, Site, Stats
+from lydite.trace.reader import Trace
 from lydite.trace.statistics import measure
-from lydite.trace.store import Trace
 
 CLOSE = 0.3  # relative error below which content supports a pair
 EQUAL = 1e-2  # relative error below which two values are equal, in any axis order

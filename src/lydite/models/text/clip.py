@@ -14,10 +14,10 @@ import mlx.nn as nn
 from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
 from lydite.models.layers import ACTIVATIONS, Activation, Linear, join_heads, split_heads
-from lydite.models.text import transformers_config
+from lydite.models.text import ignored_keys
 
-IGNORED = transformers_config.IGNORED
-FIXED: Mapping[str, Any] = {**transformers_config.FIXED, "model_type": "clip_text_model"}
+IGNORED = ignored_keys.IGNORED
+FIXED: Mapping[str, Any] = {**ignored_keys.FIXED, "model_type": "clip_text_model"}
 
 LEGACY_EOS = 2  # configs before transformers #24773 say 2 although the tokenizer's EOS is 49407
 

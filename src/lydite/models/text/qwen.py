@@ -17,9 +17,9 @@ import numpy as np
 from lydite.core.config import Count, Epsilon, Size
 from lydite.models.layers import Linear, join_heads, silu, split_heads
 from lydite.models.rotary import Rotation, rotation
-from lydite.models.text import transformers_config
+from lydite.models.text import ignored_keys
 
-IGNORED = transformers_config.IGNORED | {
+IGNORED = ignored_keys.IGNORED | {
     "image_token_id",
     "max_position_embeddings",  # nothing has its length
     "max_window_layers",
@@ -33,7 +33,7 @@ IGNORED = transformers_config.IGNORED | {
     "vision_token_id",
 }
 _FIXED: Mapping[str, Any] = {
-    **transformers_config.FIXED,
+    **ignored_keys.FIXED,
     "attention_bias": False,
     "hidden_act": "silu",
     "rope_type": "default",

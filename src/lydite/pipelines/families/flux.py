@@ -16,7 +16,7 @@ from lydite.core.request import Request
 from lydite.models.flux import FluxTransformer
 from lydite.models.modulation import Modulation
 from lydite.pipelines.families.flux_single_file import SINGLE_FILE
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.packed import BoundTransformer
 from lydite.pipelines.family import (
     BlockRule,

@@ -1,6 +1,6 @@
 """FLUX.1's transformer in its authors' names: its geometry, read off the shapes of its tensors."""
 
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.single_file import Found, Inferred, InferredNetwork, Shapes, SingleFile
 from lydite.weights.maps import flux as flux_map
 

@@ -16,7 +16,7 @@ from lydite.core.request import Request
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.models.qwen_image import QwenImageTransformer
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.packed import BoundTransformer
 from lydite.pipelines.family import (
     BlockRule,

@@ -15,7 +15,7 @@ from lydite.core.request import Request
 from lydite.models.layers import on_cpu
 from lydite.models.mmdit import MMDiT
 from lydite.models.modulation import Modulation
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
 from lydite.pipelines.family import (
     BlockRule,

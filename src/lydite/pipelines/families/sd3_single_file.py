@@ -3,7 +3,7 @@
 from math import isqrt
 from typing import Any
 
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.single_file import Found, Inferred, InferredNetwork, Shapes, SingleFile
 from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map

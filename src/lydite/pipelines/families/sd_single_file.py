@@ -12,7 +12,7 @@ from typing import Any
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.errors import ConfigError
-from lydite.pipelines.families.kinds import KINDS
+from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.single_file import Found, Inferred, InferredNetwork, Shapes, SingleFile
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import unet as unet_map

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from lydite.diff.findings.evidence import axis_names
+from lydite.report.contact_sheets import png_bytes
+from lydite.report.diff.read_values import Array, Value, apart
 from lydite.report.diff.row_text import number
-from lydite.report.diff.values import Array, Value, apart
-from lydite.report.sheets import png_bytes
 
 MAX_ROWS, MAX_COLUMNS = 256, 384  # cells of a map
 MAX_PLANES = 6

@@ -19,12 +19,12 @@ from lydite.diff.result import Verdict
 from lydite.report.diff.error_curve import Curve, draw_curve
 from lydite.report.diff.module_tree import Branch, build_tree
 from lydite.report.diff.pictures import Pictures, final_pictures
+from lydite.report.diff.read_values import Renames, Sides
 from lydite.report.diff.row_text import closest, first_wrong, number, short, times
-from lydite.report.diff.values import Renames, Sides
 from lydite.report.diff.wrong_value import Tensor, headline, show_parameter, show_value
 from lydite.report.page import GENERATOR, Fact, Fold, Table, Text, environment
 from lydite.trace.events import Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 WIDE, NARROW = (1000.0, 400.0), (380.0, 330.0)
 WORDS = {"agree": "They agree", "diverge": "They diverge", "cannot-compare": "Cannot compare"}

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from lydite.diff.pairing.pairs import Pair
+from lydite.diff.pairing.paired_events import Pair
+from lydite.report.contact_sheets import Pixels, png_bytes
 from lydite.report.diff.plots import ramp
-from lydite.report.diff.values import Array, Sides
-from lydite.report.sheets import Pixels, png_bytes
+from lydite.report.diff.read_values import Array, Sides
 
 LONGEST = 512  # pixels of a side on the page; differences are taken before shrinking
 DARK = ("#0b0a08", "#5a2a08", "#c9741a", "#f4cf6a", "#fffbe8")

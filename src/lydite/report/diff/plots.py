@@ -7,9 +7,9 @@ from math import ceil, isfinite, isqrt, log10
 import numpy as np
 from PIL import Image
 
+from lydite.report.contact_sheets import png_bytes
+from lydite.report.diff.read_values import Array
 from lydite.report.diff.row_text import number
-from lydite.report.diff.values import Array
-from lydite.report.sheets import png_bytes
 
 BINS, CELLS = 72, 160  # at most: few values get fewer
 MAX_VALUES = 2**22  # counted: more change no plot

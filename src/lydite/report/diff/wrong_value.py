@@ -7,8 +7,8 @@ import numpy as np
 from lydite.diff.result import Row
 from lydite.report.diff.heat_maps import Maps, draw_maps
 from lydite.report.diff.plots import Density, Histogram, Lines, density, histogram, lines
+from lydite.report.diff.read_values import Array, Value, apart, statistics
 from lydite.report.diff.row_text import number
-from lydite.report.diff.values import Array, Value, apart, statistics
 from lydite.report.page import Table
 from lydite.trace.events import Event, Stats, WeightInfo
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal
 
-from lydite.sampling.steps import FLOW, A, Denoise, Noise, NoiseModel
+from lydite.sampling.sampler_types import FLOW, A, Denoise, Noise, NoiseModel
 
 NEAR_ONE = 0.9999  # ComfyUI's middle of a step from pure noise, where λ has no end
 FEW = 15  # steps; below this number diffusers' solvers lower their order towards the end

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, Step
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     add_noise,
@@ -12,7 +13,6 @@ from lydite.sampling.samplers.algebra import (
     midpoint_step,
     sigma_between,
 )
-from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
 def sample_dpm_2_ancestral(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from lydite.core.errors import InputError
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import VE, A, Denoise, Noise, NoiseModel, PairDenoise, Step
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     add_noise,
@@ -23,7 +24,6 @@ from lydite.sampling.samplers.algebra import (
     reverse_down,
     sigma_between,
 )
-from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, PairDenoise, Step
 
 Written = Literal["ve", "model"]
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from lydite.core.errors import InputError
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, Step
 from lydite.sampling.samplers.algebra import add_noise, ddim_step
-from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
 def sample_lcm(

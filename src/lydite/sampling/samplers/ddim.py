@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from lydite.core.errors import InputError
 from lydite.sampling.registry import Sampler
-from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, Step
+from lydite.sampling.sampler_types import VE, A, Denoise, Noise, NoiseModel, Step
 
 
 def sample_ddim(

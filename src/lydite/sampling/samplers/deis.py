@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Step
 from lydite.sampling.samplers.algebra import (
     Call,
     exponential_weights,
@@ -20,7 +21,6 @@ from lydite.sampling.samplers.algebra import (
     make_call,
     slope,
 )
-from lydite.sampling.steps import A, Denoise, Step
 
 POINTS, SHARES = np.polynomial.legendre.leggauss(40)
 VP_ENDS = (0.002, 80.0, 1e-3)  # the VP diffusion of `deis_tab`: least and most sigma, least time

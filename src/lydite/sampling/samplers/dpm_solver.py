@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, NoiseModel, Step
 from lydite.sampling.samplers.algebra import (
     Call,
     Kind,
@@ -23,7 +24,6 @@ from lydite.sampling.samplers.algebra import (
     psi_2,
     psi_3,
 )
-from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, Step
 
 Solver = Literal["midpoint", "heun"]  # how a slope enters: as its middle value, or integrated
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import VE, A, Denoise, Noise, NoiseModel, Step
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     add_noise,
@@ -18,7 +19,6 @@ from lydite.sampling.samplers.algebra import (
     sigma_between,
     step_in_lambda,
 )
-from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, Step
 
 
 def sample_dpmpp_2m(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, Step
 from lydite.sampling.samplers.algebra import NEAR_ONE, finite_start
-from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
 def er_sde_5(ratio: float) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, Step
 from lydite.sampling.samplers.algebra import Churn, add_noise, ancestral_down, churned, slope
-from lydite.sampling.steps import A, Denoise, Noise, Step
 
 
 def sample_euler(

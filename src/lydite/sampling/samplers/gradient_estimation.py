@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, PairDenoise, Step
 from lydite.sampling.samplers.cfg_pp import Written, model_of, renoised
-from lydite.sampling.steps import A, Denoise, PairDenoise, Step
 
 
 def sample_gradient_estimation(

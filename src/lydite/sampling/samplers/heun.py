@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Step
 from lydite.sampling.samplers.algebra import Churn, churned, heun_step, midpoint_step, slope
-from lydite.sampling.steps import A, Denoise, Step
 
 
 def sample_heun(

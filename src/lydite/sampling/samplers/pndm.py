@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Literal
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Step
 from lydite.sampling.samplers.algebra import adams_weights, heun_step, slope
-from lydite.sampling.steps import A, Denoise, Step
 
 EVEN = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
 End = Literal["adams", "denoised"]  # a step to 0: like any other, or to the denoised image

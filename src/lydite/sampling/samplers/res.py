@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, NoiseModel, PairDenoise, Step
 from lydite.sampling.samplers.algebra import add_noise, ddim_step, reverse_down, slope_weight
 from lydite.sampling.samplers.cfg_pp import Written, model_of, renoised, shifted
-from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, PairDenoise, Step
 
 
 def sample_res_multistep(

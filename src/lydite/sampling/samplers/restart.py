@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from lydite.core.errors import InputError
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, NoiseModel, Step
 from lydite.sampling.samplers.algebra import add_noise, heun_step
-from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, Step
 
 RHO = 7.0  # of the Karras spacing that a way down again takes
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Generic
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import VE, A, Denoise, Noise, NoiseModel, Step
 from lydite.sampling.samplers.algebra import Call, exponential_weights, make_call
-from lydite.sampling.steps import VE, A, Denoise, Noise, NoiseModel, Step
 
 Tau = Callable[[float, float], float]  # of the two ends of a step
 # Sigmas between which diffusers' default adds noise: timesteps 200 and 800 of SD 1.5 and SDXL, and

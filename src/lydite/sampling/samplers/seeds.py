@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, NoiseModel, Step
 from lydite.sampling.samplers.algebra import (
     NEAR_ONE,
     ddim_step,
@@ -18,7 +19,6 @@ from lydite.sampling.samplers.algebra import (
     sigma_between,
     slope_weight,
 )
-from lydite.sampling.steps import A, Denoise, Noise, NoiseModel, Step
 
 
 def sample_seeds_2(

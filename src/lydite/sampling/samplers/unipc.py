@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Step
 from lydite.sampling.samplers.algebra import (
     Call,
     Kind,
@@ -21,7 +22,6 @@ from lydite.sampling.samplers.algebra import (
     make_call,
     psi_2,
 )
-from lydite.sampling.steps import A, Denoise, Step
 
 Variant = Literal["bh1", "bh2"]
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from lydite.core.errors import InputError
 from lydite.sampling.registry import ScheduleKind
-from lydite.sampling.schedules.beta import beta_quantile
+from lydite.sampling.sampler_types import NoiseModel
+from lydite.sampling.schedules.beta_quantile import beta_quantile
 from lydite.sampling.schedules.schedule import Floats, ModelSigmas, Points
-from lydite.sampling.steps import NoiseModel
 
 
 def karras(

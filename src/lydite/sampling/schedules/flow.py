@@ -12,6 +12,7 @@ import numpy as np
 
 from lydite.core.errors import InputError
 from lydite.sampling.registry import ScheduleKind
+from lydite.sampling.sampler_types import FLOW, NoiseModel
 from lydite.sampling.schedules.curves import beta_between, exponential_between, karras_between
 from lydite.sampling.schedules.schedule import (
     Floats,
@@ -22,7 +23,6 @@ from lydite.sampling.schedules.schedule import (
     check_positive,
     round_timestep,
 )
-from lydite.sampling.steps import FLOW, NoiseModel
 
 Grid = Literal["trained", "even", "open", "below_one"]
 Curve = Literal["karras", "exponential", "beta"]

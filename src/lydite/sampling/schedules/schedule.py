@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
-from lydite.sampling.steps import NoiseModel
+from lydite.sampling.sampler_types import NoiseModel
 
 MOST_STEPS = 10_000
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.sampling.registry import ScheduleKind
-from lydite.sampling.schedules.beta import beta_quantile
+from lydite.sampling.schedules.beta_quantile import beta_quantile
 from lydite.sampling.schedules.schedule import ModelSigmas, Points
 from lydite.sampling.schedules.table import NoiseTable
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
+from lydite.sampling.sampler_types import VE, NoiseModel
 from lydite.sampling.schedules.schedule import (
     Floats,
     Rule,
@@ -20,7 +21,6 @@ from lydite.sampling.schedules.schedule import (
     check_positive,
     round_timestep,
 )
-from lydite.sampling.steps import VE, NoiseModel
 
 BetaKind = Literal["scaled_linear", "linear", "squaredcos_cap_v2"]
 TimestepFormula = Literal["edm", "v", "cosmos"]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, NotFiniteError
 from lydite.sampling.registry import Sampler
+from lydite.sampling.sampler_types import A, Denoise, Noise, Step
 from lydite.sampling.samplers.algebra import add_noise, ancestral_down, slope
-from lydite.sampling.steps import A, Denoise, Noise, Step
 
 NEAR = 1e-5  # in t: how close to the end counts as there
 SMALLEST = 1e-9  # in t: a shorter step than this gets nowhere

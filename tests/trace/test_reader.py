@@ -14,7 +14,7 @@ from lydite.core import tensorfile
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, TraceError
 from lydite.trace.events import STORED_AS, Header, dtype_name
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter
 
 COMPLEX = {"c64": np.dtype(np.complex64), "c128": np.dtype(np.complex128)}

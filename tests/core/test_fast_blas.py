@@ -25,18 +25,18 @@ needs_torch = pytest.mark.skipif(not (SITE / "torch").is_dir(), reason="needs to
 STEERING = ("LYDITE_BLAS", "CC", "LD_PRELOAD", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 PRELOAD = """
-from lydite.core.blas import preload
+from lydite.core.fast_blas import preload
 from lydite.core.errors import ConfigError
 try:
     blas = preload()
-    out.update(kind=blas.kind, detail=blas.detail, says=blas.describe())
+    out.update(kind=fast_blas.kind, detail=fast_blas.detail, says=fast_blas.describe())
 except ConfigError as error:
     out["error"] = str(error)
 """
 NO_TORCH = "sys.modules['torch'] = None"
 MAPPED = "out['mapped'] = any('shim-' in line for line in open('/proc/self/maps'))"
 
-LIBRARY = "import ctypes; library = ctypes.CDLL(blas.detail.split(' through ')[0])"
+LIBRARY = "import ctypes; library = ctypes.CDLL(fast_blas.detail.split(' through ')[0])"
 COUNT = """
 import ctypes
 calls, kept = out.setdefault("calls", {}), []
@@ -175,12 +175,12 @@ def test_without_a_compiler_the_wheels_own_blas_is_used(cache: Path, env: dict[s
 
 CACHE = """
 import os
-from lydite.core import blas
+from lydite.core import fast_blas
 from pathlib import Path
 def load():  # which shim is loaded, in a child: a library is loaded once in a process
     read, write = os.pipe()
     if not os.fork():
-        os.write(write, blas._load_shim()[1].encode())
+        os.write(write, fast_blas._load_shim()[1].encode())
         os._exit(0)
     os.close(write)
     return os.fdopen(read).read()
@@ -266,7 +266,12 @@ def test_small_products_take_one_thread_and_large_ones_all():
 
 def test_one_thread_gives_the_same_bits_whatever_the_setting():
     ask = "out['threads'] = library.scipy_openblas_get_num_threads()"
-    code = ("from lydite.core.blas import use_one_thread; use_one_thread()", PRELOAD, LIBRARY, ask)
+    code = (
+        "from lydite.core.fast_blas import use_one_thread; use_one_thread()",
+        PRELOAD,
+        LIBRARY,
+        ask,
+    )
     first, second = (run(*code, MLX_BITS, OPENBLAS_NUM_THREADS=count) for count in ("1", "2"))
     assert first["threads"] == 1 and first == second
 

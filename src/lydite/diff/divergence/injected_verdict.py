@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.gates import GateResult
 from lydite.diff.measure.aligned import Layouts, align_values, measure_pair
 from lydite.diff.measure.axes import best_fit, possible_fits
 from lydite.diff.measure.rows import Comparison
-from lydite.diff.pairing.pairs import Pair
+from lydite.diff.pairing.paired_events import Pair
+from lydite.diff.preconditions import GateResult
 from lydite.diff.result import Row
 
 MAX_KEPT = 64  # errors kept to be recognized in later values

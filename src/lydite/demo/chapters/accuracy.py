@@ -12,6 +12,7 @@ from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
 from lydite.embedded.accuracy import Reading, check
 from lydite.embedded.captions import Prompt, held_out_prompts
 from lydite.embedded.judge import load_judge
+from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes
 from lydite.report.page import (
     Block,
     Callout,
@@ -24,7 +25,6 @@ from lydite.report.page import (
     Fold,
     Table,
 )
-from lydite.report.sheets import Tile, contact_sheet, png_bytes
 
 TITLE = "Prompts it has not seen, judged"
 

@@ -11,11 +11,11 @@ from lydite.core.errors import LyditeError
 from lydite.diff.measure.aligned import Layouts, align_values
 from lydite.diff.measure.distance import wide
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.pair import pair_traces
-from lydite.diff.pairing.pairs import Pair, Pairing
+from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.paired_events import Pair, Pairing
 from lydite.diff.result import Row, Verdict
 from lydite.trace.events import Event, Site, Stats
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 MAX_EXAMPLES = 12  # rows read first, for the axis orders they need
 

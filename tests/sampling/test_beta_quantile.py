@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.schedules.beta import beta_integral, beta_quantile
+from lydite.sampling.schedules.beta_quantile import beta_integral, beta_quantile
 
 SHARES = (0.0, 1e-12, 1e-6, *np.linspace(0.001, 0.999, 334).tolist(), 0.5, 1 - 1e-6, 1.0)
 SHAPES = ((0.6, 0.6), (0.5, 0.5), (1, 1), (2, 5), (0.1, 0.1), (0.3, 4), (30, 2), (0.6, 0.8), (1, 3))

@@ -1,6 +1,6 @@
 """Post-GELU activations of the embedded model over the steps, recorded by the trace and drawn.
 
-    .venv/bin/python benchmarks/gelu_over_steps.py --out docs/embedded-gelu.png
+    .venv/bin/python benchmarks/post_gelu_activations.py --out docs/embedded-gelu.png
 
 What every feed-forward's second linear takes, over all prompts, both halves of guidance, all tokens
 and channels; without the tokens of the T5 stub, which are the same for every prompt. Each prompt's
@@ -26,7 +26,7 @@ from lydite.core.request import Request
 from lydite.embedded.captions import held_out_prompts
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture
 
 SEED, PROMPTS = 99993, 16

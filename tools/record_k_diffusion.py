@@ -1,6 +1,6 @@
 """Run k-diffusion's samplers on analytic denoisers and keep the numbers.
 
-    PYTHONPATH=src python tools/record_samplers.py FOLDER_WITH_K_DIFFUSION
+    PYTHONPATH=src python tools/record_k_diffusion.py FOLDER_WITH_K_DIFFUSION
 
 writes tests/sampling/golden/k_diffusion.{npz,json}. FOLDER holds the unpacked wheels of
 k-diffusion, torchsde, torchdiffeq and trampoline; torch, scipy and tqdm are installed. Of

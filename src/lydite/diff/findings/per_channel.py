@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.findings.evidence import MOST, Evidence, Explanation
-from lydite.diff.findings.sums import Sums, affine, scale, shift, sums
+from lydite.diff.findings.linear_fit import Sums, affine, scale, shift, sums
 from lydite.diff.result import Finding
 
 Array = NDArray[Any]

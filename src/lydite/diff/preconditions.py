@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from lydite.diff.measure.aligned import Layouts, align_values, measure_pair
 from lydite.diff.measure.rounding import UNIT, coarser
 from lydite.diff.pairing.names import close_stats, match_spelling, same_values
-from lydite.diff.pairing.pairs import Pair
+from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.result import Gate, with_port_name
 from lydite.trace.events import WeightInfo
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 MUST_MATCH = ("prompt", "negative", "width", "height", "steps", "guidance", "strength")
 REPORTED = ("model", "checkpoint", "seed", "noise", "sampler", "schedule")

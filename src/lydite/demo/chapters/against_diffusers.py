@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from lydite.demo.chapter import DemoChapter, Result
+from lydite.demo.chapters.contact_sheet import picture_name
 from lydite.demo.gallery import Gallery, Tick
-from lydite.demo.sheet import picture_name
 from lydite.pipelines.family import Run
 from lydite.pipelines.picture import Pixels, read_pixels
 from lydite.pipelines.pipeline import Pipeline
 from lydite.reference.jobs import Job, ReferenceMissing, TraceOutput, run_job
+from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import Callout, Chapter, Fact, Figure, Figures
-from lydite.report.sheets import png_bytes
 from lydite.trace import pipeline_sites
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 TITLE = "The same picture in diffusers"
 SEED = 0  # the first picture of the sheet

@@ -1,6 +1,6 @@
 """Run every command of a page in an empty folder, and hold what they print against the page.
 
-    .venv/bin/python tools/try_page.py docs/calibration.md
+    .venv/bin/python tools/run_doc_commands.py docs/calibration.md
 
 Blocks marked `bash` and `python` are run as they stand, from top to bottom, with this environment's
 `lydite` first on the path. A line with the comment "press Ctrl-C" is interrupted after some

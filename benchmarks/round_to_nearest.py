@@ -1,6 +1,6 @@
 """What plain round-to-nearest does to the embedded model: the baseline that methods have to beat.
 
-    .venv/bin/python benchmarks/quantization_baseline.py --plot docs/embedded-gelu.png > table.md
+    .venv/bin/python benchmarks/round_to_nearest.py --plot docs/embedded-gelu.png > table.md
 
 Every linear of the transformer is rounded on an asymmetric grid from the smallest to the largest
 value of each output channel (ch) or of 64 inputs of it (g64), and computed in float32 again. A8
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from gelu_over_steps import plot
 from lydite import embedded
 from lydite.core.request import Request
 from lydite.embedded.accuracy import score
@@ -33,6 +32,7 @@ from lydite.embedded.judge import Judge, load_judge
 from lydite.embedded.scenes import paint, sample_scenes
 from lydite.models.layers import Linear
 from lydite.pipelines.pipeline import Pipeline
+from post_gelu_activations import plot
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 SEED, CALIBRATION_SEED, OTHER_SEED = 99991, 99993, 99994  # of scenes; training drew from others

@@ -1,6 +1,6 @@
 """A Ray run that loses a worker and gains a machine: the set completes and is identical.
 
-    .venv/bin/python benchmarks/calibrate_ray.py               a minute or two; needs the extra ray
+    .venv/bin/python benchmarks/calibrate_ray_faults.py      a minute or two; needs the extra ray
 
 A cluster of one machine with one core is started here. While `lydite calibrate run --ray` draws on
 it, a second machine with one core is added, and a worker is killed with SIGKILL in the middle of

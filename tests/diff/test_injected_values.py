@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.divergence.inject import isolate, write_injection
+from lydite.diff.divergence.injected_values import isolate, write_injection
 from lydite.diff.measure.rounding import UNIT
 from lydite.trace.events import Header
+from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection
-from lydite.trace.store import Trace
 from lydite.trace.taps import injection, recording, set_step, tap
 from lydite.trace.writer import TraceWriter
 from support.toy_transformer import Options, record

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from lydite.demo.chapter import DemoChapter, Result, Settings
+from lydite.demo.chapters.contact_sheet import picture_name
 from lydite.demo.gallery import Gallery, Tick
-from lydite.demo.sheet import picture_name
 from lydite.diff.compare import compare
 from lydite.diff.result import Verdict
 from lydite.pipelines.observer import StepReporter
 from lydite.pipelines.picture import Pixels, read_pixels
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
+from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import Callout, Chapter, Commands, Figure, Figures
-from lydite.report.sheets import png_bytes
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 TITLE = "A planted bug, found"
 BUG = "one-plus-missing"

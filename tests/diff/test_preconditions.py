@@ -9,7 +9,7 @@ import pytest
 from lydite.diff.compare import compare
 from lydite.diff.result import Verdict
 from lydite.trace.events import Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 X = np.random.default_rng(0).standard_normal((2, 6, 8)).astype(np.float32)

@@ -8,7 +8,7 @@ from math import prod
 from lydite.diff.name_map import Rename
 from lydite.diff.result import scope_of
 from lydite.trace.events import Event
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 BY_NAME = ("map", "name", "spelling")  # methods of pairing that hold for inputs too
 

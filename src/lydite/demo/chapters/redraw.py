@@ -3,11 +3,11 @@
 import numpy as np
 
 from lydite.demo.chapter import DemoChapter, Result
+from lydite.demo.chapters.contact_sheet import picture_name
 from lydite.demo.gallery import Gallery, Tick
-from lydite.demo.sheet import picture_name
 from lydite.pipelines.picture import read_pixels, read_record
+from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import Callout, Chapter, Commands, Fact, Figure, Figures, Table
-from lydite.report.sheets import png_bytes
 
 TITLE = "Drawn again from its own PNG"
 SEED = 1  # the picture of the sheet that is replayed, where there are as many

@@ -18,13 +18,13 @@ from lydite.diff.pairing.alignment import (
     repeated_names,
 )
 from lydite.diff.pairing.blocks import BlockMap
-from lydite.diff.pairing.candidates import NamePairs
+from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.names import StepsFromNames
-from lydite.diff.pairing.pairs import Pair, Pairing, pair_events
-from lydite.diff.pairing.roles import Positions, pair_roles
+from lydite.diff.pairing.pair_names import NamePairs
+from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events
 from lydite.diff.pairing.similarity import is_input, names_of
 from lydite.trace.events import Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 UNSEEN = ("weights", "siblings", "position", "similarity")  # methods that need no equal value
 FOLLOWING = 8  # agreeing values after one that differs that prove it was paired wrongly

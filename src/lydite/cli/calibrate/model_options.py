@@ -32,8 +32,8 @@ def model_options(command: F) -> F:
 
 def open_model(opened: "CalibrationSet", model: str | None, components: str | None) -> "Pipeline":
     """The model of a set, nothing of it loaded yet."""
-    from lydite.calibrate.conditions import request_of
     from lydite.calibrate.model_session import Model, open_pipeline
+    from lydite.calibrate.request_conditions import request_of
 
     _, dtype = request_of(opened.settings.conditions)
     name = model or opened.settings.model or embedded.NAME

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from lydite.diff.compare import compare
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.pair import pair_traces
-from lydite.diff.pairing.pairs import BY_NAME, Pair
+from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.paired_events import BY_NAME, Pair
 from lydite.diff.result import Verdict
 from lydite.trace.events import Event, Header
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
 Rerun = Callable[[Path, Path], None]  # run the port on the values of a folder, record to another

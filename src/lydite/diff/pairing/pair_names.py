@@ -20,7 +20,7 @@ from lydite.diff.pairing.similarity import (
     other_slots,
 )
 from lydite.trace.events import Event, Site
-from lydite.trace.store import Trace
+from lydite.trace.reader import Trace
 
 FindFused = Callable[[Comparer, ReferenceEvents, PortEvents, BlockMap], Iterable[tuple[str, Sites]]]
 GUESSED = (

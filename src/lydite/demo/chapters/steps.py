@@ -1,10 +1,10 @@
 """Chapter: one picture step by step, as the network guesses it."""
 
 from lydite.demo.chapter import DemoChapter, Result
+from lydite.demo.chapters.contact_sheet import picture_name
 from lydite.demo.gallery import Gallery, Tick
-from lydite.demo.sheet import picture_name
+from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes
 from lydite.report.page import Chapter, Figure, Figures
-from lydite.report.sheets import Tile, contact_sheet, png_bytes
 
 TITLE = "One picture, step by step"
 SEED = 2  # the picture of the sheet that is drawn again here, where there are as many

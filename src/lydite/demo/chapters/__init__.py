@@ -1,0 +1,1 @@
+"""The chapters of the demo page, one file each."""
