@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", choices=("time", "memory", "sizes"))
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=embedded.STEPS)
+    parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
     pipeline = open_pipeline(Model(embedded.NAME), "float32")
     pipeline.model.prepare()

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="images of each kind")
     parser.add_argument("--images", type=int, default=12, help="of a set that workers make")
     parser.add_argument("--turns", type=int, default=3, help="sets with one worker and with two")
-    parser.add_argument("--steps", type=int, default=embedded.STEPS)
+    parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
     pipeline = open_pipeline(MODEL, "float32")
     pipeline.model.prepare()

@@ -372,7 +372,6 @@ def t5(tiny: bool) -> Any:
             num_layers=2 if tiny else 24,
             num_heads=2 if tiny else 64,
             feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False,
         )
     )
 

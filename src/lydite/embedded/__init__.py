@@ -4,4 +4,3 @@ from pathlib import Path
 
 NAME = "embedded"  # what --model calls it
 MODEL = Path(__file__).parent / "model"  # in diffusers' layout
-STEPS, GUIDANCE, TEXT_LENGTH = 16, 3.0, 16  # how it is meant to be run

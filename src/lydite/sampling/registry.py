@@ -188,7 +188,7 @@ SAMPLERS: Methods[Sampler] = Methods(
         "heun": ("heun", "dpm_2", "heunpp2"),
         "ancestral": ("dpm_2_ancestral", "dpmpp_2s_ancestral"),
         "lms": ("lms",),
-        "kdpm": ("dpm_fast", "dpm_adaptive"),
+        "dpm_fast": ("dpm_fast", "dpm_adaptive"),
         "dpmpp": ("dpmpp_2m", "dpmpp_sde", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde"),
         "ddim": ("ddim", "ddim_inverse", "ddpm"),
         "pndm": ("plms", "pndm", "ipndm", "ipndm_v"),
@@ -255,7 +255,7 @@ SCHEDULES: Methods[ScheduleKind] = Methods(
             "laplace",
             "custom",
         ),
-        "align": ("align_your_steps",),
+        "align_your_steps": ("align_your_steps",),
         "flow": ("flow_shift", "sd3_diffusers", "flux", "flow_match"),
     },
 )
