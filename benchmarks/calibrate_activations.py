@@ -11,10 +11,12 @@ SD3-medium what its file would have.
 
 import argparse
 import resource
+import sqlite3
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ import numpy as np  # noqa: E402
 
 from lydite import embedded  # noqa: E402
 from lydite.calibrate.activations.collect import Selection, collect  # noqa: E402
-from lydite.calibrate.activations.file import open_statistics  # noqa: E402
 from lydite.calibrate.activations.places import Places  # noqa: E402
 from lydite.calibrate.blocks import BlockRecorder  # noqa: E402
 from lydite.calibrate.model_session import Model, model_hash, open_pipeline  # noqa: E402
@@ -132,7 +133,7 @@ def sizes(pipeline: Pipeline, settings: Settings, folder: Path) -> None:
     out = folder / "sizes.sqlite"
     with CalibrationSet.open(path) as opened:
         collect(opened, pipeline, out, Selection())
-    with open_statistics(out) as connection:
+    with closing(sqlite3.connect(f"{out.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         (rows,) = connection.execute("SELECT count(*) FROM channel").fetchone()
         (places,) = connection.execute("SELECT count(*) FROM place").fetchone()
     size = out.stat().st_size

@@ -38,7 +38,7 @@ from lydite.pipelines.families.sd3 import BoundMMDiT
 from lydite.pipelines.family import Run
 from lydite.pipelines.pipeline import SILENT, Denoiser, Pipeline, sampler_noise, torch_noise
 from lydite.sampling.conventions import CONVENTIONS
-from lydite.sampling.denoiser import Prediction
+from lydite.sampling.denoiser import Prediction, cfg
 from lydite.sampling.registry import SAMPLERS, Sampler, find_sampler, make_schedule
 from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from lydite.sampling.schedules.flow import FlowSigmas
@@ -158,11 +158,13 @@ def sd3_denoiser(schedule: Schedule) -> Denoiser:
         convention=CONVENTIONS["lydite"],
         prediction=Prediction("flow"),
         strength=lambda _: 5.0,
+        is_guided=True,
+        guidance="cfg",
         unit_variance=False,
         shape=LARGE,
     )
     network = BoundMMDiT(model, {"text": text, "pooled": pooled}, run, 1, SILENT)
-    return Denoiser(network, run, SILENT)
+    return Denoiser(network, run, cfg, SILENT)
 
 
 def picture_of(

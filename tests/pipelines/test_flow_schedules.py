@@ -37,7 +37,8 @@ def test_schedules_of_twenty_sizes_and_step_counts(name: str) -> None:
 
     class Exact(FlowMatchEulerDiscreteScheduler):
         def time_shift(self, mu: float, sigma: float, t: Any) -> Any:
-            return super().time_shift(mu, sigma, np.asarray(t, np.float64))
+            exact: Any = np.asarray(t, np.float64)
+            return super().time_shift(mu, sigma, exact)
 
     raw = {"_class_name": "FlowMatchEulerDiscreteScheduler", **config}
     port = read_scheduler_config(raw, where=name, grid=family.flow_grid, mu=family.mu)
