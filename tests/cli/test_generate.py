@@ -309,3 +309,29 @@ def test_ctrl_c_keeps_what_is_finished(untrained, tmp_path) -> None:
     assert "pictures are saved" in errors and "Traceback" not in errors
     finished = list(tmp_path.iterdir())
     assert finished and all(read_pixels(path).shape == (32, 32, 3) for path in finished)
+
+
+@pytest.mark.parametrize("name", ["model", "image"])
+def test_a_name_that_is_not_utf8_does_not_lose_the_picture(untrained, tmp_path, name) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png"))
+    if name == "model":
+        odd.symlink_to(untrained)
+        result = draw(odd, "-o", tmp_path / "a.png")
+    else:
+        Image.new("RGB", (32, 32), "red").save(odd)
+        result = draw(untrained, "--image", odd, "-o", tmp_path / "a.png")
+    assert result.exit_code == 0, result.exception
+    assert read_record(tmp_path / "a.png").seed >= 0
+    result = run("generate", "a\udcff", "-m", untrained)
+    assert "not valid Unicode" in str(result.exception)
+
+
+def test_an_input_is_not_replaced_and_a_bad_folder_is_found_first(untrained, tmp_path) -> None:
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (32, 32), "red").save(photo)
+    before = photo.read_bytes()
+    result = draw(untrained, "--image", photo, "-o", photo, "--overwrite")
+    assert isinstance(result.exception, FileError) and "input" in str(result.exception)
+    assert photo.read_bytes() == before
+    result = draw(untrained, "-o", photo / "a.png")
+    assert isinstance(result.exception, FileError) and "Not a directory" in str(result.exception)

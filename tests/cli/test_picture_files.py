@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lydite.cli.picture_files import check_template, picture_path, save_new
-from lydite.core.errors import InputError
-from lydite.core.files import atomic_path
+from lydite.cli.picture_files import check_template, picture_path, save_new, save_picture
+from lydite.core.errors import FileError, InputError
+from lydite.core.files import DiskError, atomic_path
 from lydite.core.request import Request
 
 REQUEST = Request("../../etc/passwd: a\x00b 狐", guidance=7.0, width=32, height=16)
@@ -33,7 +33,11 @@ def test_a_folder_gets_the_default_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{", "{}.png", "{seed!r}.png", "{seed[0]}.png", "{seed:{x}}.png"]
+    "template",
+    [
+        *("{", "{}.png", "{seed!r}.png", "{seed[0]}.png", "{seed:{x}}.png"),
+        *("{guidance:d}.png", "{seed:c}.png", "{seed:x}.png", "{prompt:d}.png", "{seed:100d}.png"),
+    ],
 )
 def test_templates_that_are_refused(template: str) -> None:
     with pytest.raises(InputError, match="--out"):
@@ -66,3 +70,25 @@ def test_two_writers_of_one_name_both_keep_their_file(tmp_path: Path) -> None:
 def test_names_no_file_system_takes_are_refused_before_any_work(name: str) -> None:
     with pytest.raises(InputError, match="--out"):
         check_template(name)
+
+
+def test_a_finished_picture_is_not_lost_when_its_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def save(path: Path) -> None:
+        if path.parent.name == "gone":
+            raise DiskError(path, OSError(28, "No space left on device"))
+        path.write_text("a picture")
+
+    with pytest.raises(FileError, match="The finished picture is at ") as caught:
+        save_picture(tmp_path / "gone" / "a.png", save, overwrite=False)
+    place = Path(str(caught.value).rpartition(" is at ")[2].removesuffix("."))
+    assert place.read_text() == "a picture"
+
+
+def test_names_that_are_not_utf8_are_names(tmp_path: Path) -> None:
+    template = check_template(f"{tmp_path}/o\udcff.png")
+    assert picture_path(template, REQUEST, seed=1, index=0, model="m").parent == tmp_path
+    assert check_template("~/a.png") == str(Path.home() / "a.png")

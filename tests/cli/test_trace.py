@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
 from lydite.cli.recording import read_bytes
+from lydite.cli.trace import _run_program
 from lydite.core.errors import FileError, InputError
 from lydite.trace.reader import Trace
 
@@ -176,6 +177,13 @@ def test_an_interrupt_waits_for_the_program(tmp_path) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert process.stdout.read() == "bye\n" and process.wait() == 5
     process.stdout.close()
+
+
+def test_the_status_of_the_program_survives_an_interrupt_at_its_end(tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGINT); os._exit(5)"
+    for _ in range(10):
+        program = (sys.executable, "-S", "-c", code)
+        assert _run_program(program, tmp_path / "none", None, None, quiet=True) == 5
 
 
 @pytest.mark.parametrize(

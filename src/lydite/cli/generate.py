@@ -1,12 +1,14 @@
 """`lydite generate`: text, or text and an image, to pictures."""
 
 import json
+import os
 import re
 import secrets
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import click
 import msgspec
 
 from lydite import embedded
-from lydite.cli.picture_files import check_template, picture_path, save_new
+from lydite.cli.picture_files import check_template, picture_path, save_new, save_picture
 from lydite.cli.progress import StepBar
 from lydite.cli.request_options import (
     dtype_option,
@@ -115,6 +117,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         click.echo(f"note: {note}", err=True)
     if record and record.model_hash != pipeline.model_hash:
         click.echo("note: the model is not the one this picture was made with.", err=True)
+    _check_outputs(pipeline, runs, seeds, template, options)
     start = time.perf_counter()
     pipeline.model.prepare()  # slow: everything that can be refused has been
     _draw(pipeline, runs, seeds, template, modes, options, time.perf_counter() - start)
@@ -185,7 +188,7 @@ def _save(
     target = picture_path(
         template, run.request, seed=picture.seed, index=index, model=pipeline.name
     )
-    path = save_new(
+    path = save_picture(
         target,
         lambda free: write_picture(free, picture.pixels, record, overwrite=overwrite),
         overwrite=overwrite,
@@ -219,8 +222,10 @@ def _recorded_name(name: str | None, options: dict[str, Any]) -> Any:
         return name
     path = Path(name).expanduser()
     if options["record_paths"]:
-        return str(path.absolute())
-    return path.name if path.is_absolute() else str(path)
+        path = path.absolute()
+    elif path.is_absolute():
+        path = Path(path.name)
+    return os.fsencode(path).decode(errors="backslashreplace")  # a name need not be UTF-8
 
 
 def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
@@ -275,6 +280,27 @@ def _check_names(template: str, prompts: Sequence[str], seeds: Sequence[int]) ->
                 f"--out {template}: {len(values)} {names[0]}s and one name; "
                 f"add {{{names[0]}}} or {{index}} to it."
             )
+
+
+def _check_outputs(
+    pipeline: "Pipeline",
+    runs: "Sequence[Run]",
+    seeds: Sequence[int],
+    template: str,
+    options: dict[str, Any],
+) -> None:
+    """Refuse before the work what cannot be written, or would replace an input."""
+    from lydite.core.files import try_folder
+    from lydite.core.outputs import check_output
+
+    inputs = [Path(name) for name in (options["image"], options["source"]) if name]
+    each = enumerate(product(runs, seeds)) if options["overwrite"] else ((0, (runs[0], seeds[0])),)
+    for index, (run, seed) in each:
+        path = picture_path(template, run.request, seed=seed, index=index, model=pipeline.name)
+        if options["overwrite"]:
+            check_output(path, overwrite=True, inputs=inputs)
+        else:
+            try_folder(path.parent)
 
 
 def _read_seeds(options: dict[str, Any], record: "Record | None") -> tuple[int, ...]:

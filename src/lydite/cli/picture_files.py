@@ -1,19 +1,32 @@
 """Names of pictures: templates with a few plain fields, and never an overwrite unasked."""
 
+import os
 import re
 import string
+import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lydite.core.errors import InputError, shown
+from lydite.core.errors import FileError, InputError, at, shown
 from lydite.core.files import NameTaken
 
 if TYPE_CHECKING:
     from lydite.core.request import Request
 
-FIELDS = ("seed", "index", "prompt", "model", "steps", "guidance", "width", "height")
+# Each field with a value of its type.
+FIELDS: dict[str, int | float | str] = {
+    "seed": 0,
+    "index": 0,
+    "prompt": "",
+    "model": "",
+    "steps": 0,
+    "guidance": 0.0,
+    "width": 0,
+    "height": 0,
+}
+_SPEC = re.compile(r"0?\d{0,2}(\.\d{1,2})?[dfgs]?")  # as 05d or .1f
 DEFAULT = "lydite_{seed}.png"
 LONGEST_NAME = 150  # bytes, before seed, prompt and step are filled in; file systems take 255
 
@@ -22,6 +35,7 @@ def check_template(template: str) -> str:
     """The template, completed when it names a folder; InputError before any work is done."""
     from lydite.pipelines.picture import check_format
 
+    template = os.path.expanduser(template)
     if not template:
         raise InputError("--out is empty; expected a file, a folder or a template.")
     if template.endswith("/") or _is_folder(template):
@@ -31,14 +45,12 @@ def check_template(template: str) -> str:
             if field is not None and (field not in FIELDS or conversion or "{" in (spec or "")):
                 known = " ".join(f"{{{name}}}" for name in FIELDS)
                 raise InputError(f"--out has {{{field}}}; the fields are {known}.")
-            if re.search(r"\d{3}", spec or ""):
-                raise InputError(f"--out has {{{field}:{spec}}}; at most 99 characters wide.")
-        name = template.format(
-            **{name: "" if name in ("prompt", "model") else 0 for name in FIELDS}
-        )
+            if not _SPEC.fullmatch(spec or ""):
+                raise InputError(f"--out has {{{field}:{spec}}}; expected a width, as 05d or .1f.")
+        name = template.format(**FIELDS)
     except (ValueError, TypeError) as error:
         raise InputError(f"--out {shown(template)}: {error}.") from error
-    if len(Path(name).name.encode()) > LONGEST_NAME:
+    if len(os.fsencode(Path(name).name)) > LONGEST_NAME:
         raise InputError(
             f"--out {shown(template)}: makes a name of more than {LONGEST_NAME} bytes."
         )
@@ -55,11 +67,27 @@ def picture_path(template: str, request: "Request", *, seed: int, index: int, mo
             prompt=_slug(request.prompt),
             model=_slug(Path(model).stem),
             steps=request.steps,
-            guidance=request.guidance,
+            guidance=float(request.guidance or 0),
             width=request.width,
             height=request.height,
         )
     )
+
+
+def save_picture(path: Path, save: Callable[[Path], object], *, overwrite: bool) -> Path:
+    """The same as `save_new`; a picture that cannot be written there goes to a folder for it.
+
+    It may have taken hours, and a disk may be full or gone by now.
+    """
+    try:
+        return save_new(path, save, overwrite=overwrite)
+    except FileError as error:
+        try:
+            fallback = Path(tempfile.mkdtemp(prefix="lydite-"), f"picture{path.suffix}")
+            save(fallback)
+        except (OSError, FileError):
+            raise error from None
+        raise FileError(f"{error} The finished picture is at {at(fallback)}.") from error
 
 
 def save_new(path: Path, save: Callable[[Path], object], *, overwrite: bool) -> Path:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,7 @@ def command(
     program: tuple[str, ...] | None = ctx.meta.get(COMMAND)
     if program is not None:
         _check_program(ctx, prompt, program)
-        folder = _free_folder(out or Path("trace-port"), overwrite)
+        folder = _free_folder(out or Path("trace-port"), overwrite, inject)
         sys.exit(_run_program(program, folder, inject, at, quiet))
     if not prompt:
         raise InputError('no prompt. Example: lydite trace "a red star".')
@@ -157,9 +158,10 @@ def _record(
     from lydite.trace.taps import injection
 
     ours = side == "ours"
+    _check_not_input(folder, inject)
     pipeline, run, seed = plan_recording(prompt, options, dtype if ours else "float32")
     if ours:
-        _free_folder(folder, overwrite)
+        _free_folder(folder, overwrite, inject)
         with StepBar(run.steps, quiet=quiet) as bar:
             source = injection(inject, at) if inject and at else None
             record_port(
@@ -169,15 +171,23 @@ def _record(
     more = {"inject": str(inject), "inject_at": at} if inject else {}
     outputs = (TraceOutput(str(folder), dtype),)
     job = reference_job(pipeline, run, seed, outputs, capture, **more)
-    _free_folder(folder, overwrite)
+    _free_folder(folder, overwrite, inject)
     with StepBar(run.steps, quiet=quiet) as bar:
         run_job(job, bar.advance)
 
 
-def _free_folder(folder: Path, overwrite: bool) -> Path:
+def _check_not_input(folder: Path, inject: Path | None) -> None:
+    if inject is not None and folder.resolve() == inject.resolve():
+        raise InputError(f"--out {folder} is the trace of --inject; give another folder.")
+
+
+def _free_folder(folder: Path, overwrite: bool, inject: Path | None) -> Path:
     """The folder, checked to be free for a new trace."""
+    from lydite.core.files import try_folder
     from lydite.trace.writer import remove_trace
 
+    _check_not_input(folder, inject)
+    try_folder(folder.parent)
     if overwrite:
         remove_trace(folder)
     try:
@@ -213,14 +223,15 @@ def _run_program(
     environment["LYDITE_TRACE"] = str(folder.absolute())
     if inject and at:
         environment |= {"LYDITE_INJECT": str(inject.absolute()), "LYDITE_INJECT_AT": at}
+    # Ctrl-C reaches the program too, and its own end is waited for. An exception here could fall
+    # between the end of the program and the note of its status, which would be lost.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        process = subprocess.Popen(program, env=environment)
+        status = subprocess.run(program, env=environment, check=False).returncode
     except OSError as error:
         raise FileError(f"{shown(program[0])}: {error.strerror or error}.") from error
-    try:
-        status = process.wait()
-    except KeyboardInterrupt:  # the program got the signal too; wait for its last output
-        status = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
     if is_trace(folder):
         if not quiet:
             click.echo(summary(folder), err=True)

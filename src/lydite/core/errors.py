@@ -58,6 +58,11 @@ def at(path: Path) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written: names and JSON may hold lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first `most` items in one line, and how many more there are."""
     text = separator.join(items[:most])

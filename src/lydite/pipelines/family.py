@@ -232,7 +232,7 @@ def find_family(class_name: object, where: object) -> Family:
     """The family of a pipeline class, as model_index.json names it."""
     known: list[str] = []
     for family in families():
-        if class_name in family.pipelines:
+        if isinstance(class_name, str) and class_name in family.pipelines:
             return family
         known.append(f"{family.title} ({', '.join(sorted(family.pipelines))})")
     raise ConfigError(

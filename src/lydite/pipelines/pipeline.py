@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.core.errors import InputError, shown
+from lydite.core.errors import InputError, is_unicode, shown
 from lydite.core.request import Request
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
 from lydite.pipelines.model import DTYPES, Model, default_dtype
@@ -261,6 +261,9 @@ class Pipeline:
 
     def _complete(self, request: Request, image: Pixels | None) -> Request:
         """The request with the checkpoint's own values where it has none, checked."""
+        for text in (request.prompt, request.negative or ""):
+            if not is_unicode(text):
+                raise InputError(f"the prompt {shown(text)} is not valid Unicode.")
         width, height = self._size(request, image)
         request = request.replace(
             steps=self.defaults.steps if request.steps is None else request.steps,
