@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lydite.core.errors import ConfigError, FileError
-from lydite.core.files import atomic_path
+from lydite.core.files import atomic_path, cache_folder
 
 CHOICES = ("auto", "torch", "openblas", "system", "off")
 
@@ -165,10 +165,9 @@ def _forward_to(library: str, prefix: str) -> str:
 
 def _load_shim() -> tuple[ctypes.CDLL, str]:
     """The shim from the user's cache, compiled there if need be; else one for this process."""
-    homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
-    cache = next(filter(os.path.isabs, homes), os.devnull)  # no home: nothing can be kept
+    cache = cache_folder() or Path(os.devnull)  # no home: nothing can be kept
     key = hashlib.sha256(f"{_SHIM}{os.uname().machine}".encode()).hexdigest()[:16]
-    cached = Path(cache, "lydite", "blas", f"shim-{key}.so")
+    cached = cache / "blas" / f"shim-{key}.so"
     with contextlib.suppress(OSError):
         if _is_ours(cached.parent) and _is_ours(cached) and _is_whole(cached.read_bytes()):
             return ctypes.CDLL(str(cached), os.RTLD_GLOBAL), str(cached)

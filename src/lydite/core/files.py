@@ -249,6 +249,13 @@ def remove_leftovers(folder: Path) -> None:
                 os.close(handle)
 
 
+def cache_folder() -> Path | None:
+    """The user's folder for what can be made again; None without a home."""
+    homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
+    home = next(filter(os.path.isabs, homes), None)
+    return None if home is None else Path(home, "lydite")
+
+
 def free_bytes(path: Path) -> int | None:
     """Free space where `path` is or would be; None when the disk does not say."""
     while not path.exists() and path != path.parent:
