@@ -66,7 +66,7 @@ def test_too_much_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_a_folder_and_a_pipe_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="No such file"):
+    with pytest.raises(FileError, match="no such file"):
         read_json(tmp_path / "nothing.json")
     with pytest.raises(FileError, match="not a file"):
         read_json(tmp_path)

@@ -1,6 +1,9 @@
 """Models by path and by hub id; the hub's own cache layout, without a network."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from lydite.core.errors import FileError
 from lydite.pipelines.model_files import locate
 from lydite.pipelines.pipeline import Pipeline
+from support.hub import serving
 
 COMMIT = "0" * 40
 
@@ -32,14 +36,66 @@ def test_a_hub_id_is_found_in_the_cache_offline(
     Pipeline.open(path)
 
 
-@pytest.mark.parametrize("model", ["nobody/nothing", "a/b"])
+IDS = ["nobody/nothing", "a/b", "stabilityai/stable-diffusion-3.5-medium", "a/b.c@refs/pr/1"]
+
+
+@pytest.mark.parametrize("model", IDS)
 def test_an_absent_repository_is_one_line(model: str) -> None:
     with pytest.raises(FileError, match="hub") as caught:
         locate(model)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("model", ["nowhere", "a/b/c", "a/b.safetensors", "../x/y"])
+@pytest.mark.parametrize(
+    "model", ["nowhere", "a/b/c", "a/b.safetensors", "a/b.CKPT", "../x/y", "a/b@", "a\x1b/b"]
+)
 def test_what_is_no_hub_id_is_not_downloaded(model: str) -> None:
     with pytest.raises(FileError, match="no such file or folder"):
         locate(model)
+
+
+def test_nothing_is_downloaded_because_a_file_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(FileError, match="--model"):
+        locate("evil-owner/evil-name", fetch=False)
+
+
+REPOSITORY = "someone/sd-3.5-tiny"
+
+
+def test_a_model_is_downloaded_by_its_id(untrained: Path, tmp_path: Path) -> None:
+    """The whole way, with a stand-in for the hub on this machine."""
+
+    def inspect(model: str, *options: str) -> tuple[int, str]:
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        command = [sys.executable, "-m", "lydite", "inspect", model, *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr.splitlines()[-1] if done.stderr else ""
+
+    with serving(untrained, REPOSITORY) as hub:
+        hub.gated = True
+        assert inspect(REPOSITORY)[0] == 2 and "gated" in inspect(REPOSITORY)[1]
+        hub.gated = False
+        status, text = inspect("someone/other-3.5")
+        assert status == 2 and "neither a folder here nor a public model" in text
+        status, text = inspect(REPOSITORY, "--revision", "nosuch")
+        assert status == 2 and "no revision nosuch" in text
+        hub.cut, hub.cuts = "transformer/diffusion_pytorch_model.safetensors", 100
+        status, text = inspect(REPOSITORY)
+        assert status == 2 and "The same command resumes" in text
+        hub.cuts, before = 0, len(hub.requests)
+        assert inspect(REPOSITORY)[0] == 0
+        ranges = {path: spec for _, path, spec in hub.requests[before:] if spec}
+        assert len(ranges) == 1 and "transformer" in next(iter(ranges))  # the rest of one file
+        before = len(hub.requests)
+        assert inspect(f"{REPOSITORY}@fp16")[0] == 0
+        assert inspect(REPOSITORY, "--revision", "fp16")[0] == 0
+        assert not [path for _, path, _ in hub.requests[before:] if "/resolve/" in path]

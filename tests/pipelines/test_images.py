@@ -1,11 +1,15 @@
 """Pixels from files of all kinds."""
 
+import os
+import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from lydite.pipelines.picture import read_pixels
+from lydite.core.errors import FileError
+from lydite.pipelines.picture import read_pixels, read_record
 
 
 def test_a_photo_is_turned_as_its_exif_says(tmp_path: Path) -> None:
@@ -25,3 +29,42 @@ def test_transparency_and_grey_become_rgb(tmp_path: Path) -> None:
     for mode in ("RGBA", "L", "P", "1"):
         Image.new(mode, (4, 6)).save(tmp_path / "a.png")
         assert read_pixels(tmp_path / "a.png").shape == (6, 4, 3)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n"
+
+
+def test_no_other_program_is_started_for_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow goes by content, and hands PostScript to Ghostscript."""
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "photo.png").write_bytes(EPS)
+    for read in (read_pixels, read_record):
+        with pytest.raises(FileError, match="cannot be read as an image"):
+            read(tmp_path / "photo.png")
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("mode", ["L", "I;16", "RGB"])
+def test_size_is_checked_before_pixels_are_decoded(tmp_path: Path, mode: str) -> None:
+    side, depth = 13_000, {"L": (8, 0), "I;16": (16, 0), "RGB": (8, 2)}[mode]
+    header = side.to_bytes(4, "big") * 2 + bytes([*depth, 0, 0, 0])
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
+        for kind, body in chunks
+    )
+    (tmp_path / "bomb.png").write_bytes(data)
+    with pytest.raises(FileError, match=r"too many|Bomb"):
+        read_pixels(tmp_path / "bomb.png")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    for read in (read_pixels, read_record):
+        with pytest.raises(FileError, match="not a file"):
+            read(tmp_path / "pipe.png")

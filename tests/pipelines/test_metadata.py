@@ -11,16 +11,13 @@ from PIL import Image, PngImagePlugin
 
 from lydite.core.errors import FileError
 from lydite.core.request import Request
-from lydite.pipelines.model_files import find_components
 from lydite.pipelines.picture import (
     Record,
-    model_hash,
     read_pixels,
     read_record,
     resize,
     write_picture,
 )
-from untrained_sd3 import make_untrained
 
 RECORD = Record(
     request=Request(
@@ -80,12 +77,6 @@ def test_resizing_to_the_same_size_is_no_resizing() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (8, 6, 3), dtype=np.uint8)
     assert resize(pixels, 6, 8) is pixels
     assert resize(pixels, 12, 4).shape == (4, 12, 3)
-
-
-def test_the_model_hash_notices_another_model(untrained: Path, tmp_path: Path) -> None:
-    ours = model_hash(find_components(untrained))
-    assert ours == model_hash(find_components(make_untrained(tmp_path / "same")))
-    assert ours != model_hash(find_components(make_untrained(tmp_path / "other", seed=9)))
 
 
 def test_a1111_text_names_the_strength_only_for_img2img() -> None:

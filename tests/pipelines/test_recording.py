@@ -87,7 +87,9 @@ def test_every_network_and_everything_between_them_is_there(trace: Trace) -> Non
 
 
 def test_the_header_says_what_decides_the_run(trace: Trace) -> None:
-    assert trace.header.conditions == {
+    conditions = dict(trace.header.conditions)
+    assert len(conditions.pop("model_hash")) == 64
+    assert conditions == {
         "model": "untrained",
         "prompt": "a red fox",
         "negative": "snow",

@@ -18,6 +18,7 @@ from PIL import Image as Pictures
 
 from lydite.core.errors import CalibrationError, FileError, at, shown
 from lydite.core.files import open_regular
+from lydite.pipelines.picture import read_pixels
 
 MAX_BYTES = 2**30  # of one sample, unpacked
 LABELS = ("timestep", "sigma", "image_id")
@@ -116,10 +117,7 @@ def png_bytes(pixels: NDArray[Any]) -> bytes:
 
 def read_picture(path: Path) -> NDArray[Any]:
     """The pixels of a PNG."""
-    if not path.is_file():  # a pipe would wait for a writer
-        raise CalibrationError("not a file.")
     try:
-        with Pictures.open(path, formats=("PNG",)) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (*_UNREADABLE, SyntaxError, Pictures.DecompressionBombError) as error:
-        raise CalibrationError(f"not a readable PNG ({error}).") from error
+        return read_pixels(path, ("PNG",))
+    except FileError as error:
+        raise CalibrationError(f"not a readable PNG ({error})") from error

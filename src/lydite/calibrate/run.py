@@ -30,6 +30,7 @@ class Model:
 
     name: str
     components: str | None = None
+    fetch: bool = True  # a hub id may be downloaded; not so where only the set names it
 
 
 def resume_command(folder: Path, model: Model, *options: object) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lydite.cli.request_options import overwrite_option
+from lydite.cli.request_options import overwrite_option, revision_option, with_revision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,7 @@ HEADINGS = {
 
 @click.command("audit")
 @click.argument("model")
+@revision_option
 @click.option(
     "--against", metavar="MODEL|DIGESTS", help="Compare every value with a second checkpoint."
 )
@@ -41,6 +42,7 @@ HEADINGS = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     model: str,
+    revision: str | None,
     against: str | None,
     digests: Path | None,
     overwrite: bool,
@@ -71,7 +73,7 @@ def command(
     from lydite.pipelines.audits import audit_model, write_digests
     from lydite.pipelines.model_files import locate
 
-    path = locate(model)
+    path = locate(with_revision(model, revision))
     if digests:
         check_output(digests, overwrite=overwrite, inputs=[path])
     ledgers = audit_model(path, against=against, values=not headers_only)

@@ -26,8 +26,9 @@ from lydite.cli.request_options import (
     read_seeds,
     request_options,
     typed_options,
+    with_revision,
 )
-from lydite.core.errors import InputError, shown
+from lydite.core.errors import FileError, InputError, shown
 from lydite.core.request import Request
 
 if TYPE_CHECKING:
@@ -104,18 +105,28 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     modes = read_modes(options["debug"])
     image = _read_image(options, record)
 
+    from lydite.pipelines.model_files import locate
     from lydite.pipelines.pipeline import Pipeline
 
+    name = with_revision(options["model"] or embedded.NAME, options["revision"])
+    if record and "model" in typed:
+        locate(name)  # what is typed may be downloaded; what a picture names may not
     pipeline = Pipeline.open(
-        options["model"] or embedded.NAME,
+        name,
         components=options["components"],
         dtype=options["dtype"],
         low_memory=options["low_memory"],
+        fetch=record is None,
     )
     runs = [pipeline.plan(request.replace(prompt=prompt), image) for prompt in prompts]
     for note in (*idle_options(runs[0], typed), *_truncations(pipeline, runs)):
         click.echo(f"note: {note}", err=True)
-    if record and record.model_hash != pipeline.model_hash:
+    if record and not pipeline.made(record):
+        if "model" not in typed:
+            raise InputError(
+                f"{options['source']}: was made with another model than the one at "
+                f"{shown(options['model'])}. Name the right one with --model."
+            )
         click.echo("note: the model is not the one this picture was made with.", err=True)
     _check_outputs(pipeline, runs, seeds, template, options)
     start = time.perf_counter()
@@ -232,6 +243,7 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     """With --from, what the picture remembers; options that were not typed take its values."""
     if not options["source"]:
         return None
+    from lydite.pipelines.model_files import locate
     from lydite.pipelines.picture import read_record
 
     record = read_record(Path(options["source"]))
@@ -240,12 +252,18 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
             options[name] = getattr(record, name)
     for name in ("model", "components", "image"):  # a picture may name anything: nothing is fetched
         value = options[name]
-        if name in typed or value in (None, embedded.NAME) or Path(value).exists():
+        if name in typed or value in (None, embedded.NAME):
             continue
-        raise InputError(
-            f"{options['source']}: was made with the {name} {shown(value)}, which is not found "
-            f"under that name here. Name it with --{name}."
-        )
+        try:
+            if name != "image":
+                locate(value, fetch=False)
+            elif not Path(value).exists():
+                raise FileNotFoundError
+        except (FileError, OSError, ValueError):
+            raise InputError(
+                f"{options['source']}: was made with the {name} {shown(value)}, which is not found "
+                f"under that name here. Name it with --{name}."
+            ) from None
     return record
 
 

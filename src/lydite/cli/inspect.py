@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lydite.cli.request_options import revision_option, with_revision
+
 if TYPE_CHECKING:
     from lydite.core.checkpoint import Checkpoint
     from lydite.weights.inspect import Branch
@@ -15,6 +17,7 @@ ENDINGS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth")  # all but the first 
 
 @click.command("inspect")
 @click.argument("model")
+@revision_option
 @click.option(
     "--depth",
     default=2,
@@ -24,7 +27,7 @@ ENDINGS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth")  # all but the first 
 )
 @click.option("--all", "everything", is_flag=True, help="Every tensor with its shape and dtype.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def command(model: str, depth: int, everything: bool, as_json: bool) -> None:
+def command(model: str, revision: str | None, depth: int, everything: bool, as_json: bool) -> None:
     """Show names, shapes, dtypes and sizes of a checkpoint. Only headers are read.
 
     MODEL is a .safetensors file, a shard index, a folder with weights, a whole pipeline folder, or
@@ -41,7 +44,7 @@ def command(model: str, depth: int, everything: bool, as_json: bool) -> None:
     from lydite.weights.inspect import MAX_DEPTH
 
     parts: dict[str, Any] = {}
-    for name, path in _weights(locate(model)).items():
+    for name, path in _weights(locate(with_revision(model, revision))).items():
         with open_checkpoint(path) as checkpoint:
             if as_json:
                 parts[name] = _plain(checkpoint)

@@ -51,6 +51,11 @@ class SafeStream(io.TextIOWrapper):
             line_buffering=True,
         )
 
+    @property
+    def unescaped(self) -> "_BarStream":
+        """The same stream for progress bars, which move the cursor."""
+        return _BarStream(self)
+
     def write(self, text: str, /) -> int:
         try:
             return super().write(escape(text))
@@ -93,7 +98,7 @@ def discard_output() -> None:
 
 def progress_stream() -> Any:
     """Where bars are drawn: stderr, with control characters. Print no text of others here."""
-    return sys.stderr if not isinstance(sys.stderr, SafeStream) else _BarStream(sys.stderr)
+    return sys.stderr.unescaped if isinstance(sys.stderr, SafeStream) else sys.stderr
 
 
 class _BarStream:

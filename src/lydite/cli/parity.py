@@ -26,6 +26,7 @@ from lydite.cli.request_options import (
     components_option,
     overwrite_option,
     request_options,
+    revision_option,
     typed_arguments,
 )
 from lydite.core.errors import FileError
@@ -70,6 +71,7 @@ class ImageDifference:
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True,
               help="Precision of our side; the reference runs in float32.")  # fmt: skip
 @components_option
+@revision_option
 @seed_option
 @request_options
 @capture_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lydite import embedded
-from lydite.cli.request_options import apply_options, read_request, read_seeds
+from lydite.cli.request_options import apply_options, read_request, read_seeds, with_revision
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ def plan_recording(prompt: str, options: dict[str, Any], dtype: str) -> "tuple[P
     if request.steps is None:
         request = request.replace(steps=STEPS)
     pipeline = Pipeline.open(
-        options["model"] or embedded.NAME, components=options["components"], dtype=dtype
+        with_revision(options["model"] or embedded.NAME, options["revision"]),
+        components=options["components"],
+        dtype=dtype,
     )
     return pipeline, pipeline.plan(request), seeds[0]
 
@@ -120,6 +122,7 @@ def reference_job(
         family=pipeline.family.name,
         model=str(pipeline.model.path),
         name=pipeline.name,
+        model_hash=pipeline.model_hash,
         components=str(locate(pipeline.components)) if pipeline.components else None,
         request=request,
         seed=seed,

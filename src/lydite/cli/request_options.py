@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -34,8 +35,25 @@ def model_options(command: F) -> F:
         click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
                      help="diffusers folder, single file or hub id; default: the embedded model."),
         components_option,
+        revision_option,
     )  # fmt: skip
     return apply_options(options, command)
+
+
+revision_option = click.option(
+    "--revision",
+    metavar="REVISION",
+    help="Branch, tag or commit of a hub id; the same as owner/name@REVISION.",
+)
+
+
+def with_revision(model: str, revision: str | None) -> str:
+    """The name of a model with its revision: owner/name@revision."""
+    if revision is None:
+        return model
+    if "@" in model or model.count("/") != 1 or Path(model).exists():
+        raise InputError(f"--revision {revision}: {model} is not a hub id such as owner/name.")
+    return f"{model}@{revision}"
 
 
 components_option = click.option(

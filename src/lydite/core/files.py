@@ -89,6 +89,8 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
         link = 0 if follow else os.O_NOFOLLOW
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | link)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        if isinstance(error, FileNotFoundError):
+            raise FileError(f"{at(path)}: no such file.") from error
         reason = error.strerror if isinstance(error, OSError) else error
         raise FileError(f"{at(path)}: cannot be read ({reason or error}).") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):

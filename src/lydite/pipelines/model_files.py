@@ -4,8 +4,10 @@ Only configs and headers are read here.
 """
 
 import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lydite import embedded
 from lydite.core.checkpoint import open_checkpoint
@@ -18,51 +20,85 @@ from lydite.weights.audit import Ledger
 # The folders of a pipeline, weights as safetensors only: no pickles, no second copy in one file.
 WANTED = ("model_index.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model")
 UNWANTED = ("*.fp16.*", "*.bf16.*", "text_encoders/*")
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")  # owner/name, or owner/name@revision
+_FILES = (".safetensors", ".sft", ".json", ".bin", ".ckpt", ".pt", ".pth", ".pkl", ".gguf", ".npz")
 
 
-def locate(model: str) -> Path:
-    """The local path of a model given as a folder, a file or a hub id (`owner/name`)."""
+def locate(model: str, *, fetch: bool = True) -> Path:
+    """The local path of a model given as a folder, a file or a hub id (`owner/name@revision`).
+
+    Without `fetch` a hub id is found only if it was downloaded before: a name that comes from a
+    file must not decide what is downloaded.
+    """
     if model == embedded.NAME:
         return embedded.MODEL
     try:
         path = Path(model).expanduser()
         if path.exists():
             return path
-    except (OSError, RuntimeError) as error:  # a name too long, a user who is not there
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown user, a null
         raise FileError(f"{shown(model)}: {error}.") from error
-    if not _HUB_ID.fullmatch(model) or path.suffix:
+    if not _HUB_ID.fullmatch(model) or path.suffix.lower() in _FILES:
         raise FileError(
-            f"{model}: no such file or folder. Expected a diffusers folder, "
+            f"{shown(model)[1:-1]}: no such file or folder. Expected a diffusers folder, "
             "a .safetensors file, or a hub id such as owner/name."
         )
-    return _download(model)
+    return _download(model, fetch)
 
 
-def _download(repository: str) -> Path:
+def _download(model: str, fetch: bool) -> Path:
+    """The folder in the hub's own cache. An interrupted download resumes."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
+    repository, _, revision = model.partition("@")
     try:
         return Path(
             snapshot_download(
-                repository, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)
+                repository,
+                revision=revision or None,
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(UNWANTED),
+                local_files_only=not fetch,
+                tqdm_class=_progress_bar(),
             )
         )
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # of the hub, the network, the disk: they have no common class
+        if not fetch:
+            raise FileError(
+                f"{model}: not downloaded yet, and a name in a file decides no download. Name it "
+                "with --model."
+            ) from error
         if isinstance(error, GatedRepoError):
             what = "a gated model. Accept its licence on the hub and run `hf auth login`"
+        elif isinstance(error, RevisionNotFoundError):
+            what = f"the model on the hub has no revision {revision}"
         elif isinstance(error, RepositoryNotFoundError):
             what = "neither a folder here nor a public model on the hub"
         else:
-            what = "not found here, and the download from the hub failed"
+            what = "not found here, and the download from the hub failed. The same command resumes"
         reason = " ".join(str(error).split())[:160]
-        raise FileError(f"{repository}: {what}. The hub's error: {reason}") from error
+        raise FileError(f"{model}: {what}. The hub's error: {reason}") from error
+
+
+def _progress_bar() -> Any:
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):
+        """Draws where control characters are allowed, and shows no name that has any."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            stream = getattr(sys.stderr, "unescaped", sys.stderr)
+            options |= {"file": stream, "disable": not stream.isatty()}
+            if not str(options.get("desc") or "").isprintable():
+                options["desc"] = None
+            super().__init__(*arguments, **options)
+
+    return Bar
 
 
 INDEX = "model_index.json"

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from lydite.core.checkpoint import open_checkpoint
+from lydite.core.config import read_json
 from lydite.core.errors import FileError
 from lydite.core.files import PIECE, cache_folder, open_regular, write_atomic
-from lydite.core.jsonfile import read_json
 from lydite.pipelines.model import Component, Model
 
 CACHE = "model_hashes.json"

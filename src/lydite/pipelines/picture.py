@@ -1,7 +1,11 @@
 """Pictures in files: pixels in and out, and what a file remembers of how it was made."""
 
 import hashlib
-from collections.abc import Mapping
+import struct
+import warnings
+import zlib
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -14,13 +18,32 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from lydite import __version__
-from lydite.core.errors import FileError, InputError, shown
-from lydite.core.files import atomic_path
+from lydite.core.errors import FileError, InputError, at, shown
+from lydite.core.files import atomic_path, open_regular
 from lydite.core.request import FIELDS, Request
-from lydite.pipelines.model import Component
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # we write
+READ = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP")  # none of them runs another program
+MOST_PIXELS = 2**26  # 8192×8192, more than any model takes; checked before they are decoded
+UNREADABLE = (  # what Pillow raises for damaged files
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
 
 
 def check_format(path: Path) -> str:
@@ -33,26 +56,37 @@ def check_format(path: Path) -> str:
     return FORMATS[path.suffix.lower()]
 
 
-def open_image(path: Path) -> Image.Image:
-    """A decoded image file, or FileError."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except FileNotFoundError as error:
-        raise FileError(f"{path}: no such file.") from error
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
-        raise FileError(f"{path}: cannot be read as an image ({error}).") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise FileError(f"{path}: {error}") from error
+@contextmanager
+def opened_image(path: Path, formats: Sequence[str] = READ) -> Generator[Image.Image]:
+    """An image file of one of these formats, not decoded yet; FileError for anything else.
+
+    Pillow goes by the content of a file, and would start other programs for some formats. Whatever
+    it raises or warns of in the block is an error of the file.
+    """
+    with open_regular(path) as file:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # odd EXIF data
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                with Image.open(file, formats=formats) as image:
+                    if image.width * image.height > MOST_PIXELS:
+                        raise ValueError(f"{image.width}×{image.height} pixels are too many")
+                    yield image
+        except UNREADABLE as error:
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, UnidentifiedImageError):
+                reason = f"expected {', '.join(formats)}"
+            raise FileError(f"{at(path)}: cannot be read as an image ({reason:.200}).") from error
 
 
-def read_pixels(path: Path) -> Pixels:
+def read_pixels(path: Path, formats: Sequence[str] = READ) -> Pixels:
     """An image file as (H, W, 3), turned as its EXIF says; transparency is dropped."""
-    image = ImageOps.exif_transpose(open_image(path))
-    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip at 255
-        image = Image.fromarray((np.asarray(image, np.int64) // 257).clip(0, 255).astype(np.uint8))
-    return np.asarray(image.convert("RGB"))
+    with opened_image(path, formats) as opened:
+        image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip at 255
+            values = np.asarray(image)
+            image = Image.fromarray((values // 257).clip(0, 255).astype(np.uint8))
+        return np.asarray(image.convert("RGB"))
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
@@ -177,30 +211,19 @@ def _encoder(name: str, record: Record) -> Any:
 
 def read_record(path: Path) -> Record:
     """The record inside a picture made by us."""
-    image = open_image(path)
-    text = image.info.get(KEY)
-    if text is None:
-        note = image.getexif().get_ifd(0x8769).get(MAKER_NOTE)
-        text = note.decode(errors="replace") if isinstance(note, bytes) else None
+    with opened_image(path, tuple(FORMATS.values())) as image:
+        if image.format == "PNG":
+            image.load()  # text may stand behind the pixels
+        text = image.info.get(KEY)
+        if text is None:
+            note = image.getexif().get_ifd(0x8769).get(MAKER_NOTE)
+            text = note.decode(errors="replace") if isinstance(note, bytes) else None
     if not isinstance(text, str):
-        raise FileError(f"{path}: has no {KEY!r} metadata, so it cannot be replayed.")
+        raise FileError(f"{at(path)}: has no {KEY!r} metadata, so it cannot be replayed.")
     try:
         return Record.from_json(str(text))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FileError(f"{path}: its {KEY!r} metadata cannot be read ({error}).") from error
-
-
-def model_hash(components: Mapping[str, Component]) -> str:
-    """A fingerprint of all networks: names, shapes, dtypes, and a kilobyte from each tensor."""
-    total = hashlib.sha256()
-    for name, component in sorted(components.items()):
-        with component.scope() as scope:
-            for tensor, info in sorted(scope.tensors.items()):
-                total.update(f"{name} {tensor} {info.dtype} {info.shape}\n".encode())
-                flat = scope.read(tensor).reshape(-1)
-                middle = flat.size // 2
-                total.update(flat[middle : middle + 1024 // flat.itemsize].tobytes())
-    return total.hexdigest()
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise FileError(f"{at(path)}: its {KEY!r} metadata cannot be read ({error}).") from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,12 +21,12 @@ from lydite.core.request import Request
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
 from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import locate, open_model
+from lydite.pipelines.model_hash import model_hash, sampled_hash
 from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
 from lydite.pipelines.picture import (
     Picture,
     Pixels,
     Record,
-    model_hash,
     pixel_hash,
     resize,
 )
@@ -77,16 +77,17 @@ class Pipeline:
         components: Path | str | None = None,
         dtype: str = "auto",
         low_memory: bool = False,
+        fetch: bool = True,
     ) -> Self:
         """A diffusers folder, a single file, a hub id or `embedded`; no weights are read yet.
 
-        What a single file lacks is taken from `components`.
+        What a single file lacks is taken from `components`. Without `fetch` nothing is downloaded.
         """
         if dtype not in ("auto", *DTYPES):
             raise InputError(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}.")
-        extra = locate(str(components)) if components else None
+        extra = locate(str(components), fetch=fetch) if components else None
         family, opened, defaults = open_model(
-            locate(str(model)),
+            locate(str(model), fetch=fetch),
             extra,
             dtype=default_dtype() if dtype == "auto" else dtype,
             low_memory=low_memory,
@@ -105,8 +106,12 @@ class Pipeline:
 
     @cached_property
     def model_hash(self) -> str:
-        """A fingerprint of all networks."""
-        return model_hash(self.model.components)
+        """Of all files of the model: see `pipelines.model_hash`."""
+        return model_hash(self.model)
+
+    def made(self, record: Record) -> bool:
+        """Whether this is the model that a picture was made with."""
+        return record.model_hash in (self.model_hash, sampled_hash(self.model))
 
     def plan(self, request: Request, image: Pixels | None = None) -> Run:
         """Complete and check a request; nothing is loaded. `image` is where img2img starts."""

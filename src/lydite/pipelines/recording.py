@@ -44,7 +44,10 @@ def record(
         framework=framework_of(mx.array(0)),
         device="cpu" if on_cpu() else "gpu",
         dtype=dtype,
-        conditions=run.request.conditions(seed=seed, model=pipeline.name),
+        conditions={
+            **run.request.conditions(seed=seed, model=pipeline.name),
+            "model_hash": pipeline.model_hash,
+        },
     )
     writer = TraceWriter(Path(folder), header, capture)
     with FamilyRecorder(writer, pipeline.family, inject=inject) as recorder:

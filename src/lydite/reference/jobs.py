@@ -56,6 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     components: str | None = None  # a folder with what a single file lacks
     noise: str | None = None  # a .npy file, (1, C, h, w), instead of the seed's
     name: str | None = None  # what the trace calls the model
+    model_hash: str | None = None
     level: Level = "full"
     points: tuple[str, ...] = ("*",)
     budget: int = 2 * 2**30
@@ -66,7 +67,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def conditions(self) -> dict[str, Any]:
         """Everything that decides the run, by the names of the trace format."""
         known = self.request.conditions(seed=self.seed, model=self.name or self.model)
-        return {**known, "noise": "given"} if self.noise else known
+        more = {"noise": "given"} if self.noise else {}
+        if self.model_hash:
+            more["model_hash"] = self.model_hash
+        return {**known, **more}
 
 
 class Reply(msgspec.Struct, omit_defaults=True):

@@ -115,7 +115,9 @@ def resume(folder: Path, name: str | None, components: str | None, options: Work
 
     description = read_description(folder)
     _, dtype = request_of(description.settings.conditions)
-    model = absolute_model(name or description.settings.model or embedded.NAME, components)
+    model = absolute_model(
+        name or description.settings.model or embedded.NAME, components, fetch=name is not None
+    )
     try:
         pipeline = open_pipeline(model, dtype)
     except FileError as error:
@@ -127,7 +129,7 @@ def resume(folder: Path, name: str | None, components: str | None, options: Work
     draw_missing(folder, settings, description.plan, pipeline, model, options)
 
 
-def absolute_model(name: str, components: str | None) -> "Model":
+def absolute_model(name: str, components: str | None, *, fetch: bool = True) -> "Model":
     """The model with absolute paths; a hub id and the embedded model stay as they are."""
     from lydite.calibrate.run import Model
 
@@ -136,7 +138,7 @@ def absolute_model(name: str, components: str | None) -> "Model":
             return word
         return str(Path(word).absolute())
 
-    return Model(absolute(name), absolute(components) if components else None)
+    return Model(absolute(name), absolute(components) if components else None, fetch)
 
 
 class StopRequest:

@@ -37,7 +37,7 @@ def open_model(opened: "CalibrationSet", model: str | None, components: str | No
 
     _, dtype = request_of(opened.settings.conditions)
     name = model or opened.settings.model or embedded.NAME
-    return open_pipeline(Model(name, components), dtype)
+    return open_pipeline(Model(name, components, fetch=model is not None), dtype)
 
 
 def model_words(model: str | None, components: str | None) -> list[str]:

@@ -1,0 +1,113 @@
+"""The hash of a model's files: every byte counts, and the second time it costs nothing."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from lydite.cli.main import lydite
+from lydite.core.errors import InputError, LyditeError
+from lydite.core.request import Request
+from lydite.core.tensorfile import TensorFile, save
+from lydite.pipelines import model_hash as hashing
+from lydite.pipelines.model_files import open_model
+from lydite.pipelines.model_hash import model_hash, sampled_hash
+from lydite.pipelines.pipeline import Pipeline
+
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+
+
+def hash_of(folder: Path) -> str:
+    return model_hash(open_model(folder)[1])
+
+
+@pytest.fixture
+def copy(untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Path(shutil.copytree(untrained, tmp_path / "model"))
+
+
+def change_byte(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [(WEIGHTS, -1), (WEIGHTS, -5000), ("tokenizer/vocab.json", 3), ("vae/*.safetensors", -64)],
+)
+def test_every_byte_counts(untrained: Path, copy: Path, name: str, at: int) -> None:
+    assert hash_of(copy) == hash_of(untrained)
+    change_byte(next(copy.glob(name)), at)
+    try:
+        assert hash_of(copy) != hash_of(untrained)
+    except LyditeError:
+        assert name.endswith("json")  # not read at all any more
+
+
+def test_the_way_it_is_stored_does_not_count(untrained: Path, copy: Path) -> None:
+    with TensorFile.open(copy / WEIGHTS) as file:
+        tensors = {name: file.read(name) for name in file.header.tensors}
+        save(copy / WEIGHTS, tensors, {"format": "pt", "note": "written again"})
+    config = copy / "transformer" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()), indent=7))
+    assert hash_of(copy) == hash_of(untrained)
+
+
+def test_the_second_time_no_tensor_is_read(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "SETTLED", 0.0)
+    first = hash_of(copy)
+    with monkeypatch.context() as patched:
+        patched.setattr("lydite.core.checkpoint.Checkpoint.read", None)
+        assert hash_of(copy) == first
+    before = os.stat(copy / WEIGHTS)
+    change_byte(copy / WEIGHTS, -1)
+    os.utime(copy / WEIGHTS, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert hash_of(copy) != first  # the size and the time of change are as they were
+
+
+def test_a_file_of_a_moment_ago_is_not_cached(copy: Path) -> None:
+    change_byte(copy / WEIGHTS, -1)  # a clock may not tell two changes apart
+    hash_of(copy)
+    known = hashing._read_cache()
+    assert len(known) == 0
+
+
+def test_a_damaged_cache_is_no_cache(copy: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "lydite" / hashing.CACHE
+    cache.parent.mkdir(parents=True)
+    for text in ("[", "{}", '{"a": 1}', "\x00"):
+        cache.write_text(text)
+        assert len(hash_of(copy)) == 64
+
+
+def test_a_picture_is_not_replayed_with_another_model_unasked(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--steps", "1", "--size", "32x32", "--text-length", "4", "-s", "1"]
+
+    def run(*words: str) -> BaseException | None:
+        return CliRunner().invoke(lydite, ["generate", *words, "-q"]).exception
+
+    assert run("a fox", "-m", "model", *small, "-o", "a.png") is None
+    assert run("--from", "a.png", "-o", "b.png") is None
+    change_byte(copy / WEIGHTS, -1)
+    error = run("--from", "a.png", "-o", "c.png")
+    assert isinstance(error, InputError) and "another model" in str(error)
+    assert not Path("c.png").exists()
+    assert run("--from", "a.png", "-m", "model", "-o", "d.png") is None  # with a note
+
+
+def test_a_picture_of_version_0_1_knows_its_model(untrained: Path) -> None:
+    pipeline = Pipeline.open(untrained)
+    request = Request("a fox", steps=1, width=32, height=32, text_length=4)
+    record = pipeline.record(pipeline.plan(request), 1)
+    old = replace(record, model_hash=sampled_hash(pipeline.model))
+    assert pipeline.made(record) and pipeline.made(old)
+    assert not pipeline.made(replace(record, model_hash="0" * 64))
