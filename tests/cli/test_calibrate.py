@@ -90,7 +90,7 @@ def test_other_settings_are_refused_by_name_before_the_model_is_loaded(
     [
         (["--steps", "2"], "--steps without --prompts"),
         ([], "no set to resume"),
-        (["--prompts", "none.txt"], "cannot be read"),
+        (["--prompts", "none.txt"], "no such file"),
         (["--prompts", "PROMPTS", "--keep-steps", "0,7", "--steps", "4"], "steps 0 to 3"),
         (["--prompts", "PROMPTS", "--sampler", "dpm_adaptive"], "chooses its own steps"),
         (["--prompts", "PROMPTS", "--sampler", "nonsense"], "nonsense"),

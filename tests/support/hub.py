@@ -45,7 +45,7 @@ def serving(folder: Path, repository: str) -> Iterator[Hub]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Hub
+    server: Hub  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -70,10 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if path.startswith(api):
             revision = path.removeprefix(api).rpartition("/")[2] or "main"
-            if (
-                revision not in ("main", "fp16", COMMIT)
-                and hub.repository.rpartition("/")[2] != revision
-            ):
+            if revision not in ("main", "fp16", COMMIT):
                 return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             if "/tree/" in path:
                 return self._json([self._entry(name) for name in names])

@@ -4,7 +4,7 @@ import hashlib
 import struct
 import warnings
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +57,7 @@ def check_format(path: Path) -> str:
 
 
 @contextmanager
-def opened_image(path: Path, formats: Sequence[str] = READ) -> Generator[Image.Image]:
+def opened_image(path: Path, formats: tuple[str, ...] = READ) -> Generator[Image.Image]:
     """An image file of one of these formats, not decoded yet; FileError for anything else.
 
     Pillow goes by the content of a file, and would start other programs for some formats. Whatever
@@ -79,7 +79,7 @@ def opened_image(path: Path, formats: Sequence[str] = READ) -> Generator[Image.I
             raise FileError(f"{at(path)}: cannot be read as an image ({reason:.200}).") from error
 
 
-def read_pixels(path: Path, formats: Sequence[str] = READ) -> Pixels:
+def read_pixels(path: Path, formats: tuple[str, ...] = READ) -> Pixels:
     """An image file as (H, W, 3), turned as its EXIF says; transparency is dropped."""
     with opened_image(path, formats) as opened:
         image = ImageOps.exif_transpose(opened)
