@@ -235,7 +235,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def test_the_scheduler_that_a_file_implies(checkpoint: Made) -> None:
     name, _, path, tensors = checkpoint
-    config = sd_single_file.scheduler_config(path)
+    found = sd_single_file.SINGLE_FILE.components(path)
+    config = sd_single_file.scheduler_config(found)
     expected = {
         "sd2": ("DDIMScheduler", "v_prediction"),
         "sdxl": ("EulerDiscreteScheduler", "epsilon"),
@@ -247,7 +248,7 @@ def test_the_scheduler_that_a_file_implies(checkpoint: Made) -> None:
     marks = {"v_pred": np.zeros(0, np.float32), "ztsnr": np.zeros(0, np.float32)}
     marked = path.with_name("marked.safetensors")
     save(marked, {**tensors, **marks})
-    config = sd_single_file.scheduler_config(marked)
+    config = sd_single_file.scheduler_config(sd_single_file.SINGLE_FILE.components(marked))
     assert config["prediction_type"] == "v_prediction" and config["rescale_betas_zero_snr"]
 
 

@@ -1,8 +1,15 @@
 """Tiny networks of Stable Diffusion 1.x, 2.x and XL with random weights, made by the reference."""
 
+from pathlib import Path
 from typing import Any
 
-from support.tiny_sd3 import randomize
+from support.tiny_sd3 import (
+    clip_tokenizer,
+    make_clip,
+    make_vae,
+    randomize,
+    write_clip_tokenizer,
+)
 
 CROSS, PLAIN = "CrossAttn{}Block2D", "{}Block2D"
 
@@ -216,3 +223,71 @@ _OPENCLIP = {
     "mlp.fc2": "mlp.c_proj",
     "self_attn": "attn",
 }
+
+
+# Whole pipelines: the U-Net's variant, the encoders' widths, the scheduler's class and its config.
+_LEADING = {
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+}
+_PNDM = ("PNDMScheduler", {**_LEADING, "skip_prk_steps": True, "set_alpha_to_one": False})
+_DDIM = {**_LEADING, "set_alpha_to_one": False, "clip_sample": False}
+_EULER = ("EulerDiscreteScheduler", _LEADING)
+SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sd1": _PNDM,
+    "sd2": ("DDIMScheduler", {**_DDIM, "prediction_type": "v_prediction"}),
+    "sdxl": _EULER,
+    "sdxl-refiner": _EULER,
+    "inpainting": _PNDM,
+}
+PIPELINES = tuple(SCHEDULERS)
+
+
+def make_pipeline(folder: Path, variant: str, **settings: Any) -> Path:
+    """A whole pipeline in diffusers' layout, of the class that the published models name."""
+    import diffusers
+    import torch
+    from transformers import CLIPTextModel
+
+    torch.manual_seed(0)
+    vocabulary = write_clip_tokenizer(folder / "seed_tokenizer", pad="<|endoftext|>")
+    write_clip_tokenizer(folder / "seed_tokenizer_2", pad="!")
+    xl, refiner = variant.startswith("sdxl"), variant == "sdxl-refiner"
+    first = make_clip(vocabulary, 16 if xl else 24, 2, "gelu" if variant == "sd2" else "quick_gelu")
+    second = make_clip(vocabulary, 24, 2, "gelu") if xl else None
+    name, config = SCHEDULERS[variant]
+    depths = {"transformer_layers_per_block": (1, 1, 2)} if variant == "sdxl" else {}
+    parts: dict[str, Any] = {
+        "unet": make_unet(variant, sample_size=16, layers_per_block=1, **depths),
+        "vae": make_vae(
+            latent_channels=4,
+            scaling_factor=0.13025 if xl else 0.18215,
+            shift_factor=None,
+        ),
+        "scheduler": getattr(diffusers, name)(**config),
+        "text_encoder": None if refiner else randomize(CLIPTextModel(first.config)),
+        "tokenizer": None if refiner else clip_tokenizer(folder / "seed_tokenizer"),
+    }
+    if xl:
+        parts |= {
+            "text_encoder_2": second,
+            "tokenizer_2": clip_tokenizer(folder / "seed_tokenizer_2"),
+        }
+        kind = diffusers.StableDiffusionXLPipeline
+        if refiner:
+            kind = diffusers.StableDiffusionXLImg2ImgPipeline
+            parts |= {"requires_aesthetics_score": True, "force_zeros_for_empty_prompt": False}
+    else:
+        inpainting = variant == "inpainting"
+        kind = diffusers.StableDiffusionPipeline
+        kind = diffusers.StableDiffusionInpaintPipeline if inpainting else kind
+        parts |= {
+            "safety_checker": None,
+            "feature_extractor": None,
+            "requires_safety_checker": False,
+        }
+    kind(**parts, **settings).save_pretrained(folder)
+    return folder

@@ -19,7 +19,7 @@ from lydite.core.request import Request
 from lydite.pipelines.model import Component, Kind, LoadTokenizer, Model
 from lydite.pipelines.observer import Observer
 from lydite.pipelines.picture import Pixels
-from lydite.sampling.conventions import Convention
+from lydite.sampling.conventions import Convention, Meaning
 from lydite.sampling.denoiser import Guide, Prediction, Strength, cfg
 from lydite.sampling.registry import Sampler
 from lydite.sampling.scheduler_config import Grid, Mu
@@ -37,6 +37,8 @@ BUILT_IN = (
     "sd3",
     "flux",
     "qwen_image",
+    "sdxl",
+    "sd",
 )  # modules of lydite.pipelines.families, imported when they are reached
 Pattern = tuple[str, str]  # of a module's name and of its slot; `*` matches anything
 
@@ -67,6 +69,7 @@ class Run:
     is_guided: bool  # the network is also evaluated with the negative prompt
     guidance: GuidanceKind
     unit_variance: bool  # of the noise a text-to-image run starts from
+    variance_preserving: bool  # of the latents of the checkpoint's scheduler: x/√(1 + σ²)
     shape: tuple[int, ...]  # of one image's latents in torch's order: (C, h, w)
     image: Pixels | None = None  # img2img: at the size of the picture
     image_hash: str | None = None  # of the image as it was given
@@ -183,6 +186,7 @@ class Family:
     guide: Guide = cfg  # how the outputs for both prompts are combined
     flow_grid: Grid = "trained"  # of flow models: the steps before the shift
     mu: Mu | None = None  # the dynamic shift of an image, where the scheduler's line is not used
+    strength: Meaning = "diffusers_sd3"  # of img2img: how many steps a share of them is
     names: TraceNames = TraceNames()
     blocks: tuple[BlockRule, ...] = ()
     single_file: "SingleFile | None" = None

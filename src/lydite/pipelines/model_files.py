@@ -102,6 +102,11 @@ def _progress_bar() -> Any:
 
 
 INDEX = "model_index.json"
+# How the names of classes end that are no networks, or that only judge a finished picture.
+NOT_RUN = (
+    *("Scheduler", "Tokenizer", "TokenizerFast"),
+    *("ImageProcessor", "FeatureExtractor", "SafetyChecker"),
+)
 DEFAULTS = "lydite.json"  # how one checkpoint is meant to be run, where its family's way is wrong
 
 
@@ -126,7 +131,9 @@ def open_model(
     family.check(path, components)
     variant = family.variant_of(components)
     config = path / "scheduler" / "scheduler_config.json"
-    scheduler = read_json(config) if path.is_dir() else variant.scheduler
+    scheduler = variant.scheduler
+    if path.is_dir():
+        scheduler = read_json(config, infinity=True)  # diffusers writes it
     model = Model(path, components, scheduler, tokenizers, dtype, low_memory)
     return family, model, _defaults(path, variant.defaults)
 
@@ -207,17 +214,13 @@ def _pipeline_components(folder: Path) -> dict[str, Component]:
             if not name.isidentifier():
                 raise ConfigError(f"{path}: {name!r} is not a folder's name.")
             components[name] = folder_component(folder / name, kinds, name, class_name=class_name)
-        elif class_name != "None" and not _has_no_weights(class_name):
+        elif class_name != "None" and not class_name.endswith(NOT_RUN):
             raise ConfigError(
                 f"{path}: {name} is a {class_name}; supported are {', '.join(sorted(kinds))}."
             )
     if not components:
         raise ConfigError(f"{path}: names no network.")
     return components
-
-
-def _has_no_weights(class_name: str) -> bool:
-    return class_name.endswith(("Scheduler", "Tokenizer", "TokenizerFast", "ImageProcessor"))
 
 
 def _tokenizer_folder(folders: list[Path], encoder: str, path: Path) -> Path:

@@ -7,10 +7,10 @@ does, so that a seed means the same picture as in diffusers.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from math import isfinite
+from functools import cached_property, partial
+from math import hypot, isfinite
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import numpy as np
@@ -128,17 +128,25 @@ class Pipeline:
         own_schedule = request.schedule == self.scheduler.schedule
         if own_sampler and own_schedule:
             self.scheduler.check_steps(request.steps)
-        schedule = plan_schedule(
+        make_schedule = partial(
+            plan_schedule,
             convention,
             sampler=request.sampler,
             schedule=request.schedule,
             steps=request.steps,
             model=levels,
-            strength=1.0 if request.strength is None else request.strength,
+            meaning=self.family.strength,
             final=self.scheduler.final if own_schedule else None,
             own_timesteps=own_schedule and own_sampler,
             **(self.scheduler.schedule_options if own_schedule else {}),
         )
+        schedule = make_schedule(strength=1.0 if request.strength is None else request.strength)
+        late: Mapping[str, Any] = {}
+        if own_sampler and own_schedule and convention.strength in (None, "diffusers"):
+            whole = schedule if request.strength is None else make_schedule()
+            schedule, late = self.scheduler.start_late(
+                whole, len(whole.timesteps) - len(schedule.timesteps)
+            )
         scale, scales = self._guidance_scales(request)
         strength = over_steps(
             schedule.sigmas.tolist(), scale, scales=scales, share=request.guidance_interval
@@ -150,6 +158,7 @@ class Pipeline:
             options={
                 **options_of(convention, schedule, sampler),
                 **(self.scheduler.sampler_options if own_sampler else {}),
+                **late,
                 **request.options,
             },
             convention=convention,
@@ -159,6 +168,7 @@ class Pipeline:
             is_guided=max(scales or (scale,)) > 1 or sampler.pair,
             unit_variance=(own_schedule and self.scheduler.unit_variance)
             or has_unit_variance(convention, schedule, levels),
+            variance_preserving=own_schedule and self.scheduler.variance_preserving,
             shape=self.latents.shape(request.width, request.height),
             image=None if image is None else resize(image, request.width, request.height),
             image_hash=None if image is None else pixel_hash(image),
@@ -428,7 +438,8 @@ def _run_steps(
         observer.observe("denoised", step.denoised, step=step.index)
         x = step.x = observer.observe("latents", step.x, step=step.index)
         denoise.step = step.index + 1
-    return x
+    # A scheduler of diffusers that ends above 0 leaves the latents in the form it computes with.
+    return x / hypot(1, sigmas[-1]) if run.variance_preserving and sigmas[-1] else x
 
 
 def _observed_schedule(run: Run, observer: Observer) -> Run:

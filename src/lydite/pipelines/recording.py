@@ -7,6 +7,7 @@ conditioning, `sigmas`, `timesteps`, `noise`, at each step the guided prediction
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class TraceObserver(Observer):
     """Records what passes between the stages of a run, and counts the steps."""
 
     def __init__(self, recorder: FamilyRecorder, run: Run) -> None:
-        self._recorder = recorder
+        self._recorder, self._run = recorder, run
         self._prediction = pipeline_sites.prediction(run.prediction.name)
 
     def observe(
@@ -140,7 +141,7 @@ class TraceObserver(Observer):
         if stage == "prediction":
             return recorder.record(self._prediction, value, dims=dims)
         if stage == "latents":
-            value = recorder.record(pipeline_sites.LATENTS, value, dims=dims)
+            value = self._record_latents(value, step or 0, dims)
             recorder.step += 1
         elif stage == "vae_input":
             recorder.step = 0  # the loop is over
@@ -148,6 +149,15 @@ class TraceObserver(Observer):
             image = mx.clip(value.astype(mx.float32) / 2 + 0.5, 0, 1)
             recorder.record(pipeline_sites.IMAGE, image[0], dims="h w c")
         return value
+
+    def _record_latents(self, latents: mx.array, step: int, dims: str | None) -> mx.array:
+        """In the form that the checkpoint's scheduler computes with."""
+        scale = 1.0
+        if self._run.variance_preserving:
+            scale = hypot(1, float(self._run.schedule.sigmas[step + 1]))
+        recorded = latents / scale if scale != 1 else latents
+        result = self._recorder.record(pipeline_sites.LATENTS, recorded, dims=dims)
+        return latents if result is recorded else result * scale
 
     @contextmanager
     def all_steps(self, steps: int) -> Generator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 
-BUILT_IN = ("sd3", "flux", "qwen_image")  # modules of this package
+BUILT_IN = ("sd3", "flux", "qwen_image", "sdxl", "sd")  # modules of this package
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,13 @@ def _draw(
     }
 
     def step_ended(_: Any, index: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
+        finished, total = _finished_steps(pipeline.scheduler, index)
+        if finished == recorder.step:  # half of a step, whose latents are corrected next
+            return {}
         latents = family.unpack(pipeline, values["latents"], request)
         dims = CHANNELS_FIRST.get(latents.ndim)
         latents = recorder.record(pipeline_sites.LATENTS, latents, dims=dims)
-        recorder.step = (index + 1) % (request.steps or 1)  # what follows the loop is at step 0
+        recorder.step = finished % total  # what follows the loop is at step 0
         on_step()
         return {"latents": family.pack(pipeline, latents)}
 
@@ -246,8 +249,9 @@ def _recorded(
         @wraps(type(scheduler).set_timesteps)  # a pipeline asks for the names of its parameters
         def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
             super().set_timesteps(*args, **kwargs)
-            recorder.record(pipeline_sites.SIGMAS, self.sigmas, kind="schedule")
-            recorder.record(pipeline_sites.TIMESTEPS, self.timesteps, kind="schedule")
+            sigmas, timesteps = _schedule(self)
+            recorder.record(pipeline_sites.SIGMAS, sigmas, kind="schedule")
+            recorder.record(pipeline_sites.TIMESTEPS, timesteps, kind="schedule")
 
         def step(self, model_output: Any, *args: Any, **kwargs: Any) -> Any:
             value = family.unpack(pipeline, model_output, job.request)
@@ -260,6 +264,39 @@ def _recorded(
             return super().time_shift(mu, sigma, t)
 
     return Recorded.from_config(scheduler.config)
+
+
+def _schedule(scheduler: Any) -> tuple[Any, Any]:
+    """Sigmas and timesteps of whole steps; a class without sigmas has a table of ᾱ instead."""
+    timesteps = scheduler.timesteps
+    if _is_pndm(scheduler):  # lists its second timestep twice
+        timesteps = np.delete(to_numpy(timesteps), 1)
+    elif getattr(scheduler, "order", 1) == 2:  # all but the first
+        timesteps = np.concatenate([to_numpy(timesteps)[:1], to_numpy(timesteps)[1::2]])
+    if hasattr(scheduler, "sigmas"):
+        sigmas = to_numpy(scheduler.sigmas)
+        if getattr(scheduler, "order", 1) == 2:
+            sigmas = np.concatenate([sigmas[:1], sigmas[1::2]])
+        return sigmas, timesteps
+    shares = to_numpy(scheduler.alphas_cumprod).astype(np.float64)[np.asarray(timesteps, int)]
+    last = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
+    shares = np.append(shares, last)
+    return np.sqrt((1 - shares) / shares), timesteps
+
+
+def _finished_steps(scheduler: Any, index: int) -> tuple[int, int]:
+    """How many steps are finished after the loop's iteration `index`, and how many there are."""
+    iterations = len(scheduler.timesteps)
+    if _is_pndm(scheduler):  # a first step of two iterations
+        return max(index, 0), iterations - 1
+    if getattr(scheduler, "order", 1) == 2:  # all but the last are of two iterations
+        last = index == iterations - 1
+        return (index + 1) // 2 + last * (index % 2 == 0), (iterations + 1) // 2
+    return index + 1, iterations
+
+
+def _is_pndm(scheduler: Any) -> bool:
+    return hasattr(scheduler, "plms_timesteps") and len(scheduler.timesteps) > 2
 
 
 @contextlib.contextmanager

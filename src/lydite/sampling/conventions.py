@@ -64,7 +64,7 @@ class Convention:
     brownian: bool = True  # SDE samplers draw from a Brownian path, our own in every preset
     # The share of the way from 1 at which a flow run starts for samplers that ask for its log-SNR.
     flow_start: float | None = None
-    strength: Meaning = "diffusers_sd3"
+    strength: Meaning | None = None  # None: as diffusers' pipeline of the model's family has it
     unit_variance: Literal["never", "at_sigma_max", "leading"] = "never"  # √(1 + σ²) in place of σ
     # Schedules that have another name here, or options that are others than ours.
     names: Mapping[str, str] = field(default_factory=dict)
@@ -157,16 +157,18 @@ def plan_schedule(
     steps: int,
     model: ModelSigmas,
     strength: float = 1.0,
+    meaning: Meaning = "diffusers_sd3",
     final: Final | None = None,
     own_timesteps: bool = False,
     **options: Any,
 ) -> Schedule:
     """The steps that the program would run; below strength 1, those left for img2img.
 
-    For a checkpoint's own scheduler: its `final`, and its timesteps instead of the convention's.
+    `meaning` is for a convention that has none. For a checkpoint's own scheduler: its `final`, and
+    its timesteps instead of the convention's.
     """
     name = schedule_name(convention, schedule, sampler)
-    made, run = strength_steps(convention.strength, steps, strength)
+    made, run = strength_steps(convention.strength or meaning, steps, strength)
     discards = sampler in convention.discard_penultimate
     chosen = {**convention.options.get(name, {}), **options}
     timed = model if own_timesteps else with_timestep_rule(model, convention)

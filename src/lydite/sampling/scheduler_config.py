@@ -16,7 +16,7 @@ from lydite.core.errors import ConfigError, InputError, shown
 from lydite.sampling.denoiser import EPS, VELOCITY, X0, Prediction, V
 from lydite.sampling.registry import make_schedule
 from lydite.sampling.schedules.flow import FlowSigmas, mu_of_tokens, shift_of_mu
-from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, Schedule
+from lydite.sampling.schedules.schedule import Final, ModelSigmas, Rule, Schedule, from_step
 from lydite.sampling.schedules.table import (
     DIFFUSERS_CLAMP,
     BetaKind,
@@ -48,6 +48,8 @@ class SchedulerConfig:
     final: Final = "zero"
     # The first noise is √(1 + σ²) wide, not σ: `Prediction.start` takes it as `unit_variance`.
     unit_variance: bool = False
+    # The class computes with x/√(1 + σ²), not with the sampler's x: so are its finished latents.
+    variance_preserving: bool = False
     # The number of steps has to divide this one, or its steps do not end at its timesteps.
     divides: int | None = None
 
@@ -58,6 +60,18 @@ class SchedulerConfig:
                 f"{steps} steps of {self.class_name} with trailing timesteps do not end at its "
                 f"timesteps; take a number that divides {self.divides}, or another sampler."
             )
+
+    def start_late(self, whole: Schedule, first: int) -> tuple[Schedule, Mapping[str, Any]]:
+        """The schedule of img2img from step `first` on, and options of the sampler.
+
+        PNDM lists its second timestep twice, and img2img cuts its list by position: it starts one
+        timestep earlier than other classes, and its state is one ahead of the list from then on.
+        """
+        if self.class_name != "PNDMScheduler" or first == 0:
+            return from_step(whole, first), {}
+        if first == 1:
+            return from_step(whole, 1), {"before": float(whole.sigmas[0])}
+        return from_step(whole, first - 1), {"skips_second": True}
 
     def make_schedule(self, steps: int, image_tokens: int = 0) -> Schedule:
         """The schedule in `steps` steps; the tokens count where the shift depends on them."""
@@ -288,6 +302,7 @@ def _ddim(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
         schedule_options=options,
         final="zero" if keys.set_alpha_to_one else "sigma_min",
         unit_variance=True,
+        variance_preserving=True,
         divides=keys.num_train_timesteps if apart else None,
     )
 
@@ -300,7 +315,14 @@ def _lcm(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
     options = {"original_steps": keys.original_inference_steps}
     levels = _table(keys, clamp=NEARLY_ZERO)
     return SchedulerConfig(
-        name, _prediction(keys), "lcm", "lcm_timesteps", levels, {}, options, unit_variance=True
+        name,
+        _prediction(keys),
+        "lcm",
+        "lcm_timesteps",
+        levels,
+        schedule_options=options,
+        unit_variance=True,
+        variance_preserving=True,
     )
 
 
@@ -337,6 +359,7 @@ def _solver(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
         options,
         final,
         unit_variance=True,
+        variance_preserving=True,
     )
 
 

@@ -6,8 +6,8 @@ majority of tensors decides, so that the audit can name a damaged one.
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from lydite.core.checkpoint import open_checkpoint
@@ -205,34 +205,48 @@ _VAE_DROPS: tuple[Rule, ...] = (
 )
 
 
-def scheduler_config(path: Path) -> dict[str, Any]:
+_BETAS: dict[str, Any] = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+    "prediction_type": "epsilon",
+}
+SD1_SCHEDULER = _BETAS | {
+    "_class_name": "PNDMScheduler",
+    "skip_prk_steps": True,
+    "set_alpha_to_one": False,
+}
+SD2_SCHEDULER = _BETAS | {
+    "_class_name": "DDIMScheduler",
+    "prediction_type": "v_prediction",
+    "set_alpha_to_one": False,
+    "clip_sample": False,
+}
+SDXL_SCHEDULER = _BETAS | {
+    "_class_name": "EulerDiscreteScheduler",
+    "interpolation_type": "linear",
+    "use_karras_sigmas": False,
+}
+
+
+def scheduler_config(found: Found) -> dict[str, Any]:
     """The scheduler config that a single file implies: of the model it is a version of.
 
     An SD 2.x file does not show whether it predicts noise (512²) or v (768²): v is assumed, as the
     reference does. A mark says so of fine-tuned SDXL models.
     """
-    with open_checkpoint(path) as checkpoint:
-        names = frozenset(checkpoint.tensors)
-    found = SINGLE_FILE.components(path)
-    config: dict[str, Any] = {
-        "num_train_timesteps": 1000,
-        "beta_start": 0.00085,
-        "beta_end": 0.012,
-        "beta_schedule": "scaled_linear",
-        "steps_offset": 1,
-        "timestep_spacing": "leading",
-        "prediction_type": "epsilon",
-    }
-    unet = found["unet"].config if "unet" in found else None
-    if unet is not None and unet.addition_embed_type:
-        config |= {"_class_name": "EulerDiscreteScheduler", "interpolation_type": "linear"}
-        config |= {"use_karras_sigmas": False}
-    elif unet is not None and unet.upcast_attention:
-        config |= {"_class_name": "DDIMScheduler", "prediction_type": "v_prediction"}
-        config |= {"set_alpha_to_one": False, "clip_sample": False}
+    names: frozenset[str] = frozenset()
+    if found["unet"].path.is_file():
+        with open_checkpoint(found["unet"].path) as checkpoint:
+            names = frozenset(checkpoint.tensors)
+    unet = found["unet"].config
+    if unet.addition_embed_type:
+        config = dict(SDXL_SCHEDULER)
     else:
-        config |= {"_class_name": "PNDMScheduler", "skip_prk_steps": True}
-        config |= {"set_alpha_to_one": False}
+        config = dict(SD2_SCHEDULER if unet.upcast_attention else SD1_SCHEDULER)
     if "v_pred" in names:
         config["prediction_type"] = "v_prediction"
     if "ztsnr" in names:
@@ -275,10 +289,20 @@ _OPENCLIP_AXES = {
 }
 
 SINGLE_FILE = SingleFile(
-    title="Stable Diffusion 1.x, 2.x and XL",
+    title="Stable Diffusion 1.x and 2.x",
     networks=NETWORKS,
     kinds=KINDS,
     main="unet",
     alone=("unet", "vae"),
     leftovers=LEFTOVERS,
+)
+# The same, of files whose U-Net takes pooled text and time ids.
+SDXL_SINGLE_FILE = replace(
+    SINGLE_FILE,
+    title="Stable Diffusion XL",
+    networks=tuple(
+        replace(network, mark="label_emb.") if network.name == "unet" else network
+        for network in NETWORKS
+    ),
+    alone=("unet",),
 )

@@ -5,6 +5,7 @@ their transfer is a straight line in sigma, so that these are Adams–Bashforth 
 noise model. The samplers differ in how the first steps get their past.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
@@ -17,12 +18,34 @@ EVEN = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24
 End = Literal["adams", "denoised"]  # a step to 0: like any other, or to the denoised image
 
 
-def sample_plms(denoise: Denoise[A], x: A, sigmas: Iterable[float]) -> Iterator[Step[A]]:
-    """S-PNDM's start, one Heun step, then Adams–Bashforth: latent-diffusion's PLMS."""
+def sample_plms(
+    denoise: Denoise[A],
+    x: A,
+    sigmas: Iterable[float],
+    *,
+    skips_second: bool = False,
+    before: float | None = None,
+) -> Iterator[Step[A]]:
+    """S-PNDM's start, one Heun step, then Adams–Bashforth: latent-diffusion's PLMS.
+
+    The options are what diffusers' img2img does with it, see `SchedulerConfig.start_late`. With
+    `skips_second` nothing is done in the second step but to take the latents of the first for those
+    of the next level. `before`, the level before the first, makes the first step another one.
+    """
     levels = [float(sigma) for sigma in sigmas]
     slopes: list[A] = []  # newest first
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
-        if index == 0 and len(levels) > 2:
+        if index == 0 and before is not None:
+            first = denoise(x, sigma)
+            slopes = [slope(x, first, sigma)]
+            predicted = relabel(x + slopes[0] * (sigma_next - sigma), sigma_next, sigma)
+            denoised = denoise(predicted, sigma)
+            mean = (slopes[0] + slope(predicted, denoised, sigma)) / 2.0
+            x = relabel(x, sigma, before) + mean * (sigma - before)
+            x = relabel(x, sigma, sigma_next)
+        elif index == 1 and skips_second:
+            x = relabel(x, sigma, sigma_next)
+        elif index == 0 and len(levels) > 2:
             begin = x
             x, denoised = heun_step(denoise, x, sigma, sigma_next)
             slopes = [slope(begin, denoised, sigma)]
@@ -111,6 +134,11 @@ def sample_ipndm_v(
         step = Step(index, sigma, sigma_next, x, denoised)
         yield step
         x = step.x
+
+
+def relabel(x: A, sigma: float, other: float) -> A:
+    """Latents at `sigma` whose VP form, x/√(1 + σ²), is taken for one at another sigma."""
+    return x * (math.hypot(1, other) / math.hypot(1, sigma))
 
 
 def _mean(slopes: Sequence[A], shares: Sequence[float]) -> A:

@@ -1,0 +1,179 @@
+"""Stable Diffusion 1.x and 2.x, and what SDXL shares with them: the U-Net.
+
+Reference: diffusers 0.42.1, pipelines/stable_diffusion. One CLIP text encoder, whose last layer is
+used with its final norm; a U-Net that predicts noise or v; a KL autoencoder of 4 channels. The text
+encoder of 2.x is OpenCLIP's without its last layer, which is no different here.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from lydite.core.errors import ConfigError
+from lydite.core.request import Request
+from lydite.models.layers import on_cpu
+from lydite.models.unet import UNet
+from lydite.pipelines.families import sd_single_file
+from lydite.pipelines.families.network_classes import KINDS
+from lydite.pipelines.family import (
+    BlockRule,
+    Conditioning,
+    Defaults,
+    Family,
+    LatentSpace,
+    Run,
+    TraceNames,
+    Variant,
+)
+from lydite.pipelines.model import Component, Model
+from lydite.pipelines.observer import Observer
+from lydite.tokenizers.tokenizer import load_clip_tokenizer
+
+DEFAULTS = Defaults(steps=50, guidance=7.5, strength=0.8)
+DEFAULT_SIZE = 64  # of the latents, where the U-Net's config has no sample_size
+
+
+def encode(
+    model: Model, prompts: Sequence[str], request: Request, observer: Observer
+) -> Conditioning:
+    """Text features `text` (C, S, D) of C prompts, negative first."""
+    output = model.network("text_encoder")(model.token_ids("text_encoder", prompts))
+    text = observer.observe("encoder_output", output.last, name="text_encoder")
+    mx.eval(text)  # before the encoder may be freed
+    del output
+    model.release("text_encoder")
+    return {"text": text}
+
+
+class BoundUNet:
+    """The U-Net with its text, and the embedding of every step."""
+
+    def __init__(
+        self, unet: UNet, conditioning: Conditioning, run: Run, batch: int, observer: Observer
+    ) -> None:
+        self._unet, self._batch = unet, batch
+        # SDXL's; the embedding is (S, C, D) with them and (S, 1, D) without
+        self._added = {name: x for name, x in conditioning.items() if name != "text"}
+        timesteps = run.schedule.timesteps.astype(np.float32)
+        with observer.all_steps(len(timesteps)):
+            self._embeddings = unet.embed_time(mx.array(timesteps), **self._added)
+        self._text = mx.repeat(conditioning["text"], batch, axis=0)  # (C*B, S, D)
+        mx.eval(self._embeddings, self._text)
+        # On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first.
+        self._network = unet if on_cpu() else mx.compile(unet)
+        self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
+
+    def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:
+        inputs = mx.concatenate([x] * prompts).astype(self._text.dtype)  # (C*B, h, w, C)
+        text = self._text[-prompts * self._batch :]  # (C*B, S, D)
+        return self._network(inputs, self._embedding(timestep, prompts), text).astype(mx.float32)
+
+    def _embedding(self, timestep: float, prompts: int) -> mx.array:
+        """This step's; some samplers evaluate between two steps of the schedule."""
+        if timestep in self._steps:
+            embedding = self._embeddings[self._steps[timestep]]  # (C or 1, D)
+        else:
+            at = mx.array([timestep], dtype=mx.float32)
+            embedding = self._unet.embed_time(at, **self._added)[0]
+        if embedding.shape[0] == 1:
+            return embedding
+        return mx.repeat(embedding[-prompts:], self._batch, axis=0)  # (C*B, D)
+
+
+def bind(
+    model: Model, conditioning: Conditioning, run: Run, batch: int, observer: Observer
+) -> BoundUNet:
+    """The U-Net for one run and size of batch."""
+    return BoundUNet(model.network("unet"), conditioning, run, batch, observer)
+
+
+def latents(model: Model) -> LatentSpace:
+    """Any multiple of the VAE's factor; the default size is the one that the U-Net learnt on."""
+    unet, vae = model.config("unet"), model.config("vae")
+    size = unet.sample_size or DEFAULT_SIZE
+    height, width = size if isinstance(size, tuple) else (size, size)
+    return LatentSpace(
+        channels=vae.latent_channels,
+        factor=vae.factor,
+        patch=1,
+        default=(width * vae.factor, height * vae.factor),
+    )
+
+
+def check_unet(path: Path, components: Mapping[str, Component], text_width: int) -> None:
+    """The text encoders and the VAE have to fit the U-Net they feed."""
+    unet, channels = components["unet"].config, components["vae"].config.latent_channels
+    if unet.cross_attention_dim != text_width:
+        raise ConfigError(
+            f"{path}: unet has cross_attention_dim {unet.cross_attention_dim}, but the text "
+            f"encoders' width is {text_width}."
+        )
+    # latents, or latents, mask and the latents of what is not masked
+    if unet.in_channels not in (channels, 2 * channels + 1) or unet.out_channels != channels:
+        raise ConfigError(
+            f"{path}: unet has {unet.in_channels} input and {unet.out_channels} output channels; "
+            f"with the VAE's {channels} latent channels {channels} or {2 * channels + 1} input "
+            f"and {channels} output channels are supported."
+        )
+
+
+def check(path: Path, components: Mapping[str, Component]) -> None:
+    """The components fit each other, and the U-Net is not SDXL's."""
+    if components["unet"].config.addition_embed_type:
+        raise ConfigError(f"{path}: the U-Net is SDXL's, which the pipeline class does not say.")
+    check_unet(path, components, components["text_encoder"].config.hidden_size)
+
+
+_TRANSFORMER = "unet/*.transformer_blocks.*"
+UNET_NAMES = TraceNames(
+    renames={
+        ("text_encoder*/text_model", "out.last"): ("", "out.last_hidden_state"),
+        ("text_encoder*/text_model", "out.pooled"): ("", "out.pooler_output"),
+        ("text_encoder*", "out.last"): ("", "out.last_hidden_state"),
+        ("text_encoder*", "out.pooled"): ("", "out.pooler_output"),
+        ("unet", "in.2"): ("", "in.encoder_hidden_states"),
+    },
+    channels_last=(
+        ("unet", "*"),
+        ("unet/*.time_emb_proj", ""),
+        (_TRANSFORMER, ""),  # tokens
+        ("unet/*", "*"),
+        ("vae/*.to_*", ""),  # tokens
+        ("vae/*", "*"),
+    ),
+    conditioning={"text": ("prompt_embeds", "b s d")},
+)
+UNET_BLOCKS = (
+    BlockRule(r".*\.transformer_blocks\.\d+\.attn[12]", {"out": "image"}),
+    BlockRule(r".*\.transformer_blocks\.\d+\.ff", {"in.0": "image", "out": "image"}),
+)
+
+FAMILY = Family(
+    name="sd",
+    title="Stable Diffusion 1.x and 2.x",
+    pipelines=frozenset(
+        {
+            "StableDiffusionPipeline",
+            "StableDiffusionImg2ImgPipeline",
+            "StableDiffusionInpaintPipeline",
+        }
+    ),
+    kinds=KINDS,
+    required=("unet", "vae", "text_encoder"),
+    network="unet",
+    encoders=("text_encoder",),
+    tokenizers={"text_encoder": lambda folder, _: load_clip_tokenizer(folder)},
+    defaults=DEFAULTS,
+    scheduler=sd_single_file.SD1_SCHEDULER,
+    check=check,
+    latents=latents,
+    encode=encode,
+    bind=bind,
+    variant=lambda parts: Variant(DEFAULTS, sd_single_file.scheduler_config(parts)),
+    strength="diffusers",
+    names=UNET_NAMES,
+    blocks=UNET_BLOCKS,
+    single_file=sd_single_file.SINGLE_FILE,
+)
