@@ -34,6 +34,7 @@ def sample_plms(
     """
     levels = [float(sigma) for sigma in sigmas]
     slopes: list[A] = []  # newest first
+    denoised = x
     for index, (sigma, sigma_next) in enumerate(pairwise(levels)):
         if index == 0 and before is not None:
             first = denoise(x, sigma)
