@@ -12,8 +12,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from lydite.core.errors import ConfigError
 from lydite.core.config import read_json
+from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.pipelines.families import sd_single_file
 from lydite.pipelines.families.network_classes import KINDS
