@@ -64,6 +64,12 @@ MOST_PROMPT_BYTES = 2**20  # on standard input
 @click.option("--preview", metavar="N", type=click.IntRange(min=1),
               help="Also write the denoised estimate every N steps.")  # fmt: skip
 @click.option("--low-memory", is_flag=True, help="Load and free the networks one after the other.")
+@click.option("--bits", type=click.Choice(("4", "8")),
+              help="Round the weights of transformers and large text encoders to the nearest value "
+                   "while reading them. A calibrated export is better.")  # fmt: skip
+@click.option("--tile", metavar="PIXELS", type=int,
+              help="Decode pictures larger than this in overlapping tiles: less memory, almost the "
+                   "same picture.")  # fmt: skip
 @click.option("--debug", metavar="MODES", help="Comma-separated: nan, timing, shapes, or all.")
 @click.option("--from", "source", metavar="PICTURE",
               help="Replay a picture made here; other options override its settings.")  # fmt: skip
@@ -117,9 +123,13 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         dtype=options["dtype"],
         low_memory=options["low_memory"],
         fetch=record is None,
+        bits=int(options["bits"]) if options["bits"] else None,
+        tile=options["tile"],
     )
     runs = [pipeline.plan(request.replace(prompt=prompt), image) for prompt in prompts]
     for note in (*idle_options(runs[0], typed), *_truncations(pipeline, runs)):
+        click.echo(f"note: {note}", err=True)
+    if note := _memory_note(pipeline, runs, options):
         click.echo(f"note: {note}", err=True)
     if record and not pipeline.made(record):
         if "model" not in typed:
@@ -132,6 +142,44 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     start = time.perf_counter()
     pipeline.model.prepare()  # slow: everything that can be refused has been
     _draw(pipeline, runs, seeds, template, modes, options, time.perf_counter() - start)
+
+
+def _memory_note(
+    pipeline: "Pipeline", runs: "Sequence[Run]", options: dict[str, Any]
+) -> str | None:
+    """What to do where memory will be short; InputError where not even the weights fit."""
+    from lydite.core.files import size_text
+    from lydite.pipelines.memory import available, estimate
+
+    limit, low = available(), options["low_memory"]
+    largest = max(runs, key=lambda run: (run.request.width or 0) * (run.request.height or 0))
+    batch = options["batch"]
+    needed = estimate(pipeline, largest, batch)
+    peak = needed.in_turn if low else needed.together
+    if peak <= limit:
+        return None
+    ways = {
+        "--low-memory": (None, needed.in_turn),
+        **{
+            f"--bits {bits} --low-memory": (
+                bits,
+                estimate(pipeline, largest, batch, bits=bits).in_turn,
+            )
+            for bits in (8, 4)
+            if pipeline.model.bits is None or bits < pipeline.model.bits
+        },
+    }
+    if low:
+        del ways["--low-memory"]
+    fitting = [f"{way} ({size_text(size)})" for way, (_, size) in ways.items() if size <= limit]
+    advice = f"Add {fitting[0]}." if fitting else "A smaller --size or --tile needs less."
+    text = (
+        f"this run needs about {size_text(peak)} of memory; {size_text(limit)} are there. {advice}"
+    )
+    weights = needed.weights.values()
+    if (max(weights) if low else sum(weights)) > limit:
+        raise InputError(text)
+    return text
 
 
 def _draw(
@@ -247,7 +295,7 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     from lydite.pipelines.picture import read_record
 
     record = read_record(Path(options["source"]))
-    for name in ("model", "components", "image", "dtype"):
+    for name in ("model", "components", "image", "dtype", "bits", "tile"):
         if name not in typed:
             options[name] = getattr(record, name)
     for name in ("model", "components", "image"):  # a picture may name anything: nothing is fetched

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 ENDINGS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth")  # all but the first are refused by name
 
+# How a model can be loaded: title, precision, bits.
+LOADING = (
+    ("float32", "float32", None),
+    ("bfloat16", "bfloat16", None),
+    ("--bits 8", "bfloat16", 8),
+    ("--bits 4", "bfloat16", 4),
+)
+
 
 @click.command("inspect")
 @click.argument("model")
@@ -31,8 +39,9 @@ def command(model: str, revision: str | None, depth: int, everything: bool, as_j
     """Show names, shapes, dtypes and sizes of a checkpoint. Only headers are read.
 
     MODEL is a .safetensors file, a shard index, a folder with weights, a whole pipeline folder, or
-    a hub id, of any architecture. Exit status 2: the file breaks a rule of the format; the message
-    names the file, the tensor and the rule.
+    a hub id, of any architecture. Of models that lydite runs it also shows how much memory their
+    weights take, together and with --low-memory. Exit status 2: the file breaks a rule of the
+    format; the message names the file, the tensor and the rule.
 
     \b
     lydite inspect model.safetensors --all
@@ -44,14 +53,54 @@ def command(model: str, revision: str | None, depth: int, everything: bool, as_j
     from lydite.weights.inspect import MAX_DEPTH
 
     parts: dict[str, Any] = {}
-    for name, path in _weights(locate(with_revision(model, revision))).items():
+    located = locate(with_revision(model, revision))
+    for name, path in _weights(located).items():
         with open_checkpoint(path) as checkpoint:
             if as_json:
                 parts[name] = _plain(checkpoint)
             else:
                 _print(name, checkpoint, MAX_DEPTH if everything else depth)
+    memory = _memory(located)
     if as_json:
-        click.echo(json.dumps({"model": model, "parts": parts}, indent=1))
+        click.echo(json.dumps({"model": model, "parts": parts, "memory": memory}, indent=1))
+    elif memory:
+        _print_memory(memory)
+
+
+def _memory(path: Path) -> dict[str, dict[str, Any]]:
+    """Bytes of each network, of all and of the largest, by how the model is loaded."""
+    from lydite.core.errors import LyditeError
+    from lydite.pipelines.memory import weights_in_memory
+    from lydite.pipelines.model_files import find_components
+
+    try:
+        components = find_components(path)
+    except LyditeError:
+        return {}  # not a model of ours
+    memory: dict[str, dict[str, Any]] = {}
+    for title, dtype, bits in LOADING:
+        sizes = weights_in_memory(components, dtype, bits)
+        memory[title] = {
+            "networks": dict(sizes.weights),
+            "together": sizes.together,
+            "low_memory": sizes.in_turn,
+        }
+    return memory
+
+
+def _print_memory(memory: dict[str, dict[str, Any]]) -> None:
+    click.secho("weights in memory", bold=True)
+    click.echo(f"  {'':<24}" + "".join(f"{title:>12}" for title in memory))
+    columns = list(memory.values())
+    rows = {
+        name: [column["networks"][name] for column in columns] for name in columns[0]["networks"]
+    }
+    rows |= {
+        "together": [column["together"] for column in columns],
+        "with --low-memory": [column["low_memory"] for column in columns],
+    }
+    for name, sizes in rows.items():
+        click.echo(f"  {name:<24}" + "".join(f"{_size(size):>12}" for size in sizes))
 
 
 def _weights(path: Path) -> dict[str, Path]:

@@ -22,6 +22,7 @@ from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.weights.audit import TensorView, audit, check_values
 from lydite.weights.load import load, parameter_specs
+from lydite.weights.quantize import Quantization, bytes_in_memory
 from lydite.weights.rules import Rule, Shape
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -40,6 +41,7 @@ class Kind:
     fixed: Mapping[str, Any] | None = None
     keep_float32: tuple[str, ...] = ()  # when the rest runs in float16
     flat: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # the keys of a nested config
+    quantized: bool = False  # its linears are rounded where a model is loaded in few bits
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,29 @@ class Component:
             ledger.require_clean()
             check_values(ledger, scope, self.rules).require_clean()
 
-    def load(self, dtype: mx.Dtype) -> nn.Module:
+    def load(self, dtype: mx.Dtype, bits: int | None = None) -> nn.Module:
         """The network with its weights, or WeightsError."""
         model = _build(self.kind.build, self.config, self.where)
         keep = self.kind.keep_float32 if dtype == mx.float16 else ()
         with self.scope() as scope:
-            load(model, scope, self.rules, where=self.where, dtype=dtype, keep_float32=keep)
+            load(
+                model,
+                scope,
+                self.rules,
+                where=self.where,
+                dtype=dtype,
+                keep_float32=keep,
+                quantization=self.quantization(bits),
+            )
         return model
+
+    def quantization(self, bits: int | None) -> Quantization | None:
+        """How its weights are rounded, if they are."""
+        return Quantization(bits) if bits is not None and self.kind.quantized else None
+
+    def nbytes(self, dtype: mx.Dtype, bits: int | None = None) -> int:
+        """What its parameters take in memory."""
+        return bytes_in_memory(self.expected, dtype.size, self.quantization(bits))
 
 
 def folder_component(
@@ -137,6 +155,7 @@ class Model:
     tokenizers: Mapping[str, tuple[Path, LoadTokenizer]]  # encoder -> its folder, how it is read
     dtype: str = "float32"
     low_memory: bool = False
+    bits: int | None = None  # of the weights of transformers and large text encoders
     _loaded: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
     _tokenizers: dict[tuple[str, int | None], AnyTokenizer] = field(
         default_factory=dict[tuple[str, int | None], AnyTokenizer]
@@ -163,7 +182,7 @@ class Model:
     def network(self, name: str) -> Any:
         """The network, loaded now if it is not in memory."""
         if name not in self._loaded:
-            self._loaded[name] = self.components[name].load(self.dtype_of(name))
+            self._loaded[name] = self.components[name].load(self.dtype_of(name), self.bits)
         return self._loaded[name]
 
     def release(self, name: str) -> None:

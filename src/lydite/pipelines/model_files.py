@@ -111,7 +111,12 @@ DEFAULTS = "lydite.json"  # how one checkpoint is meant to be run, where its fam
 
 
 def open_model(
-    path: Path, extra: Path | None = None, *, dtype: str = "float32", low_memory: bool = False
+    path: Path,
+    extra: Path | None = None,
+    *,
+    dtype: str = "float32",
+    low_memory: bool = False,
+    bits: int | None = None,
 ) -> tuple[Family, Model, Defaults]:
     """Find every part of the checkpoint at `path`; parts it lacks come from the folder `extra`."""
     family = _family(path)
@@ -134,7 +139,7 @@ def open_model(
     scheduler = variant.scheduler
     if path.is_dir():
         scheduler = read_json(config, infinity=True)  # diffusers writes it
-    model = Model(path, components, scheduler, tokenizers, dtype, low_memory)
+    model = Model(path, components, scheduler, tokenizers, dtype, low_memory, bits)
     return family, model, _defaults(path, variant.defaults)
 
 

@@ -144,6 +144,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # as the user named it; of an absolute path the last part
     model_hash: str
     dtype: str
+    bits: int | None = None  # of weights that were rounded when the model was loaded
+    tile: int | None = None  # pixels of a side, where the VAE decoded in tiles
     components: str | None = None
     image: str | None = None  # img2img
     image_hash: str | None = None

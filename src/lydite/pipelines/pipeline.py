@@ -30,6 +30,7 @@ from lydite.pipelines.picture import (
     pixel_hash,
     resize,
 )
+from lydite.pipelines.tiles import check_tile, decode_tiles
 from lydite.sampling.brownian import BrownianNoise
 from lydite.sampling.conventions import (
     Convention,
@@ -44,6 +45,7 @@ from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
 from lydite.sampling.registry import NoiseKind, Sampler, find_sampler
 from lydite.sampling.sampler_types import Noise
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
+from lydite.weights.quantize import Quantization
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
 # The options of samplers that are plain numbers, from and to.
@@ -68,6 +70,7 @@ class Pipeline:
         self.family, self.model, self.defaults, self.name = family, model, defaults, name
         self.latents = family.latents(model)
         self.components: str | None = None  # the folder of parts that the checkpoint lacks
+        self.tile: int | None = None  # pixels of a side, where larger pictures are decoded in tiles
 
     @classmethod
     def open(
@@ -78,10 +81,14 @@ class Pipeline:
         dtype: str = "auto",
         low_memory: bool = False,
         fetch: bool = True,
+        bits: int | None = None,
+        tile: int | None = None,
     ) -> Self:
         """A diffusers folder, a single file, a hub id or `embedded`; no weights are read yet.
 
-        What a single file lacks is taken from `components`. Without `fetch` nothing is downloaded.
+        What a single file lacks is taken from `components`. `bits`, 4 or 8: weights of transformers
+        and large text encoders are rounded while they are read. `tile`: larger pictures are decoded
+        in overlapping squares of this many pixels a side. Without `fetch` nothing is downloaded.
         """
         if dtype not in ("auto", *DTYPES):
             raise InputError(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}.")
@@ -91,8 +98,10 @@ class Pipeline:
             extra,
             dtype=default_dtype() if dtype == "auto" else dtype,
             low_memory=low_memory,
+            bits=None if bits is None else Quantization(bits).bits,
         )
         pipeline = cls(family, opened, defaults, str(model))
+        pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.factor)
         pipeline.components = str(components) if components else None
         return pipeline
 
@@ -206,12 +215,16 @@ class Pipeline:
         run = _observed_schedule(run, observer)
         conditioning = self.encode(run, observer)
         denoisers: dict[int, Denoiser] = {}  # by size of batch: the last may be smaller
+        groups = {
+            first: tuple(seeds[first : first + batch]) for first in range(0, len(seeds), batch)
+        }
+        # Then no image is encoded while the network is in memory.
+        early = groups if self.model.low_memory and run.image is not None else ()
+        starts = {first: self._start(run, groups[first], observer) for first in early}
         try:
-            for first in range(0, len(seeds), batch):
-                group = tuple(seeds[first : first + batch])
+            for first, group in groups.items():
                 observer.begin_batch(first, group)
-                noise = NOISES[run.request.noise](group, run.shape, run.convention.stream)
-                x = self._start(run, noise, observer)
+                noise, x = starts.pop(first, None) or self._start(run, group, observer)
                 if len(group) not in denoisers:
                     denoisers[len(group)] = self.denoiser(run, conditioning, len(group), observer)
                 yield group, _run_steps(run, denoisers[len(group)], x, group, noise, observer)
@@ -242,7 +255,12 @@ class Pipeline:
         require_finite("latents before the VAE", raw)
         pictures: list[Pixels] = []
         for index in range(raw.shape[0]):
-            image = observer.observe("image", vae.decode(raw[index : index + 1]))
+            one = raw[index : index + 1]
+            if self.tile is None:
+                image = vae.decode(one)
+            else:
+                image = decode_tiles(vae, one, self.tile, self.latents.factor)
+            image = observer.observe("image", image)
             require_finite("vae output", image)  # a NaN would be saved as a black picture
             pixels = mx.clip(image.astype(mx.float32) / 2 + 0.5, 0, 1) * 255
             pictures.append(np.array(mx.round(pixels[0]).astype(mx.uint8)))
@@ -270,6 +288,8 @@ class Pipeline:
             model=self.name,
             model_hash=self.model_hash,
             dtype=self.model.dtype,
+            bits=self.model.bits,
+            tile=self.tile,
             components=self.components,
             image_hash=run.image_hash,
         )
@@ -354,15 +374,19 @@ class Pipeline:
             return request.true_guidance or 1.0, ()
         return request.guidance or 0.0, request.guidance_steps
 
-    def _start(self, run: Run, noise: "RunNoise", observer: Observer) -> mx.array:
-        """Noise for each seed, or the noised image, (B, …, C) in float32."""
+    def _start(
+        self, run: Run, group: tuple[int, ...], observer: Observer
+    ) -> tuple["RunNoise", mx.array]:
+        """The noise of each seed, and what it begins with, or the noised image: (B, …, C)."""
+        noise = NOISES[run.request.noise](group, run.shape, run.convention.stream)
         sigma = float(run.schedule.sigmas[0])
         if run.image is None:
             normals = observer.observe("noise", noise.first())
-            return run.prediction.start(normals, sigma, unit_variance=run.unit_variance)
+            x = run.prediction.start(normals, sigma, unit_variance=run.unit_variance)
+            return noise, x
         # diffusers draws the encoder's sample and then the noise from one generator per image
         clean = self._encode_image(run.image, noise.first(), observer)
-        return run.prediction.noised(clean, observer.observe("noise", noise.first()), sigma)
+        return noise, run.prediction.noised(clean, observer.observe("noise", noise.first()), sigma)
 
     def _encode_image(self, image: Pixels, normals: mx.array, observer: Observer) -> mx.array:
         """A sample of the image's latents for each row of `normals`."""

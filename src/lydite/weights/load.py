@@ -2,7 +2,7 @@
 # pyright: standard
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
@@ -24,6 +24,7 @@ from lydite.weights.audit import (
     parameter,
     unequal_copies,
 )
+from lydite.weights.quantize import GROUP, Quantization
 from lydite.weights.rules import Array, Rule, Shape, layout_of, resolve
 
 
@@ -40,16 +41,19 @@ def load(
     where: str,
     dtype: mx.Dtype,
     keep_float32: Sequence[str] = (),
+    quantization: Quantization | None = None,
 ) -> None:
     """Fill every parameter of `model` from `source`, or raise before the model has changed.
 
-    Parameters whose path matches a pattern of `keep_float32` stay in float32.
+    Parameters whose path matches a pattern of `keep_float32` stay in float32. With a quantization
+    each weight is rounded as soon as it is read, so that the whole is never in memory unrounded.
     """
     expected = parameter_specs(model)
     audit(source, expected, rules, where=where).require_clean()
     resolution = resolve(source.tensors, rules)
     Ledger(where, different=unequal_copies(source, resolution)).require_clean()
     checked: set[str] = set()  # a tensor may hold several parameters
+    bits: dict[str, int | None] = {}
     weights: list[tuple[str, mx.array]] = []
     for target, shape in expected.items():
         recipe = resolution.recipes.get(target)
@@ -71,8 +75,33 @@ def load(
                 f"{where}: {label}: has values beyond the range of {value.dtype}. "
                 "Load the model in bfloat16 or float32."
             )
-        weights.append((target, value))
+        bits[target] = quantization.bits_of(target, shape) if quantization else None
+        weights += _rounded(target, value, bits[target])
+    _replace_linears(model, bits)
     model.load_weights(weights, strict=True)
+
+
+def _rounded(path: str, value: mx.array, bits: int | None) -> list[tuple[str, mx.array]]:
+    if bits is None:
+        return [(path, value)]
+    parts = mx.quantize(value, group_size=GROUP, bits=bits)
+    mx.eval(parts)  # before the next weight is read
+    stem = path.removesuffix("weight")
+    return list(zip((path, f"{stem}scales", f"{stem}biases"), parts, strict=True))
+
+
+def _replace_linears(model: nn.Module, bits: Mapping[str, int | None]) -> None:
+    """Linears by quantized ones, whose values are never computed: loaded ones take their place."""
+
+    def settings(path: str, module: nn.Module) -> bool | dict[str, int]:
+        chosen = bits.get(f"{path}.weight")
+        if chosen is None:
+            return False
+        assert isinstance(module, nn.Linear), f"{path} is a {type(module).__name__}"
+        return {"group_size": GROUP, "bits": chosen}
+
+    if any(bits.values()):
+        nn.quantize(model, class_predicate=settings)
 
 
 def add_changes(model: nn.Module, changes: Iterable[tuple[str, Array]], *, where: object) -> None:

@@ -15,15 +15,15 @@ from lydite.weights.maps import unet as unet_map
 from lydite.weights.maps import vae as vae_map
 
 KINDS: dict[str, Kind] = {
-    "SD3Transformer2DModel": Kind(MMDiTConfig, MMDiT, mmdit_map.DIFFUSERS),
+    "SD3Transformer2DModel": Kind(MMDiTConfig, MMDiT, mmdit_map.DIFFUSERS, quantized=True),
     "UNet2DConditionModel": Kind(
         unet.UNetConfig, unet.UNet, unet_map.DIFFUSERS, unet.IGNORED, unet.FIXED
     ),
     "FluxTransformer2DModel": Kind(
-        flux.FluxConfig, flux.FluxTransformer, flux_map.DIFFUSERS, fixed=flux.FIXED
+        flux.FluxConfig, flux.FluxTransformer, flux_map.DIFFUSERS, fixed=flux.FIXED, quantized=True
     ),
     "Flux2Transformer2DModel": Kind(
-        flux2.Flux2Config, flux2.Flux2Transformer, (), fixed=flux2.FIXED
+        flux2.Flux2Config, flux2.Flux2Transformer, (), fixed=flux2.FIXED, quantized=True
     ),
     "QwenImageTransformer2DModel": Kind(
         qwen_image.QwenImageConfig,
@@ -31,9 +31,15 @@ KINDS: dict[str, Kind] = {
         (),
         qwen_image.IGNORED,
         qwen_image.FIXED,
+        quantized=True,
     ),
     "ZImageTransformer2DModel": Kind(
-        z_image.ZImageConfig, z_image.ZImageTransformer, (), z_image.IGNORED, z_image.FIXED
+        z_image.ZImageConfig,
+        z_image.ZImageTransformer,
+        (),
+        z_image.IGNORED,
+        z_image.FIXED,
+        quantized=True,
     ),
     "AutoencoderKL": Kind(
         kl.AutoencoderKLConfig, kl.AutoencoderKL, vae_map.DIFFUSERS, kl.IGNORED, kl.FIXED
@@ -53,7 +59,13 @@ KINDS: dict[str, Kind] = {
         clip.FIXED,
     ),
     "T5EncoderModel": Kind(
-        t5.T5Config, t5.T5EncoderModel, text_map.T5, t5.IGNORED, t5.FIXED, t5.KEEP_FLOAT32
+        t5.T5Config,
+        t5.T5EncoderModel,
+        text_map.T5,
+        t5.IGNORED,
+        t5.FIXED,
+        t5.KEEP_FLOAT32,
+        quantized=True,
     ),
     "Qwen2_5_VLForConditionalGeneration": Kind(
         qwen.QwenConfig,
@@ -62,6 +74,7 @@ KINDS: dict[str, Kind] = {
         qwen.IGNORED,
         qwen.QWEN2_5_VL_FIXED,
         flat=qwen.flat,
+        quantized=True,
     ),
     "Qwen3ForCausalLM": Kind(
         qwen.QwenConfig,
@@ -70,6 +83,7 @@ KINDS: dict[str, Kind] = {
         qwen.IGNORED,
         qwen.QWEN3_FIXED,
         flat=qwen.flat,
+        quantized=True,
     ),
     "Qwen3Model": Kind(
         qwen.QwenConfig,
@@ -78,6 +92,7 @@ KINDS: dict[str, Kind] = {
         qwen.IGNORED,
         qwen.QWEN3_FIXED,
         flat=qwen.flat,
+        quantized=True,
     ),
     "AutoencoderKLQwenImage": Kind(
         qwen_image_vae.QwenImageVAEConfig,

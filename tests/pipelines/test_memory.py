@@ -1,0 +1,284 @@
+"""Models on small machines: weights in few bits, memory known beforehand, decoding in tiles."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from lydite.cli.main import lydite
+from lydite.core.errors import InputError
+from lydite.core.request import Request
+from lydite.core.tensorfile import TensorFile
+from lydite.pipelines import memory
+from lydite.pipelines.families.network_classes import KINDS
+from lydite.pipelines.model import Model, folder_component
+from lydite.pipelines.picture import read_pixels
+from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.tiles import check_tile, decode_tiles
+from lydite.weights.load import parameters
+from lydite.weights.quantize import GROUP, Quantization
+from lydite.weights.rules import stored_names
+from support import tiny_flux, tiny_qwen_image, tiny_sd3
+
+PROMPT = "a large red star above a small blue ring"
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(lydite, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_are_rounded_to_the_nearest(bits: int) -> None:
+    whole = Pipeline.open("embedded").model.network("transformer")
+    model = Pipeline.open("embedded", bits=bits).model
+    network = model.network("transformer")
+    assert sum(x.nbytes for x in parameters(network).values()) == model.components[
+        "transformer"
+    ].nbytes(mx.float32, bits)
+    rounded = dict(network.named_modules())
+    kinds = set[tuple[str, int]]()
+    for path, linear in whole.named_modules():
+        module = rounded[path]
+        if not isinstance(linear, nn.Linear):
+            continue
+        if not isinstance(module, nn.QuantizedLinear):
+            assert np.array_equal(module.weight, linear.weight), path
+            continue
+        expected = mx.quantize(linear.weight, group_size=GROUP, bits=module.bits)
+        for name, array in zip(("weight", "scales", "biases"), expected, strict=True):
+            assert np.array_equal(module[name], array), (path, name)
+        kinds.add((path.split(".")[-1], module.bits))
+    assert ("to_q", bits) in kinds and ("linear", 8) in kinds  # modulation never in 4
+    vae = model.network("vae")
+    assert not any(isinstance(module, nn.QuantizedLinear) for _, module in vae.named_modules())
+
+
+def test_the_whole_network_is_never_in_memory_unrounded() -> None:
+    model = Pipeline.open("embedded", bits=4).model
+    component = model.components["transformer"]
+    largest = max(int(np.prod(shape)) for shape in component.expected.values()) * 4
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    model.network("transformer")
+    peak = mx.get_peak_memory() - before
+    assert peak < component.nbytes(mx.float32, 4) + 4 * largest
+    assert peak < 0.6 * component.nbytes(mx.float32)
+
+
+def test_a_picture_remembers_bits_and_tiles(tmp_path: Path) -> None:
+    first, again, plain = (tmp_path / f"{name}.png" for name in ("first", "again", "plain"))
+    request = (PROMPT, "-s", 1, "--steps", 3, "-q")
+    assert run("generate", *request, "--bits", 4, "--tile", 128, "-o", first).exit_code == 0
+    assert run("generate", "--from", first, "-q", "-o", again).exit_code == 0
+    assert run("generate", *request, "-o", plain).exit_code == 0
+    assert np.array_equal(read_pixels(first), read_pixels(again))
+    assert not np.array_equal(read_pixels(first), read_pixels(plain))
+
+
+def test_eight_bits_are_closer_than_four() -> None:
+    request = Request(prompt=PROMPT, steps=3)
+    pictures = {
+        bits: next(Pipeline.open("embedded", bits=bits).generate(request, [3])).pixels.astype(int)
+        for bits in (None, 4, 8)
+    }
+    apart = {bits: np.abs(pictures[bits] - pictures[None]).mean() for bits in (4, 8)}
+    assert apart[8] < 2 < 30 > apart[4] > apart[8]
+
+
+def test_only_4_and_8_bits() -> None:
+    with pytest.raises(InputError, match="bits is 3"):
+        Pipeline.open("embedded", bits=3)
+    quantization = Quantization(4)
+    assert quantization.bits_of("transformer_blocks.0.ff.net.2.weight", (64, 256)) == 4
+    assert quantization.bits_of("transformer_blocks.0.ff.net.2.weight", (64, 100)) is None
+    assert quantization.bits_of("transformer_blocks.0.img_mod.1.weight", (64, 256)) == 8
+    assert quantization.bits_of("proj_out.weight", (64, 256)) is None
+    assert quantization.bits_of("single_transformer_blocks.0.proj_out.weight", (64, 256)) == 4
+    bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert quantization.bits_of(bias, (32, 64)) is None
+
+
+# Tiles
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("size", [(24, 24), (40, 16), (33, 50)])
+@pytest.mark.parametrize("kind", ["AutoencoderKL", "AutoencoderKLQwenImage"])
+def test_tiles_are_blended_as_in_diffusers(
+    tmp_path: Path, kind: str, size: tuple[int, int]
+) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    kl = kind == "AutoencoderKL"
+    vae = tiny_sd3.make_vae() if kl else tiny_qwen_image.make_vae()
+    with torch.no_grad():  # no value beyond 1, where ours would be clipped before the blending
+        for parameter in vae.decoder.conv_out.parameters():
+            parameter.mul_(0.3)
+    vae.save_pretrained(tmp_path)
+    factor, channels = (4, 16) if kl else (8, 4)
+    latents = torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(1))
+    if kl:
+        vae.tile_latent_min_size, vae.tile_sample_min_size = 16, 64
+    else:
+        vae.tile_sample_min_height = vae.tile_sample_min_width = 128
+        vae.tile_sample_stride_height = vae.tile_sample_stride_width = 96
+    vae.enable_tiling()
+    with torch.no_grad():
+        expected = vae.decode(latents if kl else latents[:, :, None]).sample
+    expected = (expected if kl else expected[:, :, 0]).permute(0, 2, 3, 1).numpy()
+    network = folder_component(tmp_path, KINDS).load(mx.float32)
+    ours = decode_tiles(network, mx.array(latents.permute(0, 2, 3, 1).numpy()), 16 * factor, factor)
+    assert ours.shape == expected.shape
+    assert np.abs(np.array(ours) - expected).max() < 2e-4 * np.abs(expected).max()
+
+
+def test_a_small_picture_is_decoded_whole() -> None:
+    pipeline = Pipeline.open("embedded", tile=128)
+    request = Request(prompt=PROMPT, steps=1, width=64, height=64)
+    whole = next(Pipeline.open("embedded").generate(request, [1])).pixels
+    assert np.array_equal(next(pipeline.generate(request, [1])).pixels, whole)
+    with pytest.raises(InputError, match="tile is 100"):
+        check_tile(100, 8)
+
+
+# Memory known beforehand
+
+QWEN_IMAGE = {
+    "transformer": {
+        "_class_name": "QwenImageTransformer2DModel",
+        "attention_head_dim": 128,
+        "axes_dims_rope": [16, 56, 56],
+        "guidance_embeds": False,
+        "in_channels": 64,
+        "joint_attention_dim": 3584,
+        "num_attention_heads": 24,
+        "num_layers": 60,
+        "out_channels": 16,
+        "patch_size": 2,
+    },
+    "text_encoder": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "vocab_size": 152064,
+    },
+    "vae": {
+        "_class_name": "AutoencoderKLQwenImage",
+        "attn_scales": [],
+        "base_dim": 96,
+        "dim_mult": [1, 2, 4, 4],
+        "latents_mean": [0.0] * 16,
+        "latents_std": [1.0] * 16,
+        "num_res_blocks": 2,
+        "temperal_downsample": [False, True, True],
+        "z_dim": 16,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of Qwen-Image's size: real headers, and holes where the values would be."""
+    folder = tmp_path_factory.mktemp("large") / "qwen-image"
+    index: dict[str, Any] = {"_class_name": "QwenImagePipeline"}
+    for name, config in QWEN_IMAGE.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+        component = folder_component(folder / name, KINDS)
+        class_name = config.get("_class_name") or config["architectures"][0]
+        index[name] = ["diffusers", class_name]
+        header: dict[str, Any] = {}
+        end = 0
+        for target, shape in component.expected.items():
+            if name == "vae":  # kernels over three frames, of which one is used
+                shape = (shape[0], shape[3], 3, shape[1], shape[2]) if len(shape) == 4 else shape
+            (stored, *_) = stored_names(target, component.rules)
+            size = 2 * int(np.prod(shape))
+            header[stored] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+            end += size
+        raw = json.dumps(header).encode()
+        raw += b" " * (-len(raw) % 8)
+        with open(folder / name / "model.safetensors", "wb") as file:
+            file.write(len(raw).to_bytes(8, "little") + raw)
+            file.truncate(8 + len(raw) + end)
+    tiny_qwen_image.write_tokenizer(folder / "tokenizer")
+    (folder / "scheduler").mkdir()
+    scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", **tiny_qwen_image.SCHEDULER}
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_large_model_opens_plans_and_estimates_from_headers(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: TensorFile, name: str) -> Any:
+        raise AssertionError(f"{name} is read")
+
+    monkeypatch.setattr(TensorFile, "read", refuse)
+    pipeline = Pipeline.open(large, dtype="bfloat16")
+    plan = pipeline.plan(Request(prompt="a fox", negative=" "))
+    assert (plan.request.width, plan.steps) == (1024, 50)
+    needed = memory.estimate(pipeline, plan)
+    assert sum(needed.weights.values()) > 54e9
+    four = memory.estimate(pipeline, plan, bits=4)
+    assert four.in_turn < 16e9 < needed.in_turn
+    result = json.loads(run("inspect", large, "--json").output)
+    assert result["memory"]["bfloat16"]["networks"]["transformer"] == 40_860_802_176
+    assert result["memory"]["--bits 4"]["low_memory"] < 15e9
+
+
+def test_generate_refuses_what_does_not_fit_and_says_what_would(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 17 * 10**9)
+    result = run("generate", "a fox", "-m", large, "--dtype", "bfloat16", "-q")
+    assert isinstance(result.exception, InputError)
+    assert "--bits 4 --low-memory" in str(result.exception)
+
+
+def test_generate_advises_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    pipeline = Pipeline.open("embedded")
+    needed = memory.estimate(pipeline, pipeline.plan(Request(prompt=PROMPT)))
+    assert needed.in_turn < needed.together
+    monkeypatch.setattr(memory, "available", lambda: needed.together - 1)
+    options = (PROMPT, "--steps", 1, "-o", tmp_path / "picture.png", "-s", 1)
+    assert "Add --low-memory" in run("generate", *options).output
+    assert "memory" not in run("generate", *options, "--low-memory").output
+
+
+@pytest.mark.parity
+def test_low_memory_holds_one_network_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    folders = (
+        tiny_flux.make_pipeline(tmp_path / "flux"),
+        tiny_qwen_image.make_pipeline(tmp_path / "qwen"),
+    )
+    loaded: list[tuple[str, ...]] = []
+    network = Model.network
+
+    def watched(model: Model, name: str) -> Any:
+        loaded.append((*model.loaded, name))
+        return network(model, name)
+
+    monkeypatch.setattr(Model, "network", watched)
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    for folder in folders:
+        pipeline = Pipeline.open(folder, low_memory=True)
+        list(pipeline.generate(Request(prompt="a fox", steps=2), [1, 2], image=pixels))
+    assert max(len(set(names)) for names in loaded) == 1, loaded
