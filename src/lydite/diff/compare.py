@@ -274,6 +274,7 @@ class _Comparer:
             dims=pair.ref_dims or pair.event.dims,
             inputs=self._inputs(pair),
             others=lambda: values_nearby(self.traces.reference, pair.event),
+            near=lambda: values_nearby(self.traces.reference, pair.event, any_size=True),
         )
 
     def _inputs(self, pair: Pair) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:

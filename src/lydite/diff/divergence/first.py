@@ -136,9 +136,9 @@ def misplaced_value(traces: Comparison, pair: Pair, row: Row) -> str | None:
 
 
 def values_nearby(
-    trace: Trace, event: Event, *, inside: bool = True
+    trace: Trace, event: Event, *, inside: bool = True, any_size: bool = False
 ) -> Iterable[tuple[str, NDArray[Any]]]:
-    """Other values of a trace around one event, of its size, by name.
+    """Other values of a trace around one event, of its size unless any will do, by name.
 
     Without `inside`, values of modules inside its module are left out: a module that returns what a
     part of it returned has left something out, which is a bug.
@@ -148,7 +148,7 @@ def values_nearby(
         if not inside and other.name.startswith((f"{event.name}.", f"{event.name}/")):
             continue
         near = abs(other.i - event.i) <= NEARBY and other.i != event.i and other.step == event.step
-        alike = prod(other.shape) == size and other.kind == event.kind
+        alike = (any_size or prod(other.shape) == size) and other.kind == event.kind
         if near and alike and trace.has_values(other):
             yield str(other), wide(trace.read(other))
 

@@ -4,9 +4,10 @@ Each hypothesis is a function of the evidence; a new cause is a new function in 
 """
 
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
-from lydite.diff.findings.attention import mask, softmax_axis
+from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
 from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
 from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
+from lydite.diff.findings.feed_forward import gated_wrongly
 from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
 from lydite.diff.findings.parts import entries_reordered, parts_reordered
 from lydite.diff.findings.per_channel import (
@@ -55,7 +56,8 @@ EXACT: tuple[tuple[Hypothesis, ...], ...] = (
         entries_reordered,
     ),
     (patch_order,),
-    (softmax_axis, mask, mask_differs),
+    (softmax_axis, mask, mask_differs, causal_mask),
+    (gated_wrongly,),
     (rounded, low_precision),
     (clipped, truncated),
 )

@@ -1,4 +1,4 @@
-"""Attention probabilities: the softmax over another axis, a mask missing or too much."""
+"""Attention: the softmax over another axis, a mask missing, too much or inverted."""
 
 from dataclasses import dataclass
 from math import log
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import FEW, Evidence, Explanation, apart
+from lydite.diff.findings.evidence import FEW, Evidence, Explanation, apart, norm
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
@@ -77,6 +77,51 @@ def mask(e: Evidence) -> Finding | None:
         fix,
         left <= e.noise(),
     )
+
+
+def causal_mask(e: Evidence) -> Finding | None:
+    """In the reference the first token sees itself alone; in the port it sees later ones."""
+    if not e.same_shape or e.port.ndim != 3 or e.port.shape[1] < 3 or e.variety < 8:
+        return None
+    reference, port = e.values
+    for name, v in e.near():
+        if v.ndim != 3 or v.shape[:2] != port.shape[:2]:
+            continue
+        first_only = _is_value(e, reference[:, 0], v[:, 0]) and not any(
+            _is_value(e, rows[:, row], v[:, row])
+            for rows, row in ((reference, 1), (reference, -1), (port, 0))
+        )
+        if first_only and _is_value(e, port[:, -1], v[:, -1]):
+            return Finding(
+                "mask-inverted",
+                f"In the port the last token's row is its own row of {name}, in the reference the "
+                "first token's is: each token sees itself and those after it.",
+                "Invert the mask: a token sees itself and those before it.",
+            )
+        if first_only:
+            return Finding(
+                "mask-missing",
+                f"In the reference the first token's row is its own row of {name}: it sees no "
+                "other. In the port it is a mixture.",
+                "Use a causal mask: a token sees itself and those before it.",
+            )
+    return None
+
+
+def _is_value(e: Evidence, row: NDArray[Any], value: NDArray[Any]) -> bool:
+    """Whether rows (B, D) hold the heads of (B, D/r), each r times: several queries share one."""
+    share, rest = divmod(row.shape[-1], value.shape[-1])
+    if rest or share < 1 or row.size < 8 or float(np.ptp(row)) == 0:
+        return False
+    for width in range(1, value.shape[-1] + 1):
+        if value.shape[-1] % width == 0:
+            heads = value.reshape(len(value), -1, width)
+            left = apart(row, np.repeat(heads, share, axis=1).reshape(row.shape))
+            if left <= FEW * e.rounding * norm(row):
+                return True
+            if share == 1:
+                return False
+    return False
 
 
 def measure_rows(values: NDArray[Any]) -> Rows:

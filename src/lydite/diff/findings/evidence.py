@@ -47,7 +47,8 @@ class Evidence:
     kind: str
     dims: str | None
     inputs: Mapping[str, tuple[Array, Array]]  # of the same module, (reference, port) by slot
-    others: Callable[[], Iterable[tuple[str, Array]]]  # reference values near it
+    others: Callable[[], Iterable[tuple[str, Array]]]  # reference values near it, of its size
+    near: Callable[[], Iterable[tuple[str, Array]]] = lambda: ()  # of any size
 
     @property
     def same_shape(self) -> bool:

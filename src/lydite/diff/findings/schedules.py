@@ -158,6 +158,38 @@ def flow_shifted(e: Evidence) -> Finding | None:
     return Finding("flow-shift", evidence + ".", fix)
 
 
+def stretched(e: Evidence) -> Finding | None:
+    """Shifted even steps that are stretched to end at a terminal sigma, as Qwen-Image's."""
+    right, wrong = _tables(e)
+    unit = STEPS if max(right.max(initial=0), wrong.max(initial=0)) > 1.5 else 1.0
+    if right.size != wrong.size or flow_shifted(e) is not None:
+        return None
+    expected, found = (_shift_and_stretch(table / unit) for table in (right, wrong))
+    if expected is None or found is None:
+        return None
+    (s, terminal, is_stretched), (own_s, own_terminal, own_stretched) = expected, found
+    if not is_stretched:
+        return None
+    what = f"shifted by {s:.4g} (mu = {log(s):.4g}) and stretched to end at {terminal:.4g}"
+    own = f"shifted by {own_s:.4g} (mu = {log(own_s):.4g})"
+    if not own_stretched:
+        return Finding(
+            "terminal-stretch",
+            f"The reference is an even table {what}; the port is one {own}, not stretched.",
+            "Stretch the sigmas after the shift: 1 − (1 − σ)·(1 − terminal)/(1 − last σ).",
+        )
+    if abs(own_s / s - 1) > 1e-3:
+        return Finding(
+            "flow-shift",
+            f"The reference is an even table {what}; the port is one {own} and stretched to end at "
+            f"{own_terminal:.4g}.",
+            "Use the reference's mu: a line in the number of image tokens, through the two points "
+            "of the scheduler's config; the shift is exp(mu), or mu itself with a linear "
+            "time_shift_type.",
+        )
+    return None
+
+
 def evenly_spaced(e: Evidence) -> Finding | None:
     """Evenly spaced between the reference's ends, where the reference is not."""
     right, wrong = _tables(e)
@@ -186,6 +218,7 @@ SCHEDULES: tuple[Hypothesis, ...] = (
     thousandfold,
     sigma_for_timestep,
     flow_shifted,
+    stretched,
     evenly_spaced,
 )
 
@@ -218,6 +251,27 @@ def _bend(tables: Table) -> Table:
     line = first + (last - first) * np.linspace(0, 1, tables.shape[-1])
     reach = np.maximum(np.abs(last - first)[..., 0], 1e-300)
     return np.abs(tables - line).max(axis=-1) / reach
+
+
+def _shift_and_stretch(sigmas: Table) -> tuple[float, float, bool] | None:
+    """The shift of an even table 1 … 1/n, its last sigma, and whether that is stretched."""
+    table = sigmas[sigmas > 0]
+    if table.size < 4 or abs(table[0] - 1) > 1e-6 or np.diff(table).max() >= 0:
+        return None
+    even = np.linspace(1.0, 1 / table.size, table.size)
+
+    def uneven(logs: Table) -> Table:
+        ratios = (1 - table[1:]) / (1 - shift(even[1:], np.exp(logs)[:, None]))
+        return np.ptp(ratios, axis=1) / ratios.mean(axis=1)
+
+    best, reach = 0.0, log(100.0)
+    for _ in range(6):  # each time around the best, fifty times finer
+        tried = np.linspace(best - reach, best + reach, 201)
+        best, reach = float(tried[np.argmin(uneven(tried))]), reach / 50
+    if uneven(np.array([best]))[0] > 2e-5:
+        return None
+    s, last = float(np.exp(best)), float(table[-1])
+    return s, last, abs(last / float(shift(even[-1:], s)[0]) - 1) > 1e-3
 
 
 def _own_shift(sigmas: Table) -> float | None:
