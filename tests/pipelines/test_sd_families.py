@@ -10,6 +10,7 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.core.request import Request
+from lydite.pipelines.picture import read_pixels
 from lydite.pipelines.pipeline import Pipeline
 from support import tiny_sd
 from support.against_diffusers import calibrate, load_reference, off_by, parity, run
@@ -27,6 +28,10 @@ REQUEST = Request(
 )
 TEXT_TO_IMAGE = ("sd1", "sd2", "sdxl")
 PIXELS = np.random.default_rng(0).integers(0, 256, (72, 48, 3), dtype=np.uint8)
+MASK = np.zeros((72, 48), np.uint8)
+MASK[20:60, 9:31] = 255
+MASK[5:9, 40:] = 200
+MASK[65:, :] = 90  # counts as black
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,69 @@ def test_img2img_means_what_it_means_in_diffusers(folder: Any, variant: str) -> 
         assert off_by(picture.pixels, image) <= 1, strength
 
 
+@pytest.mark.parametrize("variant", tiny_sd.PIPELINES)
+def test_inpainting_means_what_it_means_in_diffusers(folder: Any, variant: str) -> None:
+    """A plain model blends after each step, also within PNDM's first; one with 9 channels not."""
+    from PIL import Image
+
+    theirs, ours = reference(folder(variant), "Inpaint"), Pipeline.open(folder(variant))
+    given: dict[str, Any] = {"image": Image.fromarray(PIXELS), "mask_image": Image.fromarray(MASK)}
+    given |= {"width": 48, "height": 72}
+    for strength, guidance in ((0.5, 5.0), (0.9, 1.0), (1.0, 5.0)):
+        request = REQUEST.replace(strength=strength, guidance=guidance)
+        pictures = list(ours.generate(request, (1, 2), image=PIXELS, mask=MASK, batch=2))
+        for picture in pictures:  # a batch of diffusers has one sample of the image for all
+            (image,) = draw_reference(theirs, request, (picture.seed,), **given, strength=strength)
+            assert off_by(picture.pixels, image) <= 1, strength
+        assert np.abs(pictures[0].pixels.astype(int) - pictures[1].pixels).max() > 20
+
+
+def test_a_soft_edge_is_as_diffusers_lays_the_picture_over(folder: Any) -> None:
+    from PIL import Image
+
+    theirs, ours = reference(folder("sd1"), "Inpaint"), Pipeline.open(folder("sd1"))
+    image, mask = Image.fromarray(PIXELS), theirs.mask_processor.blur(Image.fromarray(MASK), 4)
+    drawn = draw_reference(theirs, REQUEST, image=image, mask_image=mask, width=48, height=72)
+    new = Image.fromarray((drawn[0] * 255).round().astype(np.uint8))
+    expected = np.asarray(theirs.image_processor.apply_overlay(mask, image, new)) / 255
+    request = REQUEST.replace(feather=4)
+    picture = next(ours.generate(request, [1], image=PIXELS, mask=MASK))
+    assert off_by(picture.pixels, expected) <= 2  # theirs rounds twice
+    outside = np.asarray(mask) == 0
+    assert outside.sum() > 300
+    assert np.array_equal(picture.pixels[outside], PIXELS[outside])
+    assert ours.plan(REQUEST, PIXELS, MASK).request.strength == 1.0  # by default, as in diffusers
+
+
+def test_inpainting_on_the_command_line_is_replayed(folder: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.fromarray(PIXELS).save(tmp_path / "image.png")
+    Image.fromarray(MASK).save(tmp_path / "mask.png")
+    names = ("--image", tmp_path / "image.png", "--mask", tmp_path / "mask.png")
+    common = ("-m", folder("inpainting"), "-q")
+    first, again = tmp_path / "first.png", tmp_path / "again.png"
+    given = ("--steps", 3, "-s", 5, "--feather", 3, "-o", first, "--record-paths")
+    assert run("generate", "a red star", *names, *given, *common).exit_code == 0
+    assert run("generate", "--from", first, "-o", again, *common).exit_code == 0
+    assert np.array_equal(read_pixels(first), read_pixels(again))
+    Image.fromarray(255 - MASK).save(tmp_path / "mask.png")
+    with pytest.raises(InputError, match="not the mask"):
+        run("generate", "--from", first, "-o", again, *common)
+
+
+def test_what_a_model_cannot_do_without_is_asked_for(folder: Any) -> None:
+    inpainting, refiner = Pipeline.open(folder("inpainting")), Pipeline.open(folder("sdxl-refiner"))
+    with pytest.raises(InputError, match="--image FILE and --mask FILE"):
+        inpainting.plan(REQUEST)
+    with pytest.raises(InputError, match="under a mask"):
+        inpainting.plan(REQUEST, PIXELS)
+    with pytest.raises(InputError, match="over an image"):
+        refiner.plan(REQUEST)
+    with pytest.raises(InputError, match="without an image"):
+        Pipeline.open(folder("sd1")).plan(REQUEST, None, MASK)
+
+
 def test_an_empty_negative_prompt_is_zeros_only_where_the_model_says_so(
     folder: Any, tmp_path: Path
 ) -> None:
@@ -133,14 +201,23 @@ def test_narrow_floats_are_as_good_as_the_references_own(
     assert relative_l2(ours, exact) < 2 * rounding
 
 
-@pytest.mark.parametrize("variant", TEXT_TO_IMAGE)
-def test_the_parity_walk_agrees(folder: Any, variant: str) -> None:
-    options = ("--steps", 2, "--size", "32x40", "--negative", "fox")
+@pytest.mark.parametrize("variant", tiny_sd.PIPELINES)
+def test_the_parity_walk_agrees(folder: Any, variant: str, tmp_path: Path) -> None:
+    from PIL import Image
+
+    options: tuple[object, ...] = ("--steps", 2, "--size", "32x40", "--negative", "fox")
+    if variant in ("sdxl-refiner", "inpainting"):
+        Image.fromarray(PIXELS).save(tmp_path / "image.png")
+        options += ("--image", tmp_path / "image.png", "--strength", 1)
+    if variant == "inpainting":
+        Image.fromarray(MASK).save(tmp_path / "mask.png")
+        options += ("--mask", tmp_path / "mask.png")
     verdict = parity(folder(variant), "a red star", *options)
     assert verdict["verdict"] == "agree", verdict["sentence"]
     assert verdict["image"]["largest"] <= 1
     values = {component["name"]: component["values"] for component in verdict["components"]}
-    assert values["unet"] > 500 and values["vae"] > 50 and values["text_encoder"] > 20
+    assert values["unet"] > 500 and values["vae"] > 50 and values["pipeline"] >= 6
+    assert min(values.get(name, 99) for name in ("text_encoder", "text_encoder_2")) > 20
 
 
 def test_a_set_is_made_and_replayed(folder: Any, tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from lydite.cli.progress import StepBar
 from lydite.cli.request_options import (
     dtype_option,
     idle_options,
+    image_options,
     model_options,
+    read_images,
     read_request,
     read_seeds,
     request_options,
@@ -34,7 +36,7 @@ from lydite.core.request import Request
 if TYPE_CHECKING:
     from lydite.pipelines.family import Run
     from lydite.pipelines.observer import FinishedStep
-    from lydite.pipelines.picture import Picture, Pixels, Record
+    from lydite.pipelines.picture import Picture, Record
     from lydite.pipelines.pipeline import Pipeline
 
 DEBUG = ("nan", "timing", "shapes")
@@ -52,10 +54,7 @@ MOST_PROMPT_BYTES = 2**20  # on standard input
 @click.option("--batch", default=1, show_default=True,
               help="Pictures denoised together. With one seed S it draws S, S+1, …")  # fmt: skip
 @dtype_option
-@click.option("-i", "--image", metavar="FILE", help="img2img: start from this picture.")
-@click.option("--strength", type=float,
-              help="img2img: share of the steps to run, 0.6 by default; 1 ignores the picture."
-              )  # fmt: skip
+@image_options
 @click.option("-o", "--out", default="lydite_{seed}.png", show_default=True,
               help="File, folder or template with {seed} {index} {prompt} {model} {steps} "
                    "{guidance} {width} {height}; .png, .jpg or .webp.")  # fmt: skip
@@ -89,6 +88,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     lydite generate "a red fox in snow" -m sd3-folder/ --seed 7
     lydite generate "a red fox" -m sd3.safetensors --components sd3-folder/ -s 1-4 --batch 2
     lydite generate "in oil" -m sd3-folder/ --image photo.png --strength 0.7
+    lydite generate "a hat" -m sd-folder/ --image photo.png --mask mask.png --feather 8
     lydite generate "a red fox" -m sd3-folder/ --sampler dpmpp_2m --schedule karras --steps 20
     lydite generate "a red star" --guidance 5 --guidance-rescale 0.7 --guidance-interval 0.2:0.8
     lydite generate "a red star" --steps 4 --guidance 5,5,3,1 --sampler ddim --eta 0.5
@@ -101,15 +101,15 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     record = _read_source(options, typed)
     base = record.request if record else Request()
     request = read_request(options, base)
-    if options["strength"] is not None:
-        request = request.replace(strength=options["strength"])
     prompts = _read_prompts(words, options["prompts"], request.prompt)
     seeds = _read_seeds(options, record)
     template = check_template(options["out"])
     if options["overwrite"]:
         _check_names(template, prompts, seeds)
     modes = read_modes(options["debug"])
-    image = _read_image(options, record)
+    image, mask = read_images(options)
+    _check_image("image", image, options, record)
+    _check_image("mask", mask, options, record)
 
     from lydite.pipelines.model_files import locate
     from lydite.pipelines.pipeline import Pipeline
@@ -126,7 +126,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         bits=int(options["bits"]) if options["bits"] else None,
         tile=options["tile"],
     )
-    runs = [pipeline.plan(request.replace(prompt=prompt), image) for prompt in prompts]
+    runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
     for note in (*idle_options(runs[0], typed), *_truncations(pipeline, runs)):
         click.echo(f"note: {note}", err=True)
     if note := _memory_note(pipeline, runs, options):
@@ -243,6 +243,7 @@ def _save(
         model=_recorded_name(pipeline.name, options),
         components=_recorded_name(options["components"], options),
         image=_recorded_name(options["image"], options),
+        mask=_recorded_name(options["mask"], options),
     )
     target = picture_path(
         template, run.request, seed=picture.seed, index=index, model=pipeline.name
@@ -295,15 +296,16 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     from lydite.pipelines.picture import read_record
 
     record = read_record(Path(options["source"]))
-    for name in ("model", "components", "image", "dtype", "bits", "tile"):
+    for name in ("model", "components", "image", "mask", "dtype", "bits", "tile"):
         if name not in typed:
             options[name] = getattr(record, name)
-    for name in ("model", "components", "image"):  # a picture may name anything: nothing is fetched
+    # a picture may name anything: nothing is fetched
+    for name in ("model", "components", "image", "mask"):
         value = options[name]
         if name in typed or value in (None, embedded.NAME):
             continue
         try:
-            if name != "image":
+            if name not in ("image", "mask"):
                 locate(value, fetch=False)
             elif not Path(value).exists():
                 raise FileNotFoundError
@@ -359,7 +361,7 @@ def _check_outputs(
     from lydite.core.files import try_folder
     from lydite.core.outputs import check_output
 
-    inputs = [Path(name) for name in (options["image"], options["source"]) if name]
+    inputs = [Path(name) for name in (options["image"], options["mask"], options["source"]) if name]
     each = enumerate(product(runs, seeds)) if options["overwrite"] else ((0, (runs[0], seeds[0])),)
     for index, (run, seed) in each:
         path = picture_path(template, run.request, seed=seed, index=index, model=pipeline.name)
@@ -376,19 +378,18 @@ def _read_seeds(options: dict[str, Any], record: "Record | None") -> tuple[int, 
     return read_seeds(texts, options["batch"])
 
 
-def _read_image(options: dict[str, Any], record: "Record | None") -> "Pixels | None":
-    if not options["image"]:
-        return None
-    from lydite.pipelines.picture import pixel_hash, read_pixels
+def _check_image(name: str, pixels: Any, options: dict[str, Any], record: "Record | None") -> None:
+    """With --from: the file is what the picture was made from, unless another one was typed."""
+    if record is None or pixels is None:
+        return
+    from lydite.pipelines.picture import pixel_hash
 
-    image = read_pixels(Path(options["image"]))
-    same = record is None or record.image != options["image"] or record.image_hash is None
-    if not same and record and record.image_hash != pixel_hash(image):
+    known = getattr(record, f"{name}_hash")
+    if getattr(record, name) == options[name] and known not in (None, pixel_hash(pixels)):
         raise InputError(
-            f"{options['image']}: not the image this picture was made from; "
-            "name the right one with --image."
+            f"{options[name]}: not the {name} this picture was made from; "
+            f"name the right one with --{name}."
         )
-    return image
 
 
 def read_modes(text: str | None) -> set[str]:

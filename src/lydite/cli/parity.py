@@ -24,6 +24,7 @@ from lydite.cli.recording import (
 )
 from lydite.cli.request_options import (
     components_option,
+    image_options,
     overwrite_option,
     request_options,
     revision_option,
@@ -74,6 +75,7 @@ class ImageDifference:
 @revision_option
 @seed_option
 @request_options
+@image_options
 @capture_options
 @click.option("--keep-traces", "keep", cls=AliasedOption, old=("--keep",),
               type=click.Path(path_type=Path), metavar="FOLDER",

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lydite import embedded
-from lydite.cli.request_options import apply_options, read_request, read_seeds, with_revision
+from lydite.cli.request_options import (
+    apply_options,
+    read_images,
+    read_request,
+    read_seeds,
+    with_revision,
+)
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +68,8 @@ def plan_recording(prompt: str, options: dict[str, Any], dtype: str) -> "tuple[P
         components=options["components"],
         dtype=dtype,
     )
-    return pipeline, pipeline.plan(request), seeds[0]
+    image, mask = read_images(options)
+    return pipeline, pipeline.plan(request, image, mask), seeds[0]
 
 
 def read_capture(level: "Level", points: tuple[str, ...], budget: str) -> "Capture":
@@ -109,6 +116,7 @@ def reference_job(
 ) -> "Job":
     """The same picture as a job for the reference, which runs the checkpoint's own scheduler."""
     from lydite.pipelines.model_files import locate
+    from lydite.pipelines.picture import to_png
     from lydite.reference.jobs import Job
 
     scheduler, request = pipeline.scheduler, run.request
@@ -127,6 +135,8 @@ def reference_job(
         request=request,
         seed=seed,
         prediction=run.prediction.name,
+        image=None if run.image is None else to_png(run.image),
+        mask=None if run.mask is None else to_png(run.mask),
         outputs=outputs,
         level=capture.level,
         points=capture.points,

@@ -12,7 +12,11 @@ from lydite.core.errors import InputError
 from lydite.core.request import Request
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from lydite.pipelines.family import Run
+    from lydite.pipelines.picture import Pixels
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NOISES = ("torch", "mlx")  # whose generator a seed means
@@ -68,6 +72,33 @@ dtype_option = click.option(
     show_default=True,
     help="Precision of the networks; auto: float32 on a CPU, bfloat16 elsewhere.",
 )
+
+
+def image_options(command: F) -> F:
+    """The picture that a run starts from."""
+    options = (
+        click.option("-i", "--image", metavar="FILE", help="img2img: start from this picture."),
+        click.option("--strength", type=float,
+                     help="img2img: share of the steps to run; 1 ignores the picture. By default "
+                          "the model's own: 0.3 to 0.8, and about 1 with --mask."),
+        click.option("--mask", metavar="FILE",
+                     help="Inpainting: draw --image anew where this picture is white."),
+        click.option("--feather", metavar="PIXELS", type=click.IntRange(0, 1024),
+                     help="Inpainting: soften the mask's edge by this much, and leave every pixel "
+                          "outside of it as it was."),
+    )  # fmt: skip
+    return apply_options(options, command)
+
+
+def read_images(
+    options: Mapping[str, Any],
+) -> "tuple[Pixels | None, NDArray[np.uint8] | None]":
+    """The pictures of --image and --mask."""
+    from lydite.pipelines.inpainting import read_mask
+    from lydite.pipelines.picture import read_pixels
+
+    image = read_pixels(Path(options["image"])) if options.get("image") else None
+    return image, read_mask(Path(options["mask"])) if options.get("mask") else None
 
 
 def request_options(command: F) -> F:
@@ -144,6 +175,8 @@ _AS_GIVEN = (
     "convention",
     "noise",
     "text_length",
+    "strength",
+    "feather",
 )
 
 
@@ -271,6 +304,8 @@ def idle_options(run: "Run", typed: set[str]) -> Iterator[str]:
     guidance = request.guidance or 0.0
     if "strength" in typed and run.image is None:
         yield "--strength does nothing without --image."
+    if "feather" in typed and run.mask is None:
+        yield "--feather does nothing without --mask."
     if "true_guidance" in typed and run.guidance != "distilled":
         yield "--true-guidance does nothing with this model; --guidance is its scale."
     if not run.is_guided:

@@ -22,6 +22,7 @@ from lydite.cli.recording import (
     seed_option,
 )
 from lydite.cli.request_options import (
+    image_options,
     model_options,
     request_options,
     typed_arguments,
@@ -57,6 +58,7 @@ class _WithCommand(click.Command):
               help="Precision of the run; float64 for the reference only.")  # fmt: skip
 @seed_option
 @request_options
+@image_options
 @click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True,
               help="full: values; sketch: 1,024 sums of each; stats: moments.")  # fmt: skip
 @capture_options

@@ -27,6 +27,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_length: int | None = None  # tokens, for text encoders that take any number
     noise: str = "torch"  # whose generator a seed means
     strength: float | None = None  # img2img: the share of the steps that run
+    feather: int = 0  # inpainting: pixels of the mask's soft edge, outside of which nothing changes
     true_guidance: float | None = None  # of models whose `guidance` is an input of the network
 
     def replace(self, **changes: Any) -> "Request":
@@ -55,5 +56,6 @@ _OFTEN_OFF = (
     "options",
     "convention",
     "strength",
+    "feather",
     "true_guidance",
 )

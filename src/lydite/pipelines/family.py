@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from lydite.core.errors import ConfigError, shown
 from lydite.core.request import Request
@@ -51,6 +53,7 @@ class Defaults:
     guidance: float = 7.0
     text_length: int | None = None  # None: no text encoder takes a length
     strength: float = 0.6  # of img2img
+    mask_strength: float = 1.0  # of inpainting
     untrained: tuple[str, ...] = ()  # text encoders whose output means nothing
     true_guidance: float | None = None  # with a negative prompt, where guidance is "distilled"
 
@@ -73,6 +76,8 @@ class Run:
     shape: tuple[int, ...]  # of one image's latents in torch's order: (C, h, w)
     image: Pixels | None = None  # img2img: at the size of the picture
     image_hash: str | None = None  # of the image as it was given
+    mask: NDArray[np.uint8] | None = None  # inpainting: at the size of the picture
+    mask_hash: str | None = None
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -187,6 +192,9 @@ class Family:
     flow_grid: Grid = "trained"  # of flow models: the steps before the shift
     mu: Mu | None = None  # the dynamic shift of an image, where the scheduler's line is not used
     strength: Meaning = "diffusers_sd3"  # of img2img: how many steps a share of them is
+    inpaints: bool = False
+    # What a model cannot draw without: "image", and "mask" where its network takes it.
+    needs: Callable[[Model], tuple[str, ...]] = lambda model: ()
     names: TraceNames = TraceNames()
     blocks: tuple[BlockRule, ...] = ()
     single_file: "SingleFile | None" = None

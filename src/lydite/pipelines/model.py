@@ -201,8 +201,10 @@ class Model:
         return tuple(self._loaded)
 
     def dtype_of(self, name: str) -> mx.Dtype:
-        """float16 overflows in the VAE's convolutions, so it runs in float32 instead."""
+        """A VAE whose config does not deny it overflows in float16: it runs in float32 then."""
         in_float32 = name == "vae" and self.dtype == "float16"
+        if in_float32:
+            in_float32 = getattr(self.config(name), "force_upcast", True)
         return mx.float32 if in_float32 else getattr(mx, self.dtype)
 
     def tokenizer(self, encoder: str, length: int | None = None) -> AnyTokenizer:

@@ -1,6 +1,7 @@
 """Pictures in files: pixels in and out, and what a file remembers of how it was made."""
 
 import hashlib
+import io
 import struct
 import warnings
 import zlib
@@ -96,7 +97,14 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
 
 
-def pixel_hash(pixels: Pixels) -> str:
+def to_png(pixels: NDArray[np.uint8]) -> bytes:
+    """The bytes of a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def pixel_hash(pixels: NDArray[np.uint8]) -> str:
     """A hash of the pixels themselves, whatever file they came from."""
     return hashlib.sha256(f"{pixels.shape}".encode() + pixels.tobytes()).hexdigest()
 
@@ -149,6 +157,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     components: str | None = None
     image: str | None = None  # img2img
     image_hash: str | None = None
+    mask: str | None = None  # inpainting
+    mask_hash: str | None = None
     version: str = __version__
     mlx: str = msgspec.field(default_factory=lambda: version("mlx"))
 

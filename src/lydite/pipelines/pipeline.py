@@ -19,6 +19,14 @@ from numpy.typing import NDArray
 from lydite.core.errors import InputError, is_unicode, shown
 from lydite.core.request import Request
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
+from lydite.pipelines.inpainting import (
+    Inpainting,
+    Mask,
+    fit_mask,
+    hide,
+    latent_mask,
+    overlay,
+)
 from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import locate, open_model
 from lydite.pipelines.model_hash import model_hash, sampled_hash
@@ -48,6 +56,7 @@ from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_con
 from lydite.weights.quantize import Quantization
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
+MOST_FEATHER = 1024
 # The options of samplers that are plain numbers, from and to.
 NUMBERS = {
     "eta": (0.0, 10.0),
@@ -122,9 +131,13 @@ class Pipeline:
         """Whether this is the model that a picture was made with."""
         return record.model_hash in (self.model_hash, sampled_hash(self.model))
 
-    def plan(self, request: Request, image: Pixels | None = None) -> Run:
-        """Complete and check a request; nothing is loaded. `image` is where img2img starts."""
-        request = self._complete(request, image)
+    def plan(self, request: Request, image: Pixels | None = None, mask: Mask | None = None) -> Run:
+        """Complete and check a request; nothing is loaded.
+
+        `image` is where img2img starts, `mask` is (H, W) and 255 where it is drawn anew.
+        """
+        self._check_inputs(image, mask)
+        request = self._complete(request, image, mask)
         assert request.sampler and request.schedule and request.steps is not None
         assert request.width and request.height and request.guidance is not None
         convention, sampler = find_convention(request.convention), find_sampler(request.sampler)
@@ -181,6 +194,10 @@ class Pipeline:
             shape=self.latents.shape(request.width, request.height),
             image=None if image is None else resize(image, request.width, request.height),
             image_hash=None if image is None else pixel_hash(image),
+            mask=None
+            if mask is None
+            else fit_mask(mask, request.width, request.height, request.feather),
+            mask_hash=None if mask is None else pixel_hash(mask),
         )
 
     def generate(
@@ -189,6 +206,7 @@ class Pipeline:
         seeds: Sequence[int],
         *,
         image: Pixels | None = None,
+        mask: Mask | None = None,
         batch: int = 1,
         observer: Observer = SILENT,
     ) -> Iterator[Picture]:
@@ -197,13 +215,15 @@ class Pipeline:
         A picture does not depend on which others share its batch, except for rounding. In
         low-memory mode all are denoised before the first is decoded.
         """
-        run = request if isinstance(request, Run) else self.plan(request, image)
+        run = request if isinstance(request, Run) else self.plan(request, image, mask)
         if batch < 1:
             raise InputError(f"batch is {batch}; expected at least 1.")
         batches = self.denoise(run, seeds, batch=batch, observer=observer)
         try:
             for group, latents in _collected(batches) if self.model.low_memory else batches:
                 for seed, pixels in zip(group, self.decode(latents, observer), strict=True):
+                    if run.request.feather and run.image is not None and run.mask is not None:
+                        pixels = overlay(pixels, run.image, run.mask)
                     yield Picture(pixels, seed, self.record(run, seed))
         finally:
             self.model.release("vae")
@@ -224,10 +244,12 @@ class Pipeline:
         try:
             for first, group in groups.items():
                 observer.begin_batch(first, group)
-                noise, x = starts.pop(first, None) or self._start(run, group, observer)
+                start = starts.pop(first, None) or self._start(run, group, observer)
                 if len(group) not in denoisers:
                     denoisers[len(group)] = self.denoiser(run, conditioning, len(group), observer)
-                yield group, _run_steps(run, denoisers[len(group)], x, group, noise, observer)
+                denoiser, (noise, x, inpainting) = denoisers[len(group)], start
+                denoiser.begin(inpainting)
+                yield group, _run_steps(run, denoiser, x, group, noise, observer)
         finally:
             denoisers.clear()
             self.model.release(self.family.network)
@@ -292,9 +314,26 @@ class Pipeline:
             tile=self.tile,
             components=self.components,
             image_hash=run.image_hash,
+            mask_hash=run.mask_hash,
         )
 
-    def _complete(self, request: Request, image: Pixels | None) -> Request:
+    def _check_inputs(self, image: Pixels | None, mask: Mask | None) -> None:
+        needs = self.family.needs(self.model)
+        if image is None and "image" in needs:
+            raise InputError(
+                f"{self.name}: this model draws {'into' if 'mask' in needs else 'over'} an image; "
+                f"add --image FILE{' and --mask FILE' if 'mask' in needs else ''}."
+            )
+        if mask is None and "mask" in needs:
+            raise InputError(f"{self.name}: this model draws under a mask; add --mask FILE.")
+        if mask is not None and image is None:
+            raise InputError("a mask without an image; add --image FILE.")
+        if mask is not None and mask.ndim != 2:
+            raise InputError(f"a mask of shape {list(mask.shape)}; expected (height, width).")
+        if mask is not None and not self.family.inpaints:
+            raise InputError(f"{self.family.title}: inpainting is not supported.")
+
+    def _complete(self, request: Request, image: Pixels | None, mask: Mask | None) -> Request:
         """The request with the checkpoint's own values where it has none, checked."""
         for text in (request.prompt, request.negative or ""):
             if not is_unicode(text):
@@ -313,7 +352,10 @@ class Pipeline:
         if image is None:
             request = request.replace(strength=None)
         elif request.strength is None:
-            request = request.replace(strength=self.defaults.strength)
+            usual = self.defaults.strength if mask is None else self.defaults.mask_strength
+            request = request.replace(strength=usual)
+        if not 0 <= request.feather <= MOST_FEATHER:
+            raise InputError(f"feather is {request.feather}; expected 0 to {MOST_FEATHER} pixels.")
         distilled = self.family.guidance == "distilled"
         if not distilled or not request.negative:
             request = request.replace(true_guidance=None)
@@ -376,22 +418,38 @@ class Pipeline:
 
     def _start(
         self, run: Run, group: tuple[int, ...], observer: Observer
-    ) -> tuple["RunNoise", mx.array]:
+    ) -> tuple["RunNoise", mx.array, Inpainting | None]:
         """The noise of each seed, and what it begins with, or the noised image: (B, …, C)."""
+        # diffusers draws, from one generator per image: the sample of the encoded image where it is
+        # used, the noise, and with a mask the sample of the image without what is masked
         noise = NOISES[run.request.noise](group, run.shape, run.convention.stream)
         sigma = float(run.schedule.sigmas[0])
-        if run.image is None:
-            normals = observer.observe("noise", noise.first())
+        takes_mask = "mask" in self.family.needs(self.model)
+        whole = run.mask is not None and run.request.strength == 1  # nothing of the image stays
+        clean = None
+        if run.image is not None and not (whole and takes_mask):
+            scaled = run.image.astype(np.float32) / 127.5 - 1
+            clean = self._encode_image(scaled, noise.first(), observer)
+        normals = observer.observe("noise", noise.first())
+        if clean is None or whole:
             x = run.prediction.start(normals, sigma, unit_variance=run.unit_variance)
-            return noise, x
-        # diffusers draws the encoder's sample and then the noise from one generator per image
-        clean = self._encode_image(run.image, noise.first(), observer)
-        return noise, run.prediction.noised(clean, observer.observe("noise", noise.first()), sigma)
+        else:
+            x = run.prediction.noised(clean, normals, sigma)
+        if run.image is None or run.mask is None:
+            return noise, x, None
+        mask, drawn = latent_mask(run.mask, self.latents.factor), noise.first()
+        if not takes_mask:
+            return noise, x, Inpainting(mask, run.prediction, clean, normals)
+        masked = self._encode_image(hide(run.image, run.mask), drawn, observer)
+        channels = mx.concatenate([mx.broadcast_to(mask, (*masked.shape[:-1], 1)), masked], axis=-1)
+        return noise, x, Inpainting(mask, run.prediction, channels=channels)
 
-    def _encode_image(self, image: Pixels, normals: mx.array, observer: Observer) -> mx.array:
-        """A sample of the image's latents for each row of `normals`."""
+    def _encode_image(
+        self, image: NDArray[np.float32], normals: mx.array, observer: Observer
+    ) -> mx.array:
+        """A sample of the latents of an image from -1 to 1, for each row of `normals`."""
         vae = self.model.network("vae")
-        pixels = mx.array(image.astype(np.float32) / 127.5 - 1)[None]  # (1, H, W, 3)
+        pixels = mx.array(image)[None]  # (1, H, W, 3)
         posterior = vae.encode(pixels.astype(self.model.dtype_of("vae")))
         mean = observer.observe("image_latents", posterior.mean)
         latents = vae.normalize(mean + posterior.std * normals)
@@ -409,6 +467,8 @@ class Denoiser:
         self._prompts = len(run.prompts)
         self.noise_model = run.prediction.noise_model
         self.step = 0  # of the schedule, set by the loop over the sampler's steps
+        self.inpainting: Inpainting | None = None  # of the batch
+        self._started = False
         self._guided = Guided(
             self._outputs,
             run.prediction,
@@ -420,13 +480,32 @@ class Denoiser:
             on_output=self._observed_prediction,
         )
 
+    def begin(self, inpainting: Inpainting | None = None) -> None:
+        """A new batch follows."""
+        self.step, self.inpainting, self._started = 0, inpainting, False
+
     def __call__(self, x: mx.array, sigma: float) -> mx.array:
         """The clean latents the network sees in x, (B, …, C) in float32."""
-        return self._guided(self._observed_input(x, sigma), sigma)
+        blended = self._blended(x, sigma)
+        denoised = self._guided(self._observed_input(blended, sigma), sigma)
+        return denoised if blended is x else denoised + (x - blended)
 
     def pair(self, x: mx.array, sigma: float) -> tuple[mx.array, mx.array]:
         """With guidance, and with the negative prompt alone."""
-        return self._guided.pair(self._observed_input(x, sigma), sigma)
+        blended = self._blended(x, sigma)
+        guided, uncond = self._guided.pair(self._observed_input(blended, sigma), sigma)
+        if blended is x:
+            return guided, uncond
+        return guided + (x - blended), uncond + (x - blended)
+
+    def _blended(self, x: mx.array, sigma: float) -> mx.array:
+        """Inpainting replaces a sampler's x within a step too, but not the one it starts from.
+
+        The sampler goes on from the x that it gave: what it computes of it and the denoised latents
+        is as of the replaced one, when the difference is added to the denoised latents.
+        """
+        started, self._started = self._started, True
+        return self.inpainting.blend(x, sigma) if self.inpainting and started else x
 
     def _observed_input(self, x: mx.array, sigma: float) -> mx.array:
         return self._observer.observe("denoiser_input", x, step=self.step, sigma=sigma)
@@ -437,6 +516,8 @@ class Denoiser:
     def _outputs(self, x: mx.array, timestep: float, prompts: Sequence[int]) -> Sequence[mx.array]:
         """One output for each of the prompts, which are all of the run's or the last one."""
         name = BOTH_PROMPTS if len(prompts) > 1 else "cond" if self._prompts > 1 else ""
+        if self.inpainting is not None and self.inpainting.channels is not None:
+            x = mx.concatenate([x, self.inpainting.channels], axis=-1)
         output = self._network(x, timestep, len(prompts))  # (prompts·B, …, C)
         mx.async_eval(output)  # the sampler draws its noise meanwhile
         output = self._observer.observe("network_output", output, name=name, step=self.step)
@@ -455,15 +536,19 @@ def _run_steps(
     kind = run.sampler.noise_for(run.options)
     added = sampler_noise(kind, run.convention, seeds, run.shape, noise)
     sigmas = run.schedule.sigmas.tolist()
-    denoise.step = 0
+    # A scheduler of diffusers that ends above 0 leaves the latents in the form it computes with.
+    scale = hypot(1, sigmas[-1]) if run.variance_preserving else 1.0
     steps = run.sampler.run(denoise, x, sigmas, noise=added, **run.options)
     for step in steps:
         mx.eval(step.x)  # one step's graph at a time
         observer.observe("denoised", step.denoised, step=step.index)
+        if denoise.inpainting is not None and step.index < run.steps - 1:
+            step.x = denoise.inpainting.blend(step.x, step.sigma_next)
+        elif denoise.inpainting is not None:
+            step.x = denoise.inpainting.finish(step.x, scale)
         x = step.x = observer.observe("latents", step.x, step=step.index)
         denoise.step = step.index + 1
-    # A scheduler of diffusers that ends above 0 leaves the latents in the form it computes with.
-    return x / hypot(1, sigmas[-1]) if run.variance_preserving and sigmas[-1] else x
+    return x / scale if scale != 1 else x
 
 
 def _observed_schedule(run: Run, observer: Observer) -> Run:

@@ -39,6 +39,11 @@ class ReferenceFamily:
     # Latents (1, C, h, w) in the form in which the pipeline's loop has them, and back.
     pack: Callable[[Any, Any], Any] = lambda pipeline, latents: latents
     unpack: Callable[[Any, Any, Request], Any] = lambda pipeline, latents, request: latents
+    # The classes for img2img and inpainting, which take a generator and not the noise.
+    image_pipeline_class: Callable[[], type] | None = None
+    mask_pipeline_class: Callable[[], type] | None = None
+    # What they draw before the noise: a sample of the encoded image. Pipeline, request, masked.
+    draws_before_noise: Callable[[Any, Request, bool], int] = lambda *_: 1
     check: Callable[[Any, Request], None] = lambda pipeline, request: None  # ValueError
     mend_single_file: Callable[[Any], None] = lambda pipeline: None  # what from_single_file omits
 

@@ -54,6 +54,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TraceOutput, ...]
     prediction: str = "flow"  # type of the network's prediction
     components: str | None = None  # a folder with what a single file lacks
+    image: bytes | None = None  # a PNG file at the size of the picture: img2img
+    mask: bytes | None = None  # a PNG file of the same size: inpainting
     noise: str | None = None  # a .npy file, (1, C, h, w), instead of the seed's
     name: str | None = None  # what the trace calls the model
     model_hash: str | None = None

@@ -4,6 +4,7 @@ The names are those of lydite.pipelines.recording.
 """
 
 import contextlib
+import io
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import wraps
@@ -28,7 +29,7 @@ CHANNELS_FIRST = {3: "b c s", 4: "b c h w", 5: "b c t h w"}
 def record(job: Job, output: TraceOutput, on_step: Callable[[], None] = lambda: None) -> None:
     """Draw the job's picture with the reference on the CPU, and leave a trace in a folder."""
     family = find_reference_family(job.family)
-    with _imported(family) as (torch, pipeline_class), torch.no_grad():
+    with _imported(_pipeline_class(job, family)) as (torch, pipeline_class), torch.no_grad():
         from lydite.trace.torch_capture import record_modules, write_selftest
 
         pipeline = _load(job, family, output, torch, pipeline_class)
@@ -65,7 +66,16 @@ def record(job: Job, output: TraceOutput, on_step: Callable[[], None] = lambda: 
                 pipeline.scheduler = _recorded(job, output, family, pipeline, recorder)
                 if output.dtype == "float64":
                     stack.enter_context(_unpinned(torch))
-                _draw(job, family, pipeline, noise, recorder, on_step)
+                _draw(job, family, pipeline, noise, recorder, on_step, torch)
+
+
+def _pipeline_class(job: Job, family: ReferenceFamily) -> Callable[[], type]:
+    import_class = family.pipeline_class
+    if job.image is not None:
+        import_class = family.mask_pipeline_class if job.mask else family.image_pipeline_class
+    if import_class is None:
+        raise InputError(f"the reference of {family.name} is recorded for text to image only.")
+    return import_class
 
 
 class FamilyRecorder(Recorder):
@@ -108,6 +118,7 @@ def _draw(
     noise: Any,
     recorder: Recorder,
     on_step: Callable[[], None],
+    torch: Any,
 ) -> None:
     request = job.request
     guided = family.is_guided(request)
@@ -118,32 +129,36 @@ def _draw(
     }
 
     def step_ended(_: Any, index: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
-        finished, total = _finished_steps(pipeline.scheduler, index)
-        if finished == recorder.step:  # half of a step, whose latents are corrected next
+        step, following = _steps_after(pipeline.scheduler, index, pipeline.scheduler.first_step)
+        if step is None:
             return {}
+        recorder.step = step
         latents = family.unpack(pipeline, values["latents"], request)
         dims = CHANNELS_FIRST.get(latents.ndim)
         latents = recorder.record(pipeline_sites.LATENTS, latents, dims=dims)
-        recorder.step = finished % total  # what follows the loop is at step 0
+        recorder.step = following
         on_step()
         return {"latents": family.pack(pipeline, latents)}
 
-    dims = CHANNELS_FIRST.get(noise.ndim)
-    noise = recorder.record(pipeline_sites.NOISE, noise, kind="input", dims=dims)
-    dtype = next(iter(conditioning.values())).dtype
     arguments = {
         "guidance_scale": request.guidance,
         **family.arguments(conditioning, request, guided),
+        "num_inference_steps": request.steps,
+        "output_type": "np",
+        "callback_on_step_end": step_ended,
     }
-    image = pipeline(
-        **arguments,
-        num_inference_steps=request.steps,
-        height=request.height,
-        width=request.width,
-        latents=family.pack(pipeline, noise.to(dtype)),
-        output_type="np",
-        callback_on_step_end=step_ended,
-    ).images[0]
+    with ExitStack() as stack:
+        if job.image is None:
+            dims = CHANNELS_FIRST.get(noise.ndim)
+            noise = recorder.record(pipeline_sites.NOISE, noise, kind="input", dims=dims)
+            dtype = next(iter(conditioning.values())).dtype
+            arguments["latents"] = family.pack(pipeline, noise.to(dtype))
+            arguments |= {"height": request.height, "width": request.width}
+        else:
+            earlier = family.draws_before_noise(pipeline, request, job.mask is not None)
+            stack.enter_context(_float32_noise(torch, recorder, earlier))
+            arguments |= _image_arguments(job, torch.Generator().manual_seed(job.seed))
+        image = pipeline(**arguments).images[0]
     recorder.record(pipeline_sites.IMAGE, image, dims="h w c")
 
 
@@ -249,7 +264,8 @@ def _recorded(
         @wraps(type(scheduler).set_timesteps)  # a pipeline asks for the names of its parameters
         def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
             super().set_timesteps(*args, **kwargs)
-            sigmas, timesteps = _schedule(self)
+            self.first_step = _first_step(job, pipeline)
+            sigmas, timesteps = _schedule(self, self.first_step)
             recorder.record(pipeline_sites.SIGMAS, sigmas, kind="schedule")
             recorder.record(pipeline_sites.TIMESTEPS, timesteps, kind="schedule")
 
@@ -266,41 +282,98 @@ def _recorded(
     return Recorded.from_config(scheduler.config)
 
 
-def _schedule(scheduler: Any) -> tuple[Any, Any]:
-    """Sigmas and timesteps of whole steps; a class without sigmas has a table of ᾱ instead."""
-    timesteps = scheduler.timesteps
-    if _is_pndm(scheduler):  # lists its second timestep twice
-        timesteps = np.delete(to_numpy(timesteps), 1)
+def _schedule(scheduler: Any, first: int) -> tuple[Any, Any]:
+    """Sigmas and timesteps from step `first` on; a class without sigmas has a table of ᾱ."""
+    timesteps = to_numpy(scheduler.timesteps)
+    if _is_pndm(scheduler):  # lists its second timestep twice; img2img cuts that list
+        timesteps = np.delete(timesteps, 1)
+        first = max(first - 1, min(first, 1))
     elif getattr(scheduler, "order", 1) == 2:  # all but the first
-        timesteps = np.concatenate([to_numpy(timesteps)[:1], to_numpy(timesteps)[1::2]])
+        timesteps = np.concatenate([timesteps[:1], timesteps[1::2]])
     if hasattr(scheduler, "sigmas"):
         sigmas = to_numpy(scheduler.sigmas)
         if getattr(scheduler, "order", 1) == 2:
             sigmas = np.concatenate([sigmas[:1], sigmas[1::2]])
-        return sigmas, timesteps
-    shares = to_numpy(scheduler.alphas_cumprod).astype(np.float64)[np.asarray(timesteps, int)]
-    last = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
-    shares = np.append(shares, last)
-    return np.sqrt((1 - shares) / shares), timesteps
+    else:
+        shares = to_numpy(scheduler.alphas_cumprod).astype(np.float64)[timesteps.astype(int)]
+        shares = np.append(shares, float(getattr(scheduler, "final_alpha_cumprod", 1.0)))
+        sigmas = np.sqrt((1 - shares) / shares)
+    return sigmas[first:], timesteps[first:]
 
 
-def _finished_steps(scheduler: Any, index: int) -> tuple[int, int]:
-    """How many steps are finished after the loop's iteration `index`, and how many there are."""
-    iterations = len(scheduler.timesteps)
-    if _is_pndm(scheduler):  # a first step of two iterations
-        return max(index, 0), iterations - 1
-    if getattr(scheduler, "order", 1) == 2:  # all but the last are of two iterations
-        last = index == iterations - 1
-        return (index + 1) // 2 + last * (index % 2 == 0), (iterations + 1) // 2
-    return index + 1, iterations
+def _steps_after(scheduler: Any, index: int, first: int) -> tuple[int | None, int]:
+    """After iteration `index` of the loop: the step whose latents these are, and the next one.
+
+    None: half of a step, whose latents are corrected next. What follows the loop is at step 0.
+    """
+    order = getattr(scheduler, "order", 1)
+    last = index + order * first == len(scheduler.timesteps) - 1
+    if _is_pndm(scheduler):  # a first step of two iterations; one that is late skips the next
+        step = None if index == 0 else index - 1 + (first > 1)
+    elif order == 2:  # all but the last are of two iterations
+        step = index // 2 if index % 2 or last else None
+    else:
+        step = index
+    return step, 0 if step is None or last else step + 1
 
 
 def _is_pndm(scheduler: Any) -> bool:
     return hasattr(scheduler, "plms_timesteps") and len(scheduler.timesteps) > 2
 
 
+def _first_step(job: Job, pipeline: Any) -> int:
+    """Of img2img: how many steps its strength leaves out."""
+    if job.image is None or job.request.steps is None:
+        return 0
+    _, run = pipeline.get_timesteps(job.request.steps, job.request.strength, "cpu")
+    return job.request.steps - run
+
+
+def _image_arguments(job: Job, generator: Any) -> dict[str, Any]:
+    """The arguments of a pipeline that starts from an image."""
+    from PIL import Image
+
+    assert job.image is not None
+    arguments: dict[str, Any] = {
+        "image": Image.open(io.BytesIO(job.image)),
+        "strength": job.request.strength,
+        "generator": generator,
+    }
+    if job.mask is not None:
+        size = {"height": job.request.height, "width": job.request.width}
+        arguments |= {"mask_image": Image.open(io.BytesIO(job.mask)), **size}
+    return arguments
+
+
+def _float32_noise(torch: Any, recorder: Recorder, earlier: int) -> Any:
+    """A mode in which a generator draws in float32 whatever the run's precision.
+
+    A seed means other noise in each precision. After so many `earlier` draws the noise is recorded.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+    class Float32Noise(TorchDispatchMode):
+        drawn = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is not torch.ops.aten.randn.generator:
+                return func(*args, **kwargs)
+            with _disable_current_modes():
+                noise = func(*args, **{**kwargs, "dtype": torch.float32})
+            if self.drawn == earlier:
+                dims = CHANNELS_FIRST.get(noise.ndim)
+                noise = recorder.record(pipeline_sites.NOISE, noise, kind="input", dims=dims)
+            self.drawn += 1
+            return noise.to(kwargs.get("dtype") or torch.float32)
+
+    return Float32Noise()
+
+
 @contextlib.contextmanager
-def _imported(family: ReferenceFamily) -> Generator[tuple[Any, Any]]:
+def _imported(import_class: Callable[[], type]) -> Generator[tuple[Any, Any]]:
     """torch and the pipeline class, with the libraries' progress bars and advice silenced."""
     with contextlib.ExitStack() as stack:
         try:
@@ -310,7 +383,7 @@ def _imported(family: ReferenceFamily) -> Generator[tuple[Any, Any]]:
 
             stack.enter_context(_silent(diffusers_logging))
             stack.enter_context(_silent(transformers_logging))
-            pipeline_class = family.pipeline_class()
+            pipeline_class = import_class()
         except (ImportError, OSError, RuntimeError) as error:  # a wheel for another machine, say
             reason = " ".join(str(error).split())
             raise ReferenceMissing(

@@ -7,10 +7,10 @@ from lydite.core.request import Request
 from lydite.reference.family import ReferenceFamily
 
 
-def _pipeline_class() -> type:
-    from diffusers import StableDiffusionPipeline
+def _class(task: str = "") -> type:
+    import diffusers
 
-    return StableDiffusionPipeline
+    return getattr(diffusers, f"StableDiffusion{task}Pipeline")
 
 
 def _encode(pipeline: Any, prompts: Sequence[str], request: Request) -> dict[str, tuple[Any, str]]:
@@ -31,9 +31,18 @@ def noise_shape(pipeline: Any, height: int, width: int) -> tuple[int, ...]:
     return 1, pipeline.vae.config.latent_channels, height // factor, width // factor
 
 
+def draws_before_noise(pipeline: Any, request: Request, masked: bool) -> int:
+    """A U-Net that takes the mask needs the image itself only below strength 1."""
+    takes_mask = pipeline.unet.config.in_channels > pipeline.vae.config.latent_channels
+    return 0 if masked and takes_mask and request.strength == 1 else 1
+
+
 FAMILY = ReferenceFamily(
     name="sd",
-    pipeline_class=_pipeline_class,
+    pipeline_class=_class,
+    image_pipeline_class=lambda: _class("Img2Img"),
+    mask_pipeline_class=lambda: _class("Inpaint"),
+    draws_before_noise=draws_before_noise,
     networks=("text_encoder", "unet", "vae"),
     optional=("safety_checker", "feature_extractor", "image_encoder"),
     channels_first=("unet",),

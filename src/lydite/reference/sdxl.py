@@ -5,15 +5,15 @@ from typing import Any
 
 from lydite.core.request import Request
 from lydite.reference.family import ReferenceFamily
-from lydite.reference.sd import noise_shape
+from lydite.reference.sd import draws_before_noise, noise_shape
 
 AESTHETIC_SCORES = (6.0, 2.5)  # the call's defaults, for the prompt and the negative prompt
 
 
-def _pipeline_class() -> type:
-    from diffusers import StableDiffusionXLPipeline
+def _class(task: str = "") -> type:
+    import diffusers
 
-    return StableDiffusionXLPipeline
+    return getattr(diffusers, f"StableDiffusionXL{task}Pipeline")
 
 
 def _encode(pipeline: Any, prompts: Sequence[str], request: Request) -> dict[str, tuple[Any, str]]:
@@ -63,7 +63,10 @@ def _arguments(conditioning: dict[str, Any], request: Request, guided: bool) -> 
 
 FAMILY = ReferenceFamily(
     name="sdxl",
-    pipeline_class=_pipeline_class,
+    pipeline_class=_class,
+    image_pipeline_class=lambda: _class("Img2Img"),
+    mask_pipeline_class=lambda: _class("Inpaint"),
+    draws_before_noise=draws_before_noise,
     networks=("text_encoder", "text_encoder_2", "unet", "vae"),
     optional=("text_encoder", "tokenizer", "feature_extractor", "image_encoder"),
     channels_first=("unet",),

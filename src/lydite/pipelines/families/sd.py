@@ -102,6 +102,12 @@ def latents(model: Model) -> LatentSpace:
     )
 
 
+def needs(model: Model) -> tuple[str, ...]:
+    """A U-Net with 9 input channels takes a mask and what is not masked of an image."""
+    unet, vae = model.config("unet"), model.config("vae")
+    return ("image", "mask") if unet.in_channels > vae.latent_channels else ()
+
+
 def check_unet(path: Path, components: Mapping[str, Component], text_width: int) -> None:
     """The text encoders and the VAE have to fit the U-Net they feed."""
     unet, channels = components["unet"].config, components["vae"].config.latent_channels
@@ -173,6 +179,8 @@ FAMILY = Family(
     bind=bind,
     variant=lambda parts: Variant(DEFAULTS, sd_single_file.scheduler_config(parts)),
     strength="diffusers",
+    inpaints=True,
+    needs=needs,
     names=UNET_NAMES,
     blocks=UNET_BLOCKS,
     single_file=sd_single_file.SINGLE_FILE,

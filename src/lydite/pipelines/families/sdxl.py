@@ -15,7 +15,7 @@ import mlx.core as mx
 from lydite.core.config import read_json
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
-from lydite.pipelines.families import sd_single_file
+from lydite.pipelines.families import sd, sd_single_file
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd import (
     UNET_BLOCKS,
@@ -29,7 +29,7 @@ from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer
 
-DEFAULTS = Defaults(steps=50, guidance=5.0, strength=0.3)
+DEFAULTS = Defaults(steps=50, guidance=5.0, strength=0.3, mask_strength=0.9999)
 ENCODERS = ("text_encoder", "text_encoder_2")
 AESTHETIC_SCORES = (2.5, 6.0)  # of the negative prompt and of the prompt
 
@@ -75,6 +75,11 @@ def count_time_ids(components: Mapping[str, Component]) -> int:
     unet, encoder = components["unet"].config, components["text_encoder_2"].config
     width = unet.projection_class_embeddings_input_dim - (encoder.projection_dim or 0)
     return width // unet.addition_time_embed_dim
+
+
+def needs(model: Model) -> tuple[str, ...]:
+    """A refiner works on an image; diffusers has no text to image for it."""
+    return sd.needs(model) or (("image",) if count_time_ids(model.components) == 5 else ())
 
 
 def _is_empty_prompt_zero(model: Model) -> bool:
@@ -124,6 +129,8 @@ FAMILY = Family(
     bind=bind,
     variant=lambda parts: Variant(DEFAULTS, sd_single_file.scheduler_config(parts)),
     strength="diffusers",
+    inpaints=True,
+    needs=needs,
     names=replace(
         UNET_NAMES,
         renames={
