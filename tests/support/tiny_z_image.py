@@ -1,8 +1,37 @@
 """Tiny Z-Image models with random weights, made by the reference."""
 
+from pathlib import Path
 from typing import Any
 
-from support import tiny_sd3
+from support import tiny_qwen_image, tiny_sd3
+
+# What Qwen3's template makes of one message of the user; thinking is the model's choice or off.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def make_pipeline(folder: Path) -> Path:
+    """A whole ZImagePipeline folder in diffusers' layout, with Qwen3 as published: without head."""
+    import torch
+    from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline
+    from transformers import Qwen2Tokenizer
+
+    torch.manual_seed(0)
+    vocabulary = tiny_qwen_image.write_tokenizer(folder / "seed_tokenizer")
+    tokenizer = Qwen2Tokenizer.from_pretrained(folder / "seed_tokenizer")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    pipeline = ZImagePipeline(
+        transformer=make_transformer(in_channels=16),
+        vae=tiny_sd3.make_vae(use_quant_conv=False, use_post_quant_conv=False),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        text_encoder=make_text_encoder(vocab_size=vocabulary).model,
+        tokenizer=tokenizer,
+    )
+    pipeline.save_pretrained(folder)
+    return folder
 
 
 def make_transformer(**options: Any) -> Any:

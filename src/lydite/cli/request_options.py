@@ -313,7 +313,8 @@ def idle_options(run: "Run", typed: set[str]) -> Iterator[str]:
         if run.guidance == "distilled":
             off = f"with --true-guidance {request.true_guidance or 1.0:g}"
         if request.negative:
-            yield f"--negative does nothing {off}; above 1 it does."
+            least = 0 if run.guidance == "above_0" else 1
+            yield f"--negative does nothing {off}; above {least} it does."
         elif run.guidance == "negative" and guidance > 1:
             off = "without --negative"
             yield f"--guidance {guidance:g} does nothing {off}; --negative ' ' turns it on."

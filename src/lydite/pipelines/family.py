@@ -30,15 +30,16 @@ from lydite.sampling.schedules.schedule import Schedule
 if TYPE_CHECKING:
     from lydite.pipelines.single_file import SingleFile
 
-# What --guidance is. cfg: the scale of classifier-free guidance, on above 1. negative: the same, on
-# only with a negative prompt. distilled: an input of the network; `true_guidance` is the scale of
-# classifier-free guidance, on only with a negative prompt.
-GuidanceKind = Literal["cfg", "negative", "distilled"]
+# What --guidance is. cfg: the scale of classifier-free guidance, on above 1. above_0: that scale
+# less 1, on above 0. negative: as cfg, on only with a negative prompt. distilled: an input of the
+# network; `true_guidance` is the scale, on only with a negative prompt.
+GuidanceKind = Literal["cfg", "above_0", "negative", "distilled"]
 Conditioning = Mapping[str, mx.array]  # the family's own arrays, computed from the prompts
 BUILT_IN = (
     "sd3",
     "flux",
     "qwen_image",
+    "z_image",
     "sdxl",
     "sd",
 )  # modules of lydite.pipelines.families, imported when they are reached

@@ -410,11 +410,13 @@ class Pipeline:
 
     def _guidance_scales(self, request: Request) -> tuple[float, tuple[float, ...]]:
         """The scale of classifier-free guidance, and one for each step where they differ."""
-        if self.family.guidance != "cfg" and not request.negative:
+        kind, scales = self.family.guidance, request.guidance_steps
+        if kind in ("negative", "distilled") and not request.negative:
             return 1.0, ()
-        if self.family.guidance == "distilled":
+        if kind == "distilled":
             return request.true_guidance or 1.0, ()
-        return request.guidance or 0.0, request.guidance_steps
+        above = 1.0 if kind == "above_0" else 0.0
+        return above + (request.guidance or 0.0), tuple(above + scale for scale in scales)
 
     def _start(
         self, run: Run, group: tuple[int, ...], observer: Observer

@@ -9,7 +9,7 @@ from typing import Any
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 
-BUILT_IN = ("sd3", "flux", "qwen_image", "sdxl", "sd")  # modules of this package
+BUILT_IN = ("sd3", "flux", "qwen_image", "z_image", "sdxl", "sd")  # modules of this package
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class ReferenceFamily:
     mask_pipeline_class: Callable[[], type] | None = None
     # What they draw before the noise: a sample of the encoded image. Pipeline, request, masked.
     draws_before_noise: Callable[[Any, Request, bool], int] = lambda *_: 1
+    float32_latents: bool = False  # the call refuses latents of another precision
     check: Callable[[Any, Request], None] = lambda pipeline, request: None  # ValueError
     mend_single_file: Callable[[Any], None] = lambda pipeline: None  # what from_single_file omits
 

@@ -253,6 +253,15 @@ def _unpinned(torch: Any) -> Any:
     return Unpinned()
 
 
+def _float32(latents: Any) -> Any:
+    """In float32 even where `_unpinned` would keep float64."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return latents.to(torch.float32)
+
+
 def _recorded(
     job: Job, output: TraceOutput, family: ReferenceFamily, pipeline: Any, recorder: Recorder
 ) -> Any:
@@ -272,7 +281,8 @@ def _recorded(
         def step(self, model_output: Any, *args: Any, **kwargs: Any) -> Any:
             value = family.unpack(pipeline, model_output, job.request)
             value = recorder.record(site, value, dims=CHANNELS_FIRST.get(value.ndim))
-            return super().step(family.pack(pipeline, value), *args, **kwargs)
+            result = super().step(family.pack(pipeline, value), *args, **kwargs)
+            return (_float32(result[0]),) if family.float32_latents else result
 
         def time_shift(self, mu: float, sigma: float, t: Any) -> Any:
             """Of flow models; it and what follows would be in float32, as in `_unpinned`."""

@@ -1,7 +1,7 @@
-"""Transformers on packed latents, as FLUX.1 and Qwen-Image have them.
+"""Transformers that run each prompt at its own length: FLUX.1, Qwen-Image and Z-Image.
 
 Reference: diffusers 0.42.1, the loops of pipelines/flux and pipelines/qwenimage. Each prompt is a
-call of its own, at its own length: the prompt first, then the negative one.
+call of its own: the prompt first, then the negative one.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,10 @@ MakeTables = Callable[[mx.array, int], Modulation]  # (timesteps, number of the 
 
 
 class BoundTransformer:
-    """A transformer with its texts, positions and modulation tables for every step."""
+    """A transformer with its texts, positions and modulation tables for every step.
+
+    It is given packed latents, and its output is unpacked.
+    """
 
     def __init__(
         self,
@@ -57,14 +60,22 @@ class BoundTransformer:
         self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
 
     def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:
-        tokens = pack_latents(x).astype(self._dtype)  # (B, L, 4C)
+        tokens = self.pack(x).astype(self._dtype)  # (B, L, 4C)
         outputs: list[mx.array] = []
         for prompt in reversed(range(len(self._texts) - prompts, len(self._texts))):
             tables = self._tables_at(timestep, prompt)
             text, positions = self._texts[prompt], self._positions[prompt]
             outputs.append(self._network(tokens, text, tables, positions))
         joined = mx.concatenate(outputs[::-1]).astype(mx.float32)  # (prompts·B, L, 4C)
-        return unpack_latents(joined, self._height, self._width)
+        return self.unpack(joined, self._height, self._width)
+
+    def pack(self, latents: mx.array) -> mx.array:
+        """Latents (B, h, w, C) as the network takes them."""
+        return pack_latents(latents)
+
+    def unpack(self, output: mx.array, height: int, width: int) -> mx.array:
+        """The network's output as the velocity of latents: (B, h, w, C)."""
+        return unpack_latents(output, height, width)
 
     def _tables_at(self, timestep: float, prompt: int) -> Modulation:
         """This step's tables; some samplers evaluate between two steps of the schedule."""
