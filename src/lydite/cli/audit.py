@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lydite.weights.audit import Finding, Ledger
+    from lydite.weights.lora import Lora
 
 HEADINGS = {
     "missing": "missing: the model needs it, the file lacks it",
@@ -35,6 +36,9 @@ HEADINGS = {
     "--digests", type=click.Path(path_type=Path), help="Write this checkpoint's digests here."
 )
 @overwrite_option
+@click.option("--for", "base", metavar="MODEL",
+              help="MODEL is a LoRA: does each of its tensors change a weight of this one?"
+              )  # fmt: skip
 @click.option("--headers-only", is_flag=True, help="Do not read values; misses NaN and Inf.")
 @click.option(
     "--all", "everything", is_flag=True, help="List every entry, not the first ten of a kind."
@@ -44,6 +48,7 @@ def command(
     model: str,
     revision: str | None,
     against: str | None,
+    base: str | None,
     digests: Path | None,
     overwrite: bool,
     headers_only: bool,
@@ -66,6 +71,7 @@ def command(
     lydite audit my-export/ --against sd3-folder/
     lydite audit sd3-folder/ --digests sd3.json
     lydite audit my-export/ --against sd3.json
+    lydite audit style.safetensors --for sdxl-folder/
 
     Exit status: 0 clean, 1 something is wrong, 2 the checkpoint could not be read.
     """
@@ -73,6 +79,9 @@ def command(
     from lydite.pipelines.audits import audit_model, write_digests
     from lydite.pipelines.model_files import locate
 
+    if base is not None:
+        _audit_lora(model, base, as_json)
+        return
     path = locate(with_revision(model, revision))
     if digests:
         check_output(digests, overwrite=overwrite, inputs=[path])
@@ -90,6 +99,27 @@ def command(
         for name, ledger in ledgers.items():
             _print(name, ledger, None if everything else 10)
     sys.exit(0 if clean else 1)
+
+
+def _audit_lora(name: str, base: str, as_json: bool) -> None:
+    """Every tensor of a LoRA has its place, or WeightsError."""
+    from lydite.pipelines.model_files import locate, open_model
+    from lydite.weights.lora import read_lora
+
+    family, model, _ = open_model(locate(base))
+    lora = read_lora(Path(name), family.lora_networks(model.components))
+    layers = Counter(layer.network.name for layer in lora.layers)
+    if as_json:
+        click.echo(json.dumps({"model": name, "clean": True, "layers": layers}, indent=1))
+        return
+    label = click.style("clean", fg="green", bold=True)
+    parts = ", ".join(f"{count} of {network}" for network, count in layers.items())
+    click.echo(f"{label}: every tensor has its place; it changes {parts} ({_ranks(lora)})")
+
+
+def _ranks(lora: "Lora") -> str:
+    ranks = sorted({len(layer.down) for layer in lora.layers})
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def _print_verdict(ledgers: "Mapping[str, Ledger]", clean: bool) -> None:

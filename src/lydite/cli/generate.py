@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ MOST_PROMPT_BYTES = 2**20  # on standard input
 @click.command("generate")
 @click.argument("words", metavar="[PROMPT]", nargs=-1)
 @model_options
+@click.option("--lora", "loras", multiple=True, metavar="FILE[:WEIGHT]",
+              help="Add a LoRA, with weight 1 by default; repeatable.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
               help="Draw each prompt of a txt, csv or jsonl file.")  # fmt: skip
 @click.option("-s", "--seed", "seeds", multiple=True, metavar="N|A-B|N,N…",
@@ -88,6 +91,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     lydite generate "a red fox in snow" -m sd3-folder/ --seed 7
     lydite generate "a red fox" -m sd3.safetensors --components sd3-folder/ -s 1-4 --batch 2
     lydite generate "in oil" -m sd3-folder/ --image photo.png --strength 0.7
+    lydite generate "a red fox" -m sdxl-folder/ --lora style.safetensors:0.8
     lydite generate "a hat" -m sd-folder/ --image photo.png --mask mask.png --feather 8
     lydite generate "a red fox" -m sd3-folder/ --sampler dpmpp_2m --schedule karras --steps 20
     lydite generate "a red star" --guidance 5 --guidance-rescale 0.7 --guidance-interval 0.2:0.8
@@ -98,6 +102,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     The file remembers every setting (A1111 text and one JSON key). Ctrl-C keeps what is finished.
     """
     typed = typed_options(ctx)
+    options["loras"] = [read_lora_option(text) for text in options["loras"]]
     record = _read_source(options, typed)
     base = record.request if record else Request()
     request = read_request(options, base)
@@ -125,6 +130,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         fetch=record is None,
         bits=int(options["bits"]) if options["bits"] else None,
         tile=options["tile"],
+        loras=options["loras"],
     )
     runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
     for note in (*idle_options(runs[0], typed), *_truncations(pipeline, runs)):
@@ -242,6 +248,7 @@ def _save(
         picture.record,
         model=_recorded_name(pipeline.name, options),
         components=_recorded_name(options["components"], options),
+        loras=tuple((_recorded_name(name, options), weight) for name, weight in options["loras"]),
         image=_recorded_name(options["image"], options),
         mask=_recorded_name(options["mask"], options),
     )
@@ -299,6 +306,14 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     for name in ("model", "components", "image", "mask", "dtype", "bits", "tile"):
         if name not in typed:
             options[name] = getattr(record, name)
+    if "loras" not in typed:
+        options["loras"] = list(record.loras)
+        for name, _ in record.loras:
+            if not Path(name).is_file():
+                raise InputError(
+                    f"{options['source']}: was made with the LoRA {shown(name)}, which is not "
+                    "found under that name here. Name it with --lora."
+                )
     # a picture may name anything: nothing is fetched
     for name in ("model", "components", "image", "mask"):
         value = options[name]
@@ -390,6 +405,20 @@ def _check_image(name: str, pixels: Any, options: dict[str, Any], record: "Recor
             f"{options[name]}: not the {name} this picture was made from; "
             f"name the right one with --{name}."
         )
+
+
+def read_lora_option(text: str) -> tuple[str, float]:
+    """`FILE` or `FILE:WEIGHT`."""
+    name, colon, number = text.rpartition(":")
+    try:
+        weight = float(number)
+    except ValueError:
+        return text, 1.0
+    if not colon or Path(text).exists():
+        return text, 1.0
+    if not isfinite(weight):
+        raise InputError(f"--lora {shown(text)}: the weight is {number}; expected a number.")
+    return name, weight
 
 
 def read_modes(text: str | None) -> set[str]:

@@ -26,6 +26,8 @@ from lydite.sampling.denoiser import Guide, Prediction, Strength, cfg
 from lydite.sampling.registry import Sampler
 from lydite.sampling.scheduler_config import Grid, Mu
 from lydite.sampling.schedules.schedule import Schedule
+from lydite.weights.lora import Network as LoraNetwork
+from lydite.weights.rules import Rule
 
 if TYPE_CHECKING:
     from lydite.pipelines.single_file import SingleFile
@@ -199,6 +201,19 @@ class Family:
     names: TraceNames = TraceNames()
     blocks: tuple[BlockRule, ...] = ()
     single_file: "SingleFile | None" = None
+    # The tables by which a LoRA may name the weights of a network.
+    lora_tables: Callable[[Component], tuple[tuple[Rule, ...], ...]] = lambda component: (
+        component.kind.rules,
+        component.rules,
+    )
+
+    def lora_networks(self, components: Mapping[str, Component]) -> list[LoraNetwork]:
+        """The networks that a LoRA may change."""
+        return [
+            LoraNetwork(name, components[name].expected, self.lora_tables(components[name]))
+            for name in (self.network, *self.encoders)
+            if name in components
+        ]
 
     def variant_of(self, components: Mapping[str, Component]) -> Variant:
         """Defaults and scheduler for a model of these components."""

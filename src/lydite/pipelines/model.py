@@ -21,7 +21,8 @@ from lydite.models.layers import on_cpu
 from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.weights.audit import TensorView, audit, check_values
-from lydite.weights.load import load, parameter_specs
+from lydite.weights.load import add_changes, load, parameter_specs
+from lydite.weights.lora import Lora, changes
 from lydite.weights.quantize import Quantization, bytes_in_memory
 from lydite.weights.rules import Rule, Shape
 
@@ -156,6 +157,7 @@ class Model:
     dtype: str = "float32"
     low_memory: bool = False
     bits: int | None = None  # of the weights of transformers and large text encoders
+    loras: tuple[tuple[Lora, float], ...] = ()  # merged into networks when they are loaded
     _loaded: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
     _tokenizers: dict[tuple[str, int | None], AnyTokenizer] = field(
         default_factory=dict[tuple[str, int | None], AnyTokenizer]
@@ -182,7 +184,10 @@ class Model:
     def network(self, name: str) -> Any:
         """The network, loaded now if it is not in memory."""
         if name not in self._loaded:
-            self._loaded[name] = self.components[name].load(self.dtype_of(name), self.bits)
+            network = self.components[name].load(self.dtype_of(name), self.bits)
+            where = ", ".join(str(lora.path) for lora, _ in self.loras)
+            add_changes(network, changes(self.loras, name), where=where)
+            self._loaded[name] = network
         return self._loaded[name]
 
     def release(self, name: str) -> None:

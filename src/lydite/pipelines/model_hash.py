@@ -37,6 +37,8 @@ def model_hash(model: Model) -> str:
         for path in sorted(folder.iterdir()):
             if path.is_file() and not path.name.startswith("."):
                 total.update(f"{name} {path.name} {_file_hash(path)}\n".encode())
+    for lora, weight in model.loras:
+        total.update(f"lora {_file_hash(lora.path)} {weight}\n".encode())
     return total.hexdigest()
 
 

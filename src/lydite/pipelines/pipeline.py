@@ -53,6 +53,7 @@ from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
 from lydite.sampling.registry import NoiseKind, Sampler, find_sampler
 from lydite.sampling.sampler_types import Noise
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
+from lydite.weights.lora import read_lora
 from lydite.weights.quantize import Quantization
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
@@ -92,12 +93,14 @@ class Pipeline:
         fetch: bool = True,
         bits: int | None = None,
         tile: int | None = None,
+        loras: Sequence[tuple[Path | str, float]] = (),
     ) -> Self:
         """A diffusers folder, a single file, a hub id or `embedded`; no weights are read yet.
 
         What a single file lacks is taken from `components`. `bits`, 4 or 8: weights of transformers
         and large text encoders are rounded while they are read. `tile`: larger pictures are decoded
-        in overlapping squares of this many pixels a side. Without `fetch` nothing is downloaded.
+        in overlapping squares of this many pixels a side. `loras`, files with their weights, change
+        the networks when these are loaded. Without `fetch` nothing is downloaded.
         """
         if dtype not in ("auto", *DTYPES):
             raise InputError(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}.")
@@ -109,6 +112,10 @@ class Pipeline:
             low_memory=low_memory,
             bits=None if bits is None else Quantization(bits).bits,
         )
+        if loras and bits:
+            raise InputError("LoRAs change weights before they are rounded; leave out --bits.")
+        networks = family.lora_networks(opened.components) if loras else []
+        opened.loras = tuple((read_lora(Path(path), networks), weight) for path, weight in loras)
         pipeline = cls(family, opened, defaults, str(model))
         pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.factor)
         pipeline.components = str(components) if components else None
@@ -313,6 +320,7 @@ class Pipeline:
             bits=self.model.bits,
             tile=self.tile,
             components=self.components,
+            loras=tuple((str(lora.path), weight) for lora, weight in self.model.loras),
             image_hash=run.image_hash,
             mask_hash=run.mask_hash,
         )

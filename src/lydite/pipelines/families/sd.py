@@ -30,6 +30,8 @@ from lydite.pipelines.family import (
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer
+from lydite.weights.maps import unet as unet_map
+from lydite.weights.rules import Rule
 
 DEFAULTS = Defaults(steps=50, guidance=7.5, strength=0.8)
 DEFAULT_SIZE = 64  # of the latents, where the U-Net's config has no sample_size
@@ -108,6 +110,19 @@ def needs(model: Model) -> tuple[str, ...]:
     return ("image", "mask") if unet.in_channels > vae.latent_channels else ()
 
 
+def lora_tables(component: Component) -> tuple[tuple[Rule, ...], ...]:
+    """kohya's scripts name SDXL's U-Net as its authors did, whatever form the model has."""
+    tables = (component.kind.rules, component.rules)
+    layers = getattr(component.config, "layers_per_block", None)
+    if component.name != "unet" or not isinstance(layers, int):
+        return tables
+    down, up = (
+        [kind.startswith("CrossAttn") for kind in kinds]
+        for kinds in (component.config.down_block_types, component.config.up_block_types)
+    )
+    return *tables, unet_map.original(layers, down, up)
+
+
 def check_unet(path: Path, components: Mapping[str, Component], text_width: int) -> None:
     """The text encoders and the VAE have to fit the U-Net they feed."""
     unet, channels = components["unet"].config, components["vae"].config.latent_channels
@@ -183,5 +198,6 @@ FAMILY = Family(
     needs=needs,
     names=UNET_NAMES,
     blocks=UNET_BLOCKS,
+    lora_tables=lora_tables,
     single_file=sd_single_file.SINGLE_FILE,
 )
