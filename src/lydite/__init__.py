@@ -1,8 +1,8 @@
 """Lydite runs and verifies diffusion models on MLX, and collects calibration data."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
+from lydite.core.device import prepare_mlx
 from lydite.core.request import Request
 
 if TYPE_CHECKING:
@@ -22,15 +22,4 @@ def open(model: str = "embedded", **options: Any) -> "Pipeline":
     return Pipeline.open(model, **options)
 
 
-class _LoadBlasBeforeMLX:
-    """Loads a fast BLAS at the moment MLX is imported, by whomever; see lydite.core.fast_blas."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name == "mlx.core":
-            sys.meta_path.remove(self)
-            from lydite.core.fast_blas import preload
-
-            preload()
-
-
-sys.meta_path.insert(0, _LoadBlasBeforeMLX())
+prepare_mlx()

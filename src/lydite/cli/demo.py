@@ -10,10 +10,12 @@ from pathlib import Path
 import click
 
 from lydite.cli.output import progress_stream
+from lydite.cli.request_options import device_option
 from lydite.core.errors import InputError
 
 
 @click.command("demo")
+@device_option
 @click.option(
     "-o",
     "--out",

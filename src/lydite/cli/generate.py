@@ -116,6 +116,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     _check_image("image", image, options, record)
     _check_image("mask", mask, options, record)
 
+    from lydite.core.device import current_device
     from lydite.pipelines.model_files import locate
     from lydite.pipelines.pipeline import Pipeline
 
@@ -144,6 +145,11 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
                 f"{shown(options['model'])}. Name the right one with --model."
             )
         click.echo("note: the model is not the one this picture was made with.", err=True)
+    if record and record.device not in ("", current_device().describe()):
+        click.echo(
+            f"note: the picture was drawn on {shown(record.device)}; last bits may differ here.",
+            err=True,
+        )
     _check_outputs(pipeline, runs, seeds, template, options)
     start = time.perf_counter()
     pipeline.model.prepare()  # slow: everything that can be refused has been

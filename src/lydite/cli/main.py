@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version as package_version
@@ -56,6 +57,7 @@ VERBS = {
     "diff": "lydite.cli.diff",
     "sampler": "lydite.cli.sampler",
     "calibrate": "lydite.cli.calibrate",
+    "doctor": "lydite.cli.doctor",
 }
 
 
@@ -83,6 +85,7 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     lydite diff    reference/ port/                 the first wrong value of the port
     lydite sampler list                             samplers and schedules; test your own
     lydite calibrate run --prompts p.txt --out set/ inputs of the network, for a quantizer
+    lydite doctor                                   does this machine compute exactly?
 
     lydite VERB --help has the options and examples. Exit status: 0 fine, 1 something is wrong with
     the model or the numbers, 2 the input could not be used, 130 interrupted, 141 the reader of the
@@ -135,13 +138,13 @@ def _run() -> int:
 def _version(verbose: bool) -> str:
     lines = [f"lydite {__version__}"]
     if verbose:
-        import mlx.core as mx
-
+        from lydite.core.device import current_device
         from lydite.core.fast_blas import preload
 
         lines += [
-            f"python {sys.version.split()[0]} on {sys.platform}",
-            f"mlx {package_version('mlx')}, default device {mx.default_device()}",
-            f"blas {preload().describe()}",
+            f"python {sys.version.split()[0]} on {platform.platform(terse=True)}",
+            f"mlx {package_version('mlx')} on {current_device().describe()}",
         ]
+        if sys.platform == "linux":
+            lines.append(f"blas {preload().describe()}")
     return "\n".join(lines)

@@ -24,6 +24,7 @@ from lydite.cli.recording import (
 )
 from lydite.cli.request_options import (
     components_option,
+    device_option,
     image_options,
     overwrite_option,
     request_options,
@@ -73,6 +74,7 @@ class ImageDifference:
               help="Precision of our side; the reference runs in float32.")  # fmt: skip
 @components_option
 @revision_option
+@device_option
 @seed_option
 @request_options
 @image_options

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lydite.cli.complete import complete_convention, complete_sampler, complete_schedule
+from lydite.core.device import DEVICES, request_device
 from lydite.core.errors import InputError
 from lydite.core.request import Request
 
@@ -33,13 +34,27 @@ def apply_options(options: tuple[Option[Any], ...], command: F) -> F:
     return command
 
 
+def _take_device(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    request_device(value)
+
+
+device_option = click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    expose_value=False,
+    callback=_take_device,
+    help="Where MLX computes; by default LYDITE_DEVICE, or what MLX takes by itself.",
+)
+
+
 def model_options(command: F) -> F:
-    """Which model."""
+    """Which model, and where it runs."""
     options = (
         click.option("-m", "--model", metavar="FOLDER|FILE|HUB-ID",
                      help="diffusers folder, single file or hub id; default: the embedded model."),
         components_option,
         revision_option,
+        device_option,
     )  # fmt: skip
     return apply_options(options, command)
 

@@ -38,10 +38,12 @@ class SystemCalls:
         return os.write(handle, data)
 
     def sync(self, handle: int) -> None:
-        """Flush to the drive; on macOS fsync alone leaves the data in the drive's cache."""
-        if sys.platform == "darwin":
-            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
-        else:
+        """Flush to the drive, or as far as its file system can."""
+        try:
+            _full_sync(handle)
+        except OSError as error:  # of shares, exFAT and FUSE on macOS
+            if error.errno not in (errno.ENOTSUP, errno.ENOTTY, errno.EINVAL):
+                raise
             os.fsync(handle)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -249,6 +251,45 @@ def remove_leftovers(folder: Path) -> None:
                 path.unlink()
             finally:
                 os.close(handle)
+
+
+def disk_abilities(folder: Path) -> dict[str, bool | int | None]:
+    """What the file system of a folder can do; whatever it lacks is done in another way here."""
+    abilities: dict[str, bool | int | None] = {
+        "writable": False,
+        "hard_links": False,
+        "file_locks": False,
+        "full_sync": False,
+        "free": free_bytes(folder),
+    }
+    try:
+        name, handle = _create_locked(folder)
+    except OSError:
+        return abilities
+    other = name.with_name(f"{name.name}2")
+    try:
+        abilities["writable"] = True
+        for ability, try_it in (
+            ("hard_links", lambda: os.link(name, other)),
+            ("file_locks", lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)),
+            ("full_sync", lambda: _full_sync(handle)),
+        ):
+            with contextlib.suppress(OSError):
+                try_it()
+                abilities[ability] = True
+    finally:
+        os.close(handle)
+        for path in (name, other):
+            path.unlink(missing_ok=True)
+    return abilities
+
+
+def _full_sync(handle: int) -> None:
+    """Flush to the drive; on macOS fsync alone leaves the data in the drive's cache."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(handle)
 
 
 def cache_folder() -> Path | None:

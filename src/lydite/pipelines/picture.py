@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from lydite import __version__
+from lydite.core.device import current_device
 from lydite.core.errors import FileError, InputError, at, shown
 from lydite.core.files import atomic_path, open_regular
 from lydite.core.request import FIELDS, Request
@@ -162,6 +163,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     mask_hash: str | None = None
     version: str = __version__
     mlx: str = msgspec.field(default_factory=lambda: version("mlx"))
+    device: str = msgspec.field(default_factory=lambda: current_device().describe())
 
     def to_json(self) -> str:
         """One flat object: the fields of the request and the others side by side."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from lydite.models.layers import on_cpu
+from lydite.core.device import current_device
 from lydite.pipelines.family import Family, Run, matches
 from lydite.pipelines.observer import Observer, Observers, Stage
 from lydite.pipelines.picture import Picture
@@ -43,7 +43,7 @@ def record(
     dtype = pipeline.model.dtype
     header = Header(
         framework=framework_of(mx.array(0)),
-        device="cpu" if on_cpu() else "gpu",
+        device=current_device().describe(),
         dtype=dtype,
         conditions={
             **run.request.conditions(seed=seed, model=pipeline.name),

@@ -8,6 +8,7 @@ import click
 
 from lydite import embedded
 from lydite.cli.progress import StepBar
+from lydite.cli.request_options import device_option
 
 if TYPE_CHECKING:
     from lydite.calibrate.store.reader import CalibrationSet
@@ -23,6 +24,7 @@ def model_options(command: F) -> F:
                      help="As for `lydite generate`; by default the set's own."),
         click.option("--components", metavar="FOLDER",
                      help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here."),
+        device_option,
         click.option("-q", "--quiet", is_flag=True, help="No progress bar, only errors."),
     )  # fmt: skip
     for option in reversed(options):

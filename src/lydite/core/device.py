@@ -1,0 +1,128 @@
+"""How MLX computes: on which device, and without shortcuts that cost digits.
+
+Metal and CUDA may multiply float32 as TF32 (10 bits of mantissa), and Metal computes 3 × 3
+convolutions by Winograd's method, whose bfloat16 form has 30 times the error of a direct one. Both
+are off here unless the user has set MLX's own variables. MLX reads TF32's at its first product, so
+they are set when lydite is imported.
+"""
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from lydite.core.errors import ConfigError
+
+VARIABLE = "LYDITE_DEVICE"
+DEVICES = ("auto", "cpu", "gpu")  # auto: what MLX takes by itself
+TF32, WINOGRAD = "MLX_ENABLE_TF32", "MLX_CONV_WINOGRAD"
+GPU_BRANCHES = "LYDITE_GPU_BRANCHES"  # for tests on a CPU: `on_cpu` answers no
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a run computes on, for files and reports."""
+
+    kind: str  # cpu or gpu
+    chip: str
+    memory: int | None  # bytes that the device can use
+    tf32: bool
+    winograd: bool
+
+    def describe(self) -> str:
+        """In one line: what last bits depend on."""
+        on = [name for name, used in (("TF32", self.tf32), ("Winograd", self.winograd)) if used]
+        return f"{self.chip} ({self.kind.upper()}){''.join(f', {name}' for name in on)}"
+
+
+def prepare_mlx() -> None:
+    """Set MLX's variables, and choose the device when MLX is imported, or now if it is."""
+    for name in (TF32, WINOGRAD):
+        os.environ.setdefault(name, "0")
+    if "mlx.core" in sys.modules:
+        use_device(sys.modules["mlx.core"])
+    else:
+        sys.meta_path.insert(0, _BeforeAndAfterMLX())
+
+
+def request_device(name: str | None) -> None:
+    """Take a device by its name, as `--device` does; None leaves it as it is."""
+    if name is not None:
+        os.environ[VARIABLE] = name
+        if "mlx.core" in sys.modules:
+            use_device(sys.modules["mlx.core"])
+
+
+def use_device(mx: Any) -> None:
+    """Make the device that LYDITE_DEVICE names MLX's default."""
+    name = os.environ.get(VARIABLE) or "auto"
+    if name not in DEVICES:
+        raise ConfigError(f"{VARIABLE}={name}: expected one of {', '.join(DEVICES)}.")
+    if name == "gpu" and not has_gpu(mx):
+        raise ConfigError(
+            f"{VARIABLE}=gpu: this MLX has no GPU here. Expected Apple silicon, or Linux with "
+            "CUDA and `pip install mlx[cuda13]`. `lydite doctor` says what it found."
+        )
+    if name != "auto":
+        mx.set_default_device(mx.cpu if name == "cpu" else mx.gpu)
+
+
+def has_gpu(mx: Any) -> bool:
+    return bool(mx.metal.is_available() or mx.cuda.is_available())
+
+
+def current_device() -> Device:
+    """What MLX computes on now."""
+    mx: Any = import_module("mlx.core")
+    on_gpu = mx.default_device() == mx.Device(mx.gpu)
+    info: dict[str, Any] = mx.device_info()
+    memory = info.get("max_recommended_working_set_size") or info.get("memory_size")
+    return Device(
+        kind="gpu" if on_gpu else "cpu",
+        chip=str(info.get("device_name") or platform.machine()),
+        memory=int(memory) if memory else _physical_memory(),
+        tf32=on_gpu and os.environ.get(TF32, "1") != "0",
+        winograd=on_gpu and mx.metal.is_available() and os.environ.get(WINOGRAD, "1") != "0",
+    )
+
+
+def _physical_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+class _BeforeAndAfterMLX:
+    """Loads a fast BLAS before mlx.core is imported, by whomever, and sets the device after it."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name != "mlx.core":
+            return None
+        sys.meta_path.remove(self)
+        from lydite.core.fast_blas import preload
+
+        preload()
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)  # pyright: ignore[reportAttributeAccessIssue]
+        return spec
+
+
+class _Loader:
+    """The loader of mlx.core; when the module is there, its default device is set."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        use_device(module)
