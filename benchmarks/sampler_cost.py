@@ -161,6 +161,7 @@ def sd3_denoiser(schedule: Schedule) -> Denoiser:
         is_guided=True,
         guidance="cfg",
         unit_variance=False,
+        variance_preserving=False,
         shape=LARGE,
     )
     network = BoundMMDiT(model, {"text": text, "pooled": pooled}, run, 1, SILENT)

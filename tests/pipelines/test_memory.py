@@ -247,16 +247,18 @@ def test_generate_refuses_what_does_not_fit_and_says_what_would(
     monkeypatch.setattr(memory, "available", lambda: 17 * 10**9)
     result = run("generate", "a fox", "-m", large, "--dtype", "bfloat16", "-q")
     assert isinstance(result.exception, InputError)
-    assert "--bits 4 --low-memory" in str(result.exception)
+    assert "Add --bits 4" in str(result.exception)
 
 
-def test_generate_advises_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_generate_loads_networks_in_turn_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
     pipeline = Pipeline.open("embedded")
     needed = memory.estimate(pipeline, pipeline.plan(Request(prompt=PROMPT)))
     assert needed.in_turn < needed.together
     monkeypatch.setattr(memory, "available", lambda: needed.together - 1)
     options = (PROMPT, "--steps", 1, "-o", tmp_path / "picture.png", "-s", 1)
-    assert "Add --low-memory" in run("generate", *options).output
+    assert "loaded in turn, as with --low-memory" in run("generate", *options).output
     assert "memory" not in run("generate", *options, "--low-memory").output
 
 
@@ -282,3 +284,16 @@ def test_low_memory_holds_one_network_at_a_time(
         pipeline = Pipeline.open(folder, low_memory=True)
         list(pipeline.generate(Request(prompt="a fox", steps=2), [1, 2], image=pixels))
     assert max(len(set(names)) for names in loaded) == 1, loaded
+
+
+def test_a_large_picture_is_decoded_in_tiles_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "PIXEL_ARRAYS", 10_000)
+    monkeypatch.setattr(memory, "TILE", 64)
+    pipeline = Pipeline.open("embedded")
+    runs = [pipeline.plan(Request(prompt=PROMPT))]
+    needed = memory.estimate(pipeline, runs[0])
+    monkeypatch.setattr(memory, "available", lambda: needed.weights["vae"] + needed.decoding - 1)
+    (note,) = memory.fit_in_memory(pipeline, runs, 1)
+    assert pipeline.tile == 64 and "tiles of 64" in note

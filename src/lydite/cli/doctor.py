@@ -68,7 +68,7 @@ def examine(folder: Path) -> Report:
     device = current_device()
     report = Report(_versions(), {**asdict(device), VARIABLE: os.environ.get(VARIABLE, "auto")})
     if sys.platform == "linux":
-        report.device["blas"] = preload().describe()
+        report.device["blas"] = preload().describe().split(":")[0]
     report.problems += _platform_problems()
     for reading in probe():
         report.numbers.append({**asdict(reading), "exact": reading.is_exact})
@@ -122,8 +122,8 @@ def _print(report: Report) -> None:
     for name, version in report.versions.items():
         click.echo(f"{name:<13}{version}")
     device = report.device
-    memory = f", {device['memory'] / 2**30:.0f} GiB" if device["memory"] else ""
-    click.echo(f"{'device':<13}{device['chip']} ({device['kind'].upper()}{memory})")
+    memory = f"{device['memory'] / 2**30:.0f} GiB"
+    click.echo(f"{'device':<13}{device['chip']} ({device['kind'].upper()}, {memory})")
     click.echo(f"{'shortcuts':<13}TF32 {_on(device['tf32'])}, Winograd {_on(device['winograd'])}")
     if "blas" in device:
         click.echo(f"{'blas':<13}{device['blas']}")

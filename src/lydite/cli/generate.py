@@ -117,6 +117,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     _check_image("mask", mask, options, record)
 
     from lydite.core.device import current_device
+    from lydite.pipelines.memory import fit_in_memory
     from lydite.pipelines.model_files import locate
     from lydite.pipelines.pipeline import Pipeline
 
@@ -136,7 +137,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
     for note in (*idle_options(runs[0], typed), *_truncations(pipeline, runs)):
         click.echo(f"note: {note}", err=True)
-    if note := _memory_note(pipeline, runs, options):
+    for note in fit_in_memory(pipeline, runs, options["batch"]):
         click.echo(f"note: {note}", err=True)
     if record and not pipeline.made(record):
         if "model" not in typed:
@@ -154,44 +155,6 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     start = time.perf_counter()
     pipeline.model.prepare()  # slow: everything that can be refused has been
     _draw(pipeline, runs, seeds, template, modes, options, time.perf_counter() - start)
-
-
-def _memory_note(
-    pipeline: "Pipeline", runs: "Sequence[Run]", options: dict[str, Any]
-) -> str | None:
-    """What to do where memory will be short; InputError where not even the weights fit."""
-    from lydite.core.files import size_text
-    from lydite.pipelines.memory import available, estimate
-
-    limit, low = available(), options["low_memory"]
-    largest = max(runs, key=lambda run: (run.request.width or 0) * (run.request.height or 0))
-    batch = options["batch"]
-    needed = estimate(pipeline, largest, batch)
-    peak = needed.in_turn if low else needed.together
-    if peak <= limit:
-        return None
-    ways = {
-        "--low-memory": (None, needed.in_turn),
-        **{
-            f"--bits {bits} --low-memory": (
-                bits,
-                estimate(pipeline, largest, batch, bits=bits).in_turn,
-            )
-            for bits in (8, 4)
-            if pipeline.model.bits is None or bits < pipeline.model.bits
-        },
-    }
-    if low:
-        del ways["--low-memory"]
-    fitting = [f"{way} ({size_text(size)})" for way, (_, size) in ways.items() if size <= limit]
-    advice = f"Add {fitting[0]}." if fitting else "A smaller --size or --tile needs less."
-    text = (
-        f"this run needs about {size_text(peak)} of memory; {size_text(limit)} are there. {advice}"
-    )
-    weights = needed.weights.values()
-    if (max(weights) if low else sum(weights)) > limit:
-        raise InputError(text)
-    return text
 
 
 def _draw(

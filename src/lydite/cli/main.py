@@ -4,6 +4,7 @@ import difflib
 import importlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version as package_version
@@ -15,6 +16,8 @@ from lydite import __version__
 from lydite.cli.output import PipeClosed, discard_output, one_line, safe_streams
 from lydite.core.errors import LyditeError
 
+# What MLX raises on Metal, on CUDA and on a CPU.
+_OUT_OF_MEMORY = re.compile(r"(?i)out of memory|insufficient memory|unable to allocate|malloc")
 PIPE_CLOSED = 141  # as of a program that SIGPIPE ended
 
 
@@ -123,8 +126,14 @@ def _run() -> int:
         label = click.style("error:", fg="red", bold=True)
         click.echo(f"{label} {one_line(str(error))}", err=True, color=color)
         return error.exit_code
-    except MemoryError:
-        click.echo("error: not enough memory for this input.", err=True)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        click.echo(
+            "error: not enough memory. Where a model runs, try --low-memory, --bits 4, --batch 1, "
+            "--tile 512 or a smaller --size.",
+            err=True,
+        )
         return 2
     except OSError as error:  # of stdout: a full disk behind a redirection
         click.echo(f"error: {one_line(str(error))}", err=True)
@@ -141,10 +150,16 @@ def _version(verbose: bool) -> str:
         from lydite.core.device import current_device
         from lydite.core.fast_blas import preload
 
+        device = current_device()
         lines += [
             f"python {sys.version.split()[0]} on {platform.platform(terse=True)}",
-            f"mlx {package_version('mlx')} on {current_device().describe()}",
+            f"mlx {package_version('mlx')} on {device.chip} ({device.kind.upper()})",
+            f"TF32 {_on(device.tf32)}, Winograd {_on(device.winograd)}",
         ]
         if sys.platform == "linux":
             lines.append(f"blas {preload().describe()}")
     return "\n".join(lines)
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"

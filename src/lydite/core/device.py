@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from lydite.core.errors import ConfigError
 VARIABLE = "LYDITE_DEVICE"
 DEVICES = ("auto", "cpu", "gpu")  # auto: what MLX takes by itself
 TF32, WINOGRAD = "MLX_ENABLE_TF32", "MLX_CONV_WINOGRAD"
+_MEMORY_KEYS = ("max_recommended_working_set_size", "memory_size", "total_memory")
 GPU_BRANCHES = "LYDITE_GPU_BRANCHES"  # for tests on a CPU: `on_cpu` answers no
 
 
@@ -30,7 +32,7 @@ class Device:
 
     kind: str  # cpu or gpu
     chip: str
-    memory: int | None  # bytes that the device can use
+    memory: int  # bytes that the device can use
     tf32: bool
     winograd: bool
 
@@ -81,21 +83,23 @@ def current_device() -> Device:
     mx: Any = import_module("mlx.core")
     on_gpu = mx.default_device() == mx.Device(mx.gpu)
     info: dict[str, Any] = mx.device_info()
-    memory = info.get("max_recommended_working_set_size") or info.get("memory_size")
+    sizes = (info.get(key) for key in _MEMORY_KEYS)
+    memory = next(filter(None, sizes), None)
     return Device(
         kind="gpu" if on_gpu else "cpu",
         chip=str(info.get("device_name") or platform.machine()),
-        memory=int(memory) if memory else _physical_memory(),
+        memory=int(memory) if memory else _main_memory(),
         tf32=on_gpu and os.environ.get(TF32, "1") != "0",
         winograd=on_gpu and mx.metal.is_available() and os.environ.get(WINOGRAD, "1") != "0",
     )
 
 
-def _physical_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
+def _main_memory() -> int:
+    """Bytes of the machine, or of the container it runs in."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return min(total, int(text)) if text.isdecimal() else total
 
 
 class _BeforeAndAfterMLX:

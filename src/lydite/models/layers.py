@@ -143,6 +143,25 @@ def attention(
     return cpu.attention(q, k, v, scale, mask).astype(q.dtype)
 
 
+WHOLE_ATTENTION = 2**14  # positions up to which all scores of a head are in memory at once
+
+
+def sliced_attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> mx.array:
+    """`attention` for one wide head, which no fused kernel has, over slices of a long q.
+
+    A picture of 1024² has 2**14 positions in a VAE, and 2**28 scores: half a GB in bfloat16.
+    """
+    length = q.shape[2]
+    if length <= WHOLE_ATTENTION:
+        return attention(q, k, v, scale=scale)
+    rows = max(WHOLE_ATTENTION**2 // length, 1)
+    slices: list[mx.array] = []
+    for first in range(0, length, rows):
+        slices.append(attention(q[:, :, first : first + rows], k, v, scale=scale))
+        mx.eval(slices[-1])  # the scores of one slice at a time
+    return mx.concatenate(slices, axis=2)
+
+
 def gelu(x: mx.array) -> mx.array:
     """x·Φ(x), with the exact normal distribution function Φ."""
     return cpu.gelu(x).astype(x.dtype) if on_cpu() else _gelu(x)

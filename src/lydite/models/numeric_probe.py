@@ -68,16 +68,16 @@ def probe(
         return generator.standard_normal(shape, dtype=np.float32)
 
     a, b = normal(512, 1024), normal(1024, 512)
-    image, weight = normal(SIDE, SIDE, WIDTH), normal(WIDTH, 3, 3, WIDTH) / 34
+    image, weight = normal(SIDE, SIDE, WIDTH), normal(WIDTH, 3, 3, WIDTH) / np.float32(34)
     readings: list[Reading] = []
     for dtype in dtypes:
-        for name, compute, exact, inputs in (
-            ("matmul", matmul, _exact_matmul, (a, b)),
-            ("conv", conv, _exact_conv, (image, weight)),
+        for name, compute, exact, left, right in (
+            ("matmul", matmul, _exact_matmul, a, b),
+            ("conv", conv, _exact_conv, image, weight),
         ):
-            rounded = tuple(_rounded(array, dtype) for array in inputs)
-            truth = exact(*rounded)
-            error = np.linalg.norm(compute(*rounded, dtype) - truth) / np.linalg.norm(truth)
+            x, y = _rounded(left, dtype), _rounded(right, dtype)
+            truth = exact(x, y)
+            error = np.linalg.norm(compute(x, y, dtype) - truth) / np.linalg.norm(truth)
             readings.append(Reading(name, dtype, float(error), LIMITS[dtype]))
     return readings
 

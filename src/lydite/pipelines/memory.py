@@ -4,19 +4,22 @@ Weights are counted exactly, from configs and headers. What networks need while 
 estimate from the size of the picture: on the safe side, and small beside the weights.
 """
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from lydite.core.device import current_device
+from lydite.core.errors import InputError
+from lydite.core.files import size_text
+from lydite.models.layers import WHOLE_ATTENTION
 from lydite.pipelines.family import Run
 from lydite.pipelines.model import Component
 from lydite.pipelines.pipeline import Pipeline
 
 TOKEN_ARRAYS = 16  # of (tokens, width) that are alive at once in a transformer's block
+TILE = 1024  # pixels of a side, where a picture is too large to be decoded at once
 PIXEL_ARRAYS = 6  # of (pixels, channels) that are alive at once in the decoder's last block
 
 
@@ -63,23 +66,57 @@ def estimate(
     width = _width(model.config(pipeline.family.network))
     side = pipeline.tile or max(request.width, request.height)
     pixels = min(request.width, side) * min(request.height, side)
+    positions = pixels // pipeline.latents.factor**2
+    scores = min(positions, WHOLE_ATTENTION) ** 2  # of the VAE's attention
     return MemoryEstimate(
         weights,
         denoising=batch * tokens * width * TOKEN_ARRAYS * itemsize,
-        decoding=pixels * _channels(model.config("vae")) * PIXEL_ARRAYS * itemsize,
+        decoding=(pixels * _channels(model.config("vae")) * PIXEL_ARRAYS + 3 * scores) * itemsize,
     )
 
 
 def available() -> int:
     """Bytes that MLX may use on this machine."""
-    info: dict[str, Any] = dict(mx.device_info())
-    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
-        if info.get(key):
-            return int(info[key])
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
-    text = limit.read_text().strip() if limit.is_file() else ""
-    return min(total, int(text)) if text.isdecimal() else total
+    return current_device().memory
+
+
+def fit_in_memory(pipeline: Pipeline, runs: Sequence[Run], batch: int) -> list[str]:
+    """Have a run that does not fit load its networks in turn, or decode in tiles; what was done.
+
+    InputError where it cannot fit, before a weight is read, with what would.
+    """
+    limit, notes = available(), list[str]()
+    largest = max(runs, key=lambda run: (run.request.width or 0) * (run.request.height or 0))
+    needed = estimate(pipeline, largest, batch)
+    if needed.decoding + needed.weights.get("vae", 0) > limit and pipeline.tile is None:
+        pipeline.tile = TILE
+        notes.append(
+            f"decoding {largest.request.width}×{largest.request.height} pixels at once needs about "
+            f"{size_text(needed.decoding)} of memory; it is done in tiles of {TILE}."
+        )
+        needed = estimate(pipeline, largest, batch)
+    if needed.together > limit and not pipeline.model.low_memory and needed.in_turn <= limit:
+        pipeline.model.low_memory = True
+        notes.append(
+            f"all networks together need about {size_text(needed.together)} of memory and "
+            f"{size_text(limit)} are there; they are loaded in turn, as with --low-memory."
+        )
+    peak = needed.in_turn if pipeline.model.low_memory else needed.together
+    if peak > limit:
+        raise InputError(
+            f"this run needs about {size_text(min(peak, needed.in_turn))} of memory; "
+            f"{size_text(limit)} are there. {_advice(pipeline, largest, batch, limit)}"
+        )
+    return notes
+
+
+def _advice(pipeline: Pipeline, run: Run, batch: int, limit: int) -> str:
+    for bits in (8, 4):
+        if pipeline.model.bits is None or bits < pipeline.model.bits:
+            size = estimate(pipeline, run, batch, bits=bits).in_turn
+            if size <= limit:
+                return f"Add --bits {bits} ({size_text(size)})."
+    return "A smaller --size, --batch or --tile needs less."
 
 
 def _width(config: Any) -> int:

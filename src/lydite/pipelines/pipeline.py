@@ -293,6 +293,8 @@ class Pipeline:
             require_finite("vae output", image)  # a NaN would be saved as a black picture
             pixels = mx.clip(image.astype(mx.float32) / 2 + 0.5, 0, 1) * 255
             pictures.append(np.array(mx.round(pixels[0]).astype(mx.uint8)))
+            del image, pixels
+            mx.clear_cache()  # a decoder's buffers are the largest, and no step fits them
         return pictures
 
     def truncated(self, run: Run) -> list[str]:

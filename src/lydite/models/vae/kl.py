@@ -14,9 +14,9 @@ from lydite.models.layers import (
     Conv2d,
     GroupNorm,
     Linear,
-    attention,
     double_size,
     silu,
+    sliced_attention,
 )
 
 IGNORED = frozenset({"sample_size"})  # a hint for tiling
@@ -242,7 +242,7 @@ class PixelAttention(nn.Module):
         B, H, W, C = x.shape
         tokens = self.group_norm(x).reshape(B, 1, H * W, C)  # (B, heads=1, L, C)
         q, k, v = self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
-        out = attention(q, k, v, scale=self.scale)
+        out = sliced_attention(q, k, v, scale=self.scale)
         return x + self.to_out[0](out).reshape(B, H, W, C)
 
 

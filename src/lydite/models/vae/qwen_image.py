@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from lydite.core.config import Count, Size
-from lydite.models.layers import Conv2d, Linear, attention, silu
+from lydite.models.layers import Conv2d, Linear, silu, sliced_attention
 from lydite.models.vae.kl import Posterior
 
 IGNORED = frozenset({"dropout"})
@@ -191,7 +191,7 @@ class PixelAttention(nn.Module):
         B, H, W, C = x.shape
         tokens = self.norm(x).reshape(B, 1, H * W, C)  # (B, heads=1, L, C)
         q, k, v = mx.split(self.to_qkv(tokens), 3, axis=-1)
-        out = attention(q, k, v, scale=self.scale)
+        out = sliced_attention(q, k, v, scale=self.scale)
         return x + self.proj(out).reshape(B, H, W, C)
 
 
