@@ -13,6 +13,7 @@ import argparse
 import resource
 import sqlite3
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -122,7 +123,8 @@ def memory(pipeline: Pipeline, settings: Settings, folder: Path) -> None:
         path = make_set(pipeline, settings, folder / f"memory-{images}", images, steps=4)
         with CalibrationSet.open(path) as opened:
             collect(opened, pipeline, folder / f"memory-{images}.sqlite", Selection())
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         print(f"memory: {size_text(peak)} at most after {images * 4} samples")
 
 

@@ -210,7 +210,8 @@ def timed(run: Callable[[], None], wait: Callable[[], None]) -> tuple[float, flo
 def peak_rss() -> int:
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def in_a_process(side: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def start_captions(recipe: Recipe, lap: int) -> Callable[[], Tensor]:
     """Write the captions of all scenes in other processes; call the result for their ids."""
     jobs = [(start // CHUNK, min(CHUNK, recipe.scenes - start), recipe.captions, lap)
             for start in range(0, recipe.scenes, CHUNK)]  # fmt: skip
-    pool = multiprocessing.get_context("fork").Pool(recipe.workers)
+    pool = multiprocessing.get_context("spawn").Pool(recipe.workers)
     waiting = pool.map_async(chunk_captions, jobs, chunksize=1)
 
     def collect() -> Tensor:

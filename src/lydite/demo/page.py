@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import mlx.core as mx
-
 from lydite import __version__
 from lydite.core import files
+from lydite.core.device import current_device
 from lydite.core.errors import FileError, at
 from lydite.core.files import read_bounded
 from lydite.demo.chapter import DemoChapter, Result
@@ -84,9 +83,8 @@ def write_page(folder: Path, results: Sequence[Result]) -> Path:
 
 
 def _footer() -> str:
-    device = str(mx.default_device()).removeprefix("Device(").split(",")[0]
     return (
-        f"lydite {__version__}, MLX {version('mlx')} on {device}, "
+        f"lydite {__version__}, MLX {version('mlx')} on {current_device().describe()}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
         "This page contains its pictures and loads nothing from the internet."
     )
