@@ -182,10 +182,10 @@ def unreadable(folder: Path, untrained: Path) -> dict[str, Path]:
     (folder / "broken" / "config.json").write_text("{")
     sd1 = ("model.diffusion_model.input_blocks.0.0.weight", "first_stage_model.encoder.down.0.x")
     save(folder / "sd1.safetensors", dict.fromkeys(sd1, np.zeros(3)))
-    save(folder / "flux.safetensors", {"double_blocks.0.img_attn.qkv.weight": np.zeros(3)})
+    save(folder / "wan.safetensors", {"blocks.0.self_attn.norm_q.weight": np.zeros(3)})
     names = ("garbage.safetensors", "notes.txt", "empty", "pickles", "unknown", "no config", "odd")
     found = {
-        name: folder / name for name in (*names, "broken", "sd1.safetensors", "flux.safetensors")
+        name: folder / name for name in (*names, "broken", "sd1.safetensors", "wan.safetensors")
     }
     lonely = folder / "no config" / "model.safetensors"
     return {**found, "lonely": lonely, "missing": folder / "nowhere" / "x.safetensors"}

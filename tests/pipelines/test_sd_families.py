@@ -5,9 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.pipelines.picture import read_pixels
@@ -225,6 +227,22 @@ def test_a_set_is_made_and_replayed(folder: Any, tmp_path: Path) -> None:
         (tmp_path / variant).mkdir()
         items = calibrate(folder(variant), tmp_path / variant, "--size", "32x32")
         assert items == {"sample": 4}
+    unet = Pipeline.open(folder("sdxl")).model.network("unet")
+    with CalibrationSet.open(tmp_path / "sdxl" / "blocks") as blocks:
+        arrays = blocks.read(next(iter(blocks.rows())))
+    stems = {name.removesuffix(".out") for name in arrays if name.endswith(".out")}
+    assert len(stems) == 33
+    for stem in stems:  # each module gives what was stored, from what was stored
+        module: Any = unet
+        for part in stem.split("."):
+            module = module[int(part)] if part.isdigit() else module[part]
+        x = mx.array(arrays[f"{stem}.in.0"].astype(np.float32))
+        text = arrays.get(f"{stem}.in.encoder_hidden_states")
+        given = () if text is None else (mx.array(text.astype(np.float32)),)
+        out = np.array(module(x, *given))
+        if stem.endswith("attn1"):
+            out = out[:, arrays.get(f"{stem}.tokens", arrays["tokens.image"])]
+        assert relative_l2(out, arrays[f"{stem}.out"].astype(np.float32)) < 2e-3, stem
 
 
 @pytest.mark.parametrize("variant", tiny_sd.PIPELINES)
@@ -241,3 +259,32 @@ def test_parts_that_do_not_fit_are_refused(folder: Any, tmp_path: Path) -> None:
         Pipeline.open(path)
     with pytest.raises(InputError, match="multiple of"):
         Pipeline.open(folder("sd1")).plan(REQUEST.replace(width=50))
+
+
+@pytest.mark.parametrize("variant", ["sd1", "sdxl", "sdxl-refiner", "inpainting"])
+def test_a_single_file_draws_the_same_picture_bit_for_bit(variant: str, tmp_path: Path) -> None:
+    path = tiny_sd.make_pipeline(tmp_path / variant, variant, original=True)
+    file = tiny_sd.write_original_file(path, tmp_path / "model.safetensors")
+    folder, single = Pipeline.open(path), Pipeline.open(file, components=path)
+    assert single.family is folder.family and single.scheduler.class_name
+    request = REQUEST.replace(steps=2, width=32, height=40, strength=1.0, negative="")
+    given: dict[str, Any] = {}
+    if variant in ("sdxl-refiner", "inpainting"):
+        given = {"image": PIXELS[:40, :32]}
+    if variant == "inpainting":
+        given |= {"mask": MASK[:40, :32]}
+    pictures = [next(p.generate(request, [4], **given)).pixels for p in (folder, single)]
+    assert np.array_equal(*pictures) and pictures[0].std() > 5
+    assert run("audit", file).exit_code == 0
+    assert run("audit", file, "--against", path).exit_code == 0
+
+
+def test_a_folder_of_half_precision_variants_opens(folder: Any, tmp_path: Path) -> None:
+    theirs = reference(folder("sd1"), torch_dtype=torch.float16)
+    theirs.save_pretrained(tmp_path, variant="fp16")
+    assert list(tmp_path.glob("unet/*.fp16.safetensors"))
+    request = REQUEST.replace(steps=2)
+    ours = next(Pipeline.open(tmp_path).generate(request, [1])).pixels
+    exact = reference(tmp_path, variant="fp16", torch_dtype=torch.float32)
+    assert off_by(ours, draw_reference(exact, request, width=48, height=72)[0]) <= 1
+    assert run("audit", tmp_path).exit_code == 0

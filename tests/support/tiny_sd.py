@@ -4,10 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from support.tiny_sd3 import (
+    ORIGINAL,
+    SMALL,
     clip_tokenizer,
     make_clip,
     make_vae,
+    original_vae,
     randomize,
+    read_tensors,
     write_clip_tokenizer,
 )
 
@@ -246,8 +250,11 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
 PIPELINES = tuple(SCHEDULERS)
 
 
-def make_pipeline(folder: Path, variant: str, **settings: Any) -> Path:
-    """A whole pipeline in diffusers' layout, of the class that the published models name."""
+def make_pipeline(folder: Path, variant: str, *, original: bool = False, **settings: Any) -> Path:
+    """A whole pipeline in diffusers' layout, of the class that the published models name.
+
+    `original`: in sizes that a single file can show, with heads of 64.
+    """
     import diffusers
     import torch
     from transformers import CLIPTextModel
@@ -256,13 +263,27 @@ def make_pipeline(folder: Path, variant: str, **settings: Any) -> Path:
     vocabulary = write_clip_tokenizer(folder / "seed_tokenizer", pad="<|endoftext|>")
     write_clip_tokenizer(folder / "seed_tokenizer_2", pad="!")
     xl, refiner = variant.startswith("sdxl"), variant == "sdxl-refiner"
-    first = make_clip(vocabulary, 16 if xl else 24, 2, "gelu" if variant == "sd2" else "quick_gelu")
-    second = make_clip(vocabulary, 24, 2, "gelu") if xl else None
+    width, heads = (64, 1) if original else (16 if xl else 24, 2)
+    first = make_clip(vocabulary, width, heads, "gelu" if variant == "sd2" else "quick_gelu")
+    width = 64 if original else 24
+    second = make_clip(vocabulary, width, heads, "gelu") if xl else None
     name, config = SCHEDULERS[variant]
-    depths = {"transformer_layers_per_block": (1, 1, 2)} if variant == "sdxl" else {}
+    depths: dict[str, Any] = {}
+    if variant == "sdxl":
+        depths = {"transformer_layers_per_block": (1, 1, 2)}
+    if original:
+        levels = len(UNETS[variant]["block_out_channels"])
+        depths |= {"block_out_channels": (64, 64, 128, 64)[:levels], "norm_num_groups": 32}
+        depths["cross_attention_dim"] = 128 if variant == "sdxl" else 64
+        depths["attention_head_dim"] = (1, 1, 2, 1)[:levels] if xl else 8
+        if xl:
+            ids = 5 if refiner else 6
+            depths |= {"addition_time_embed_dim": 256}
+            depths |= {"projection_class_embeddings_input_dim": 64 + ids * 256}
     parts: dict[str, Any] = {
         "unet": make_unet(variant, sample_size=16, layers_per_block=1, **depths),
         "vae": make_vae(
+            sizes=ORIGINAL if original else SMALL,
             latent_channels=4,
             scaling_factor=0.13025 if xl else 0.18215,
             shift_factor=None,
@@ -291,3 +312,28 @@ def make_pipeline(folder: Path, variant: str, **settings: Any) -> Path:
         }
     kind(**parts, **settings).save_pretrained(folder)
     return folder
+
+
+def write_original_file(folder: Path, path: Path) -> Path:
+    """A pipeline's tensors as its authors put them in a single file; its sizes are `original`."""
+    import json
+
+    from lydite.core.tensorfile import save
+
+    config = json.loads((folder / "unet" / "config.json").read_text())
+    named = {
+        "model.diffusion_model.": original_unet(read_tensors(folder / "unet"), config),
+        "first_stage_model.": original_vae(read_tensors(folder / "vae")),
+    }
+    first = folder / "text_encoder"
+    if (folder / "text_encoder_2").exists():
+        number = int(first.exists())
+        second = original_openclip(read_tensors(folder / "text_encoder_2"))
+        named[f"conditioner.embedders.{number}.model."] = second
+    if first.exists():
+        xl = (folder / "text_encoder_2").exists()
+        prefix = "conditioner.embedders.0.transformer." if xl else "cond_stage_model.transformer."
+        clip = {name.removeprefix("text_model."): x for name, x in read_tensors(first).items()}
+        named[prefix + "text_model."] = clip
+    save(path, {prefix + name: x for prefix, part in named.items() for name, x in part.items()})
+    return path

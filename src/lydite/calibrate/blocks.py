@@ -34,7 +34,7 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
 from lydite.weights.load import to_mlx
 
-SLOTS = re.compile(r"in\.\d+|out(\.\d+)?")
+SLOTS = re.compile(r"in\.(\d+|encoder_hidden_states)|out(\.\d+)?")
 EMPTY, LABELS = 1 << 16, 512  # bytes at most: of an empty set, of a tensor in a header
 STREAMS = ("image", "text", "both")  # of BlockRule.streams; the order decides which tokens are kept
 Tensors = dict[str, NDArray[Any]]
@@ -87,7 +87,9 @@ class BlockRecorder:
         stream = rule.streams.get(slot) if rule else None
         if stream is not None:
             chosen = self.chosen(stream, value.shape[1])
-            self.tensors[f"tokens.{stream}"] = chosen
+            known = self.tensors.setdefault(f"tokens.{stream}", chosen)
+            if not np.array_equal(known, chosen):  # of another length, as at a U-Net's levels
+                self.tensors[f"{path}.tokens"] = chosen
             value = value[:, to_mlx(chosen)]
         self.tensors[f"{path}.{slot}"] = np.array(widen(to_numpy(value)))
 

@@ -167,7 +167,8 @@ UNET_NAMES = TraceNames(
     conditioning={"text": ("prompt_embeds", "b s d")},
 )
 UNET_BLOCKS = (
-    BlockRule(r".*\.transformer_blocks\.\d+\.attn[12]", {"out": "image"}),
+    BlockRule(r".*\.transformer_blocks\.\d+\.attn1", {"out": "image"}),
+    BlockRule(r".*\.transformer_blocks\.\d+\.attn2", {"in.0": "image", "out": "image"}),
     BlockRule(r".*\.transformer_blocks\.\d+\.ff", {"in.0": "image", "out": "image"}),
 )
 
