@@ -37,7 +37,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from campaigns.mutations import mutate
+from campaigns.mutations import more_words, mutate, mutate_folder
 
 SECONDS, MEMORY = 10, 2 * 2**30
 AT_ONCE = 400  # inputs of one child
@@ -272,10 +272,16 @@ def run_input(number: int, seed: int, corpus: Path, place: Path) -> Result:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if files := _files(work, case.changed):
             path = rng.choice(files)
-            result.changes.append(f"{path.relative_to(work)}: {mutate(path, rng, outside)}")
+            if rng.random() < 0.06 and path.parent != work:
+                how = mutate_folder(path.parent, rng, outside)
+            else:
+                how = mutate(path, rng, outside)
+            result.changes.append(f"{path.relative_to(work)}: {how}")
+    words = [*case.words, *more_words(case.words, rng)]
+    result.command = " ".join(words)
     before = {**_snapshot(outside, ()), **_snapshot(work, case.outputs)}
     start = time.monotonic()
-    result.status, result.failure = _run(list(case.words), work)
+    result.status, result.failure = _run(words, work)
     result.seconds = round(time.monotonic() - start, 3)
     after = {**_snapshot(outside, ()), **_snapshot(work, case.outputs)}
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
@@ -285,7 +291,7 @@ def run_input(number: int, seed: int, corpus: Path, place: Path) -> Result:
 
 
 def _files(work: Path, names: tuple[str, ...]) -> list[Path]:
-    roots = [work / name for name in names]
+    roots = [work / name for name in names if not (work / name).is_symlink()]
     files = [path for root in roots for path in (root, *root.rglob("*"))]
     return sorted(path for path in files if path.is_file() and not path.is_symlink())
 

@@ -7,6 +7,7 @@ import os
 import random
 import sqlite3
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,63 @@ HOSTILE: tuple[Any, ...] = (
 )
 
 
+_NO_STRUCTURE = (
+    *(ValueError, LookupError, TypeError, AttributeError, OSError, SyntaxError, EOFError),
+    *(MemoryError, RecursionError, sqlite3.Error, zipfile.BadZipFile, zlib.error),
+)
+# Options with values that they do not expect, by the first word of a command.
+OPTIONS = {
+    "inspect": ("--depth", "--revision"),
+    "audit": ("--against", "--revision"),
+    "generate": (
+        *("--steps", "--guidance", "--size", "--seed", "--strength", "--sampler", "--schedule"),
+        *("--out", "--batch", "--dtype", "--guidance-interval", "--guidance-rescale", "--eta"),
+        *("--option", "--convention", "--text-length", "--preview", "--debug", "--negative"),
+    ),
+    "trace": ("--steps", "--guidance", "--points", "--budget", "--level", "--at", "--dtype"),
+    "diff": ("--tolerance", "--map", "--floor"),
+    "calibrate verify": ("--absmax",),
+    "calibrate run": ("--workers", "--model"),
+    "calibrate activations": ("--group-steps", "--group", "--part", "--out"),
+    "calibrate blocks": ("--tokens", "--modules", "--budget", "--store-dtype"),
+    "sampler plot": ("--steps", "--option", "--schedule", "--denoiser"),
+}
+NUMBERS = (
+    "nan",
+    "inf",
+    "-1",
+    "0",
+    "1e400",
+    "99999999999999999999",
+    "1.5",
+    "1,2",
+    "0:1",
+    "3x3",
+    "8-1",
+)
+
+
+def more_words(words: tuple[str, ...], rng: random.Random) -> list[str]:
+    """An option with a value that may be anything; never a name outside `out`."""
+    known = OPTIONS.get(" ".join(words[:2])) or OPTIONS.get(words[0])
+    if known is None or rng.random() < 0.8:
+        return []
+    option = rng.choice(known)
+    if option == "--out":
+        values = (
+            "{seed:c}",
+            "{guidance:d}",
+            "{x}",
+            "{",
+            "{seed:99d}",
+            "{prompt}{prompt}",
+            "a\udcff",
+        )
+        return [option, f"out/{rng.choice(values)}.png"]
+    value = str(rng.choice((*NUMBERS, *HOSTILE_TEXT))).replace("\0", "")
+    return [option, value if value.isascii() else os.fsdecode(value.encode("utf-8", "ignore"))]
+
+
 def mutate(path: Path, rng: random.Random, outside: Path) -> str:
     """Change one file, or what its name means; how, in a few words."""
     if rng.random() < 0.12 or path.stat().st_size > 2**24:
@@ -41,6 +99,19 @@ def mutate(path: Path, rng: random.Random, outside: Path) -> str:
     changed, how = _changed(path, data, rng)
     path.write_bytes(changed)
     return how
+
+
+def mutate_folder(folder: Path, rng: random.Random, outside: Path) -> str:
+    """Another file in a folder, or another folder in its place."""
+    if rng.random() < 0.5:
+        name = rng.choice(("a\x1b[2J.safetensors", ".x.part", "0" * 64 + ".safetensors", "x.json"))
+        with contextlib.suppress(OSError):
+            (folder / name).write_bytes(b"{}")
+        return "one file more"
+    moved = folder.with_name(f"{folder.name}.moved")
+    folder.rename(moved)
+    folder.symlink_to(rng.choice((moved, outside, Path(folder.name))))
+    return "link to a folder"
 
 
 def _replace(path: Path, rng: random.Random, outside: Path) -> str:
@@ -75,7 +146,8 @@ def _changed(path: Path, data: bytes, rng: random.Random) -> tuple[bytes, str]:
         ".npz": _npz,
     }.get(path.suffix)
     if structured is not None and rng.random() < 0.7:
-        with contextlib.suppress(ValueError, KeyError, OSError, sqlite3.Error, zipfile.BadZipFile):
+        # A file that was changed before may not have its structure any more.
+        with contextlib.suppress(*_NO_STRUCTURE):
             return structured(data, rng), "structure"
     return _bytes(data, rng), "bytes"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lydite.core.config import JsonError, parse_object
-from lydite.core.errors import InputError, at, shown
+from lydite.core.errors import InputError, at, is_unicode, shown
 from lydite.core.files import read_bounded
 
 COLUMN = "prompt"
@@ -73,7 +73,7 @@ def _check(path: Path, line: int, prompt: str) -> None:
         raise InputError(
             f"{at(path)}: line {line} has a prompt of {len(prompt)} characters; at most {LONGEST}."
         )
-    if "\0" in prompt or any("\ud800" <= letter <= "\udfff" for letter in prompt):
+    if "\0" in prompt or not is_unicode(prompt):
         raise InputError(f"{at(path)}: line {line} is no text ({shown(prompt)}).")
 
 

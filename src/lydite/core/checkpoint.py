@@ -33,7 +33,7 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor in its stored dtype, as a read-only view of its file."""
+        """The tensor in its stored dtype, read-only."""
         return self._find(name).read(name)
 
     def file_of(self, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Mapping
@@ -52,9 +53,17 @@ def parse_object(data: bytes, *, infinity: bool = False) -> dict[str, Any]:
         raise JsonError("JSON nested too deep") from error
     except ValueError as error:  # those below, and Python's limit on the digits of an integer
         raise JsonError(str(error)) from error
+    if _SURROGATE.search(data):  # half of a pair is no text, and could not be written again
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise JsonError("text that is not valid Unicode") from error
     if not isinstance(value, dict):
         raise JsonError(f"expected a JSON object, found {type(value).__name__}")
     return cast(dict[str, Any], value)
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

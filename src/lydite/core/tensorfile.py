@@ -8,14 +8,14 @@ import contextlib
 import difflib
 import json
 import math
-import mmap
 import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeGuard, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from lydite.core.config import JsonError, parse_object
 from lydite.core.dtypes import NAMES, NUMPY_DTYPES, itemsize
 from lydite.core.errors import FileError, TensorFileError, at, shown
-from lydite.core.files import atomic_path
+from lydite.core.files import atomic_path, open_regular
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-MAX_TENSORS = 1_000_000  # the largest published models have some 100,000
+MAX_HEADER_BYTES = 50_000_000  # half of the format's limit; a tensor takes some 100
+MAX_TENSORS = 200_000  # of one file; the largest published models have some 100,000 in many
 MAX_BRACKETS = 4 * MAX_TENSORS  # a tensor needs three; each costs some 70 bytes once parsed
 MAX_RANK = 32  # NumPy stops at 64, weights at 5
+PIECE = 2**28  # bytes of one read
 MAX_INT = 2**63 - 1  # a dimension, an offset, the bytes of a tensor
 
 
@@ -101,14 +102,12 @@ def parse_header(path: Path, text: bytes, size: int) -> Header:
 
 
 _UNREAD = ("F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")  # in the format, not here
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _is_text_map(value: object) -> TypeGuard[dict[str, str]]:
-    """Whether `value` is an object of strings, free of the lone surrogates that Python lets in."""
+    """Whether `value` is an object of strings."""
     return isinstance(value, dict) and all(
-        isinstance(text, str) and not _SURROGATE.search(key + text)
-        for key, text in cast(dict[str, object], value).items()
+        isinstance(text, str) for text in cast(dict[str, object], value).values()
     )
 
 
@@ -221,40 +220,55 @@ class TensorFile:
 
     header: Header
     _file: BinaryIO
-    _map: mmap.mmap
     _stamp: tuple[int, int]
+    _live: WeakValueDictionary[str, NDArray[Any]] = field(default_factory=WeakValueDictionary)
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Check the header and map the file; no tensor is read yet."""
+        """Check the header; no tensor is read yet."""
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(_open(path))
-            stamp = _stamp(file)
-            header = _read_header(path, file)
-            try:
-                mapped = mmap.mmap(file.fileno(), stamp[0], access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:  # ValueError: shorter than a moment ago
-                raise FileError(f"{at(path)}: cannot be mapped ({error}).") from error
-            opened = cls(header, file, stack.enter_context(mapped), stamp)
-            opened._check_unchanged()
+            opened = cls(_read_header(path, file), file, _stamp(file))
             stack.pop_all()
         return opened
 
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor in its stored dtype, as a read-only view of the file."""
+        """The tensor in its stored dtype, read-only.
+
+        It is read and not mapped: a page of a file that was cut short ends the process without a
+        word. An array that is still in use is not read again.
+        """
         info = self.header.tensors.get(name)
         if info is None:
             raise unknown_tensor(self.header.path, name, self.header.tensors)
-        self._check_unchanged()
-        # frombuffer, not ndarray(buffer=...): only it keeps the mapping from closing under a view.
-        flat = np.frombuffer(self._map, NUMPY_DTYPES[info.dtype], info.size, info.start)
-        return flat.reshape(info.shape)
+        array = self._live.get(name)
+        if array is None:
+            self._check_unchanged()
+            array = self._read(info).view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+            self._live[name] = array
+        return array
+
+    def _read(self, info: TensorInfo) -> NDArray[np.uint8]:
+        path, done = at(self.header.path), 0
+        try:
+            data = np.empty(info.nbytes, np.uint8)
+            while done < info.nbytes:
+                piece = memoryview(data)[done : done + PIECE]
+                count = os.preadv(self._file.fileno(), [piece], info.start + done)
+                if count == 0:
+                    raise TensorFileError(f"{path}: changed on disk while it was open.")
+                done += count
+        except OSError as error:
+            raise FileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+        except MemoryError as error:
+            reason = f"{info.nbytes} bytes do not fit into memory"
+            raise TensorFileError(f"{path}: tensor {shown(info.name)}: {reason}.") from error
+        data.flags.writeable = False
+        return data
 
     def close(self) -> None:
-        """Close the file; the mapping is freed with the last array that uses it."""
+        """Close the file; arrays that were read stay valid."""
         self._file.close()
-        with contextlib.suppress(BufferError):
-            self._map.close()
 
     def __enter__(self) -> Self:
         return self
@@ -263,7 +277,6 @@ class TensorFile:
         self.close()
 
     def _check_unchanged(self) -> None:
-        # Touching a mapped page that a truncation took away kills the process, so look first.
         path = at(self.header.path)
         if self._file.closed:
             raise FileError(f"{path}: already closed. Read its tensors before closing it.")
@@ -319,13 +332,7 @@ def unknown_tensor(path: Path, name: str, names: Iterable[str]) -> TensorFileErr
 
 def _open(path: Path) -> BinaryIO:
     refuse_other_formats(path)
-    try:
-        if path.is_file():  # never a pipe, which would wait for a writer
-            return path.open("rb")
-        problem = "not a file" if path.exists() else "no such file"
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})"
-    raise FileError(f"{at(path)}: {problem}. Expected the path of a safetensors file.")
+    return open_regular(path)
 
 
 def _stamp(file: BinaryIO) -> tuple[int, int]:

@@ -104,12 +104,9 @@ def read_unigram(path: Path, extra: Sequence[str]) -> Unigram:
 def convert(value: Any, kind: type[T], where: Path) -> T:
     """`value` from JSON as `kind`, or a ConfigError that names the wrong entry."""
     try:
-        msgspec.json.encode(value)  # raises at half of a surrogate pair
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}.") from error
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: text that is not valid Unicode.") from error
 
 
 def _merge_lines(path: Path) -> list[tuple[str, ...] | str]:

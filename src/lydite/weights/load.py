@@ -58,6 +58,7 @@ def load(
     for target, shape in expected.items():
         recipe = resolution.recipes.get(target)
         names = recipe.sources if recipe else ()
+        stored = [source.read(name) for name in names]  # noqa: F841  once for all that follows
         for name in names:
             if name not in checked and (trouble := describe_nonfinite(source.read(name))):
                 finding = Finding(source.full_name(name), trouble)
