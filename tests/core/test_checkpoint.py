@@ -276,7 +276,6 @@ HOSTILE = [
         "x.safetensors\0",
         "x\n.safetensors",
         "\x1b[2Jx.safetensors",
-        "\ud800.safetensors",
     ),
     *("x\u202e.safetensors", "x\u2028.safetensors", "\x7f.safetensors", "x\t.safetensors"),
 ]

@@ -88,10 +88,10 @@ BAD = {
     "header length one short": Bad(lambda: pack(b'{"a":1}', length=6), "not JSON"),
     "header length one long": Bad(lambda: pack({A: entry()}, bytes(24), 70), "not JSON|not UTF-8"),
     "header length past the file": Bad(lambda: pack(b"{}", length=1000), "1000 bytes, but only 2"),
-    "header length over the limit": Bad(lambda: pack(b"{}", length=100_000_001), "limit 100000000"),
-    "header length 2^64-1": Bad(lambda: pack(b"{}", length=2**64 - 1), "limit 100000000"),
-    "header length 2^63": Bad(lambda: pack(b"{}", length=2**63), "limit 100000000"),
-    "header length big-endian": Bad(lambda: (2).to_bytes(8, "big") + b"{}", "limit 100000000"),
+    "header length over the limit": Bad(lambda: pack(b"{}", length=50_000_001), "limit 50000000"),
+    "header length 2^64-1": Bad(lambda: pack(b"{}", length=2**64 - 1), "limit 50000000"),
+    "header length 2^63": Bad(lambda: pack(b"{}", length=2**63), "limit 50000000"),
+    "header length big-endian": Bad(lambda: (2).to_bytes(8, "big") + b"{}", "limit 50000000"),
     # the text of the header
     "not UTF-8": Bad(lambda: pack(b'{"\xff":1}'), "not UTF-8"),
     "UTF-16": Bad(lambda: pack('{"a":1}'.encode("utf-16-le")), "not JSON"),
@@ -145,7 +145,7 @@ BAD = {
         lambda: pack({"__metadata__": {"a": {}}}), "__metadata__ must map"
     ),
     "metadata with half a surrogate": Bad(
-        lambda: pack({"__metadata__": {"a": "\ud800"}}), "__metadata__ must map"
+        lambda: pack({"__metadata__": {"a": "\ud800"}}), "not valid Unicode"
     ),
     # names
     "empty name": Bad(lambda: one(""), "printable", "", stricter=True),
@@ -158,7 +158,7 @@ BAD = {
     "right-to-left override in a name": Bad(
         lambda: one("a\u202eb"), "printable", "a\u202eb", stricter=True
     ),
-    "half a surrogate in a name": Bad(lambda: one("a\ud800"), "printable", "a\ud800"),
+    "half a surrogate in a name": Bad(lambda: one("a\ud800"), "not valid Unicode"),
     # entries
     "entry is null": Bad(lambda: pack({A: None}), "expected just dtype", A),
     "entry is a list": Bad(
@@ -347,8 +347,8 @@ def test_too_many_tensors_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_brackets_are_counted_before_they_are_parsed(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(pack(b'{"a":[' + b"[]," * 4_000_000 + b"[]]}"))  # 300 MB as Python lists
-    with pytest.raises(TensorFileError, match="more than 4000000 brackets"):
+    path.write_bytes(pack(b'{"a":[' + b"[]," * 800_000 + b"[]]}"))  # 60 MB as Python lists
+    with pytest.raises(TensorFileError, match="more than 800000 brackets"):
         read_header(path)
 
 
@@ -456,7 +456,7 @@ def test_save_aligns_every_tensor(tmp_path: Path) -> None:
         ({"": np.zeros(2)}, None, "printable"),
         ({"a": np.zeros((1,) * 33)}, None, "at most 32"),
         ({"a": np.zeros(2)}, {"k": 1}, "must map text to text"),
-        ({"a": np.zeros(2)}, {"k": "\ud800"}, "must map text to text"),
+        ({"a": np.zeros(2)}, {"k": "\ud800"}, "not valid Unicode"),
     ],
 )
 def test_save_refuses_what_could_not_be_read(
@@ -516,22 +516,34 @@ def test_file_rewritten_in_place_is_noticed(tmp_path: Path) -> None:
             file.read("a")
 
 
-@pytest.mark.parametrize("keep", [0, 100])
-def test_file_cut_between_header_and_map_is_one_clear_error(
-    keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_cut_while_a_tensor_is_read_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A page of a mapped file that is gone would end the process by a signal."""
     path = tmp_path / "x.safetensors"
-    save(path, {"a": np.zeros(100)})
+    save(path, {"a": np.ones(100_000)})
+    real = os.preadv
 
-    def read_then_cut(*args: Any) -> Any:
-        header = real(*args)
-        os.truncate(path, keep)
-        return header
+    def read_then_cut(*given: Any) -> int:
+        count = real(*given)
+        os.truncate(path, 1000)
+        return count
 
-    real = tensorfile._read_header  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(tensorfile, "_read_header", read_then_cut)
-    with pytest.raises(FileError, match="cannot be mapped"):
-        TensorFile.open(path)
+    monkeypatch.setattr(tensorfile, "PIECE", 4096)
+    monkeypatch.setattr(os, "preadv", read_then_cut)
+    with (
+        TensorFile.open(path) as file,
+        pytest.raises(TensorFileError, match="changed on disk while it was open"),
+    ):
+        file.read("a")
+
+
+def test_an_array_in_use_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save(path, {"a": np.ones(10)})
+    with TensorFile.open(path) as file:
+        array = file.read("a")
+        assert file.read("a") is array
 
 
 def test_unknown_tensor_is_reported_with_the_closest_name(tmp_path: Path) -> None:
@@ -550,8 +562,11 @@ def test_opening_reads_the_header_alone(tmp_path: Path) -> None:
     path.write_bytes(pack({"a": entry([count], [0, count], "U8")}))
     os.truncate(path, path.stat().st_size + count)
     assert read_header(path).tensors["a"].nbytes == count
-    with TensorFile.open(path) as file:
-        assert file.read("a")[-1] == 0
+    with (
+        TensorFile.open(path) as file,
+        pytest.raises(TensorFileError, match="do not fit into memory"),
+    ):
+        file.read("a")
 
 
 def test_what_is_not_a_file_is_a_file_error(tmp_path: Path) -> None:
@@ -559,12 +574,12 @@ def test_what_is_not_a_file_is_a_file_error(tmp_path: Path) -> None:
     (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
     cases = {
         "missing.safetensors": "no such file",
-        "a\0b.safetensors": "no such file",
+        "a\0b.safetensors": "cannot be read .*null",
         "": "not a file",
         "pipe.safetensors": "not a file",
         "n" * 5000: "cannot be read .File name too long",
         "new\nline.safetensors": "no such file",
-        "loop.safetensors": "no such file",
+        "loop.safetensors": "cannot be read .*symbolic",
     }
     for name, says in cases.items():
         with pytest.raises(FileError, match=says) as caught:

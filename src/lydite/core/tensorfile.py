@@ -241,9 +241,9 @@ class TensorFile:
         info = self.header.tensors.get(name)
         if info is None:
             raise unknown_tensor(self.header.path, name, self.header.tensors)
+        self._check_unchanged()
         array = self._live.get(name)
         if array is None:
-            self._check_unchanged()
             array = self._read(info).view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
             self._live[name] = array
         return array

@@ -58,9 +58,9 @@ def load(
     for target, shape in expected.items():
         recipe = resolution.recipes.get(target)
         names = recipe.sources if recipe else ()
-        stored = [source.read(name) for name in names]  # noqa: F841  once for all that follows
-        for name in names:
-            if name not in checked and (trouble := describe_nonfinite(source.read(name))):
+        stored = [source.read(name) for name in names]  # stays, so that it is read once
+        for name, array in zip(names, stored, strict=True):
+            if name not in checked and (trouble := describe_nonfinite(array)):
                 finding = Finding(source.full_name(name), trouble)
                 Ledger(where, not_finite=(finding,)).require_clean()
             checked.add(name)
