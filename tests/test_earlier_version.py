@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from lydite import embedded
 from lydite.cli.main import lydite
-from lydite.pipelines.picture import read_pixels
+from lydite.pipelines.model_hash import sampled_hash
+from lydite.pipelines.picture import read_pixels, read_record
+from lydite.pipelines.pipeline import Pipeline
 
 ARCHIVE = Path(__file__).parent / "data" / "version_0_1.tar.xz"
 SET_HASH = "ea1e137744686a3eddc29ae7f6bf89202afe228005f3590b5bb9bd78c1f99e6d"
@@ -39,6 +42,11 @@ def test_pictures_are_replayed(old: Path, tmp_path: Path, name: str) -> None:
     assert run("generate", "--from", source, *image, "-o", again, "-q").exit_code == 0
     apart = np.abs(read_pixels(source).astype(int) - read_pixels(again).astype(int))
     assert apart.max() <= 1  # 0 on the machine that drew them
+
+
+def test_the_hash_in_a_picture_is_known(old: Path) -> None:
+    model = Pipeline.open(embedded.NAME).model
+    assert read_record(old / "plain.png").model_hash == sampled_hash(model)
 
 
 def test_a_trace_is_compared_with_one_of_today(old: Path, tmp_path: Path) -> None:

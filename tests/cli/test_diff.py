@@ -4,11 +4,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
 from lydite.core.errors import InputError
+from lydite.trace.events import Header
+from lydite.trace.writer import TraceWriter
 from support.toy_transformer import record
 
 FIELDS = {
@@ -62,6 +65,14 @@ def test_quantized_lists_layers_and_judges_nothing(folders: dict[str, Path]) -> 
         run(folders["reference"], folders["unbiased"], "--quantized", "--json").stdout
     )["layers"]
     assert max(layers, key=lambda each: each["accumulated"])["by_step"]
+
+
+def test_what_cannot_be_compared_exits_with_2(folders: dict[str, Path], tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "other", Header()) as writer:
+        writer.add("nothing/alike", np.ones(3))
+    for options in ((), ("--json",), ("--all",)):
+        result = run(folders["reference"], tmp_path / "other", *options)
+        assert result.exit_code == 2 and "cannot-compare" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,11 @@ def test_img2img_replays_and_refuses_another_image(untrained, tmp_path) -> None:
     Image.new("RGB", (40, 40), "blue").save(source)
     result = run("generate", "--from", out, "-o", tmp_path / "other.png")
     assert isinstance(result.exception, InputError) and "not the image" in str(result.exception)
+    chosen = tmp_path / "chosen.png"  # another image that is asked for is taken
+    Image.new("RGB", (40, 40), "green").save(chosen)
+    assert (
+        run("generate", "--from", out, "--image", chosen, "-o", tmp_path / "o.png").exit_code == 0
+    )
     source.unlink()
     result = run("generate", "--from", out, "-o", tmp_path / "other.png")
     assert isinstance(result.exception, InputError) and "--image" in str(result.exception)

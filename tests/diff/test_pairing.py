@@ -106,6 +106,27 @@ def test_a_port_without_steps_is_paired_in_order(tmp_path: Path) -> None:
     assert [(each.event.step, each.port_event.call) for each in found] == [(0, 0), (1, 1), (2, 2)]
 
 
+def test_a_port_that_counts_steps_from_1_is_paired_by_step(tmp_path: Path) -> None:
+    a, b, c, d = (VALUES[name] for name in "abcd")
+    reference = write(
+        tmp_path / "ref",
+        [
+            (n, v + i, {"step": i})
+            for i in range(3)
+            for n, v in (("x", a), ("q", b), ("k", c), ("v", d))
+        ],
+    )
+    fused = np.concatenate([b, c, d], axis=-1)
+    steps = [("x", a, {"step": 1}), ("x", a + 2, {"step": 3})]  # one of them was not recorded
+    steps += [("qkv", fused + i, {"step": i + 1}) for i in range(3)]
+    port = write(tmp_path / "port", sorted(steps, key=lambda event: event[2]["step"]))
+    found = pair_traces(reference, port).pairs
+    assert {(each.event.name, each.event.step, each.port_event.step) for each in found} == {
+        *(("x", 0, 1), ("x", 2, 3)),
+        *(("q", step, step + 1) for step in range(3)),
+    }
+
+
 def test_inputs_may_be_named_on_one_side(tmp_path: Path) -> None:
     reference = write(tmp_path / "ref", [("m", VALUES["a"], {"slot": "in.hidden_states"})])
     port = write(tmp_path / "port", [("m", VALUES["a"], {"slot": "in.0"})])

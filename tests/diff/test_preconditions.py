@@ -48,8 +48,10 @@ WRONG = X + 1
         ({"sigmas": (1.0, 0.75, 0.0)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, 0.5, 0.25, 0.0)}, "pipeline/sigmas"),
         ({"sigmas": (0.0, 0.5, 1.0)}, "pipeline/sigmas"),
+        ({"sigmas": (1.0, 0.5, 0.0, 0.25)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, np.nan, 0.0)}, "pipeline/sigmas"),
         ({"weight": W * 2}, "net/proj.weight"),
+        ({"weight": W * 1.001}, "net/proj.weight"),
         ({"weight": np.ones_like(W)}, "net/proj.weight"),
     ],
 )

@@ -114,6 +114,14 @@ def test_little_room_in_float16(examined: Any) -> None:
     assert "50% of float16's range" in examined(write)["f16-headroom"].sentence
 
 
+@pytest.mark.parametrize(("share", "reported"), [(0.24, False), (0.26, True)])
+def test_a_quarter_of_the_range_is_reported(examined: Any, share: float, reported: bool) -> None:
+    def write(w: TraceWriter) -> None:
+        w.add("t/a", np.array([1.0, 65504.0 * share], np.float32))
+
+    assert ("f16-headroom" in examined(write)) == reported
+
+
 def test_headroom_is_a_fraction() -> None:
     assert headroom(Stats(2, -65504.0, 3.0)) == 1.0
     assert headroom(Stats(2, nan=2)) == 0.0

@@ -201,3 +201,21 @@ def test_tensors_outside_every_network_have_their_own_ledger(tmp_path: Path) -> 
     rest = audit_model(path)["outside every network"]
     assert [each.tensor for each in rest.dropped] == ["text_encoders.clip_l.logit_scale"]
     assert [each.tensor for each in rest.unexpected] == ["odd"]
+
+
+@pytest.mark.parametrize("entry", [None, [None, None], "x"])
+def test_a_network_that_the_index_omits_is_not_called_clean(
+    untrained: Path, tmp_path: Path, entry: object
+) -> None:
+    folder = Path(shutil.copytree(untrained, tmp_path / "model"))
+    index = json.loads((folder / "model_index.json").read_text())
+    index["vae"] = entry
+    (folder / "model_index.json").write_text(json.dumps(index))
+    rest = audit_model(folder)["outside every network"]
+    assert [finding.tensor for finding in rest.missing] == ["vae"] and not rest.clean
+    assert [finding.tensor for finding in rest.undecidable] == ["vae/"]
+    index["_class_name"] = ["x"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    rest = audit_model(folder)["outside every network"]
+    assert "model_index.json" in [finding.tensor for finding in rest.undecidable]
+    assert "outside every network" not in audit_model(untrained)

@@ -15,7 +15,8 @@ from lydite.core.request import Request
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
 from lydite.pipelines.picture import Picture
-from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.pipeline import MLXNoise, Pipeline
+from lydite.sampling.noise import StreamRule
 from lydite.weights.load import parameter_hash, parameters
 
 REQUEST = Request("a red fox", steps=3, width=32, height=32, text_length=4)
@@ -230,3 +231,18 @@ def test_a_missing_part_is_named(untrained: Path, tmp_path: Path, part: str) -> 
     shutil.rmtree(folder / part)
     with pytest.raises(FileError, match=part):
         Pipeline.open(folder)
+
+
+def test_the_vae_runs_in_float32_where_float16_would_overflow(untrained: Path) -> None:
+    half = Pipeline.open(untrained, dtype="float16").model
+    assert half.dtype_of("transformer") == mx.float16
+    vae = half.network("vae")
+    assert vae.decoder.conv_in.weight.dtype == mx.float32
+
+
+def test_fresh_noise_of_the_sampler_has_a_seed_of_its_own() -> None:
+    rule = StreamRule(delta=3)
+    noise = MLXNoise([5], (4, 2, 2), rule)
+    first = noise.first()
+    assert mx.array_equal(first, MLXNoise([5], (4, 2, 2)).first())
+    assert mx.array_equal(noise(1.0, 0.5), MLXNoise([8], (4, 2, 2)).first())

@@ -21,7 +21,7 @@ from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.report.diff.page import render_page, write_page
-from lydite.report.diff.read_values import Sides
+from lydite.report.diff.read_values import Sides, apart
 from lydite.report.diff.wrong_value import show_value
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
@@ -351,3 +351,10 @@ def test_many_rows_make_a_small_page(empty: Trace) -> None:
     html = render_page(at_row(rows, 1234), empty, empty)
     assert len(html.encode()) < 2_500_000 and html.count("<a href") < 4000
     assert html.count('href="#r1234"') == 2
+
+
+def test_a_nan_on_one_side_is_infinitely_far() -> None:
+    nan, inf = math.nan, math.inf
+    one, other = np.array([1.0, nan, nan, inf, inf, 2.0]), np.array([1.0, nan, 1.0, inf, 1.0, 5.0])
+    for pair in ((one, other), (other, one)):
+        assert apart(*pair).tolist() == [0, 0, inf, 0, inf, 3]

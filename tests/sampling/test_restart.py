@@ -101,3 +101,9 @@ def test_a_leap_adds_the_noise_between_its_two_sigmas(s_noise: float):
 def test_a_restart_that_goes_nowhere_is_refused(wrong: dict[str, Any]):
     with pytest.raises(InputError, match="0 < low < high"):
         Restart(**{"low": 0.1, "high": 2.0, "steps": 3, "times": 1} | wrong)
+
+
+def test_no_leap_from_the_end() -> None:
+    """Sigma 0 is the picture; noise on top of it would be left in."""
+    steps, asked = walk("ve", SIGMAS, restarts=[Restart(0.001, 1.0, 3, 2)])
+    assert len(steps) == len(SIGMAS) - 1 and not asked

@@ -192,3 +192,18 @@ def rewrite(folder: Path, **changes: Any) -> None:
     path = folder / "events.jsonl"
     line = json.loads(path.read_text().splitlines()[0])
     path.write_text(json.dumps(line | changes) + "\n")
+
+
+def test_no_more_than_a_few_shards_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lydite.trace.reader.MAX_OPEN", 2)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for number in range(5):
+            writer.add(f"x{number}", np.full(100, number))
+            writer.flush()
+    with Trace.open(tmp_path / "run") as trace:
+        shards = {event.shard for event in trace.events}
+        assert len(shards) == 5
+        for number, event in enumerate(trace.events):
+            assert trace.read(event)[0] == number and len(trace._files) <= 2

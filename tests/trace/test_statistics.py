@@ -70,11 +70,13 @@ def test_the_sketch_is_the_one_of_the_format() -> None:
         return z ^ z >> 31
 
     values = np.random.default_rng(1).standard_normal(3000)
-    buckets = [0.0] * 1024
-    for n, value in enumerate(values):
-        z = splitmix(n)
-        buckets[z & 1023] += -value if z >> 63 else value
-    np.testing.assert_allclose(sketch(values), buckets, rtol=1e-6)
+    for start in (0, PIECE - 1000, 2 * PIECE):  # values are read in pieces
+        buckets = [0.0] * 1024
+        for n, value in enumerate(values, start):
+            z = splitmix(n)
+            buckets[z & 1023] += -value if z >> 63 else value
+        whole = np.concatenate([np.zeros(start), values])
+        np.testing.assert_allclose(sketch(whole), buckets, rtol=1e-6)
     assert splitmix(0) == 0xE220A8397B1DCDAF  # the published first output of splitmix64
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lydite.trace.arrays import to_numpy
 from lydite.trace.reader import Trace
 from lydite.trace.recorder import Recorder
 from lydite.trace.taps import active, injection, recording, set_step, tap
+from lydite.trace.writer import TraceWriter
 
 SCRIPT = """
 import numpy as np
@@ -163,6 +165,28 @@ def test_threads_may_tap(tmp_path: Path) -> None:
     trace = Trace.open(tmp_path / "run")
     assert len(trace.events) == 200
     assert all((trace.read(event) == event.call).all() for event in trace.events)
+
+
+def test_one_thread_at_a_time_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+    add = TraceWriter.add
+
+    def slow(*given: Any, **more: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.005)
+        inside.pop()
+        return add(*given, **more)
+
+    monkeypatch.setattr(TraceWriter, "add", slow)
+    with recording(tmp_path / "run"):
+        threads = [threading.Thread(target=tap, args=("x", np.ones(2))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(most) >= 8 and max(most) == 1
 
 
 @pytest.mark.parametrize("given", ["LYDITE_INJECT", "LYDITE_INJECT_AT"])

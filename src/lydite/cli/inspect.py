@@ -1,6 +1,7 @@
 """`lydite inspect`: what is in a checkpoint, without reading tensor data."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ def _weights(path: Path) -> dict[str, Path]:
         folders = sorted({file.parent for end in ENDINGS for file in path.glob(f"*/*{end}")})
         if folders:
             return {folder.name: folder for folder in folders}
-    return {path.resolve().name: path}
+    return {os.path.basename(os.path.realpath(path)): path}
 
 
 def _plain(checkpoint: "Checkpoint") -> dict[str, Any]:

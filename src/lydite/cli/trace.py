@@ -179,7 +179,7 @@ def _record(
 
 
 def _check_not_input(folder: Path, inject: Path | None) -> None:
-    if inject is not None and folder.resolve() == inject.resolve():
+    if inject is not None and os.path.realpath(folder) == os.path.realpath(inject):
         raise InputError(f"--out {folder} is the trace of --inject; give another folder.")
 
 

@@ -3,6 +3,7 @@
 Which networks make up a model, and how they work together, is the business of its family.
 """
 
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,7 +127,13 @@ def folder_component(
     kind = kinds[declared]
     raw = kind.flat(raw)
     config = read_config(kind.config, raw, where=path, ignored=kind.ignored, fixed=kind.fixed)
-    return Component(name or folder.resolve().name, weights or folder, kind, config, kind.rules)
+    return Component(
+        name or os.path.basename(os.path.realpath(folder)),
+        weights or folder,
+        kind,
+        config,
+        kind.rules,
+    )
 
 
 def _build(build: Callable[[Any], nn.Module], config: Any, where: str) -> nn.Module:

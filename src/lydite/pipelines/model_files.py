@@ -12,10 +12,10 @@ from typing import Any
 from lydite import embedded
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
-from lydite.core.errors import ConfigError, FileError, shown
+from lydite.core.errors import ConfigError, FileError, at, shown
 from lydite.pipelines.family import Defaults, Family, all_kinds, families, find_family
 from lydite.pipelines.model import Component, Model, folder_component
-from lydite.weights.audit import Ledger
+from lydite.weights.audit import Finding, Ledger
 
 # The folders of a pipeline, weights as safetensors only: no pickles, no second copy in one file.
 WANTED = ("model_index.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model")
@@ -164,9 +164,31 @@ def find_components(path: Path) -> dict[str, Component]:
 
 
 def audit_leftovers(path: Path) -> Ledger | None:
-    """Of a single file: the tensors outside every network."""
-    ledger = _leftovers(path)
-    return ledger if ledger and (ledger.dropped or ledger.unexpected) else None
+    """What lies outside every network: tensors of a single file; networks that an index omits."""
+    ledger = _unnamed_networks(path) if (path / INDEX).is_file() else _leftovers(path)
+    if ledger is None or ledger == Ledger(ledger.where):
+        return None
+    return ledger
+
+
+def _unnamed_networks(folder: Path) -> Ledger:
+    """Networks that a pipeline needs, or that lie there, and model_index.json does not name."""
+    named = find_components(folder)
+    class_name = read_json(folder / INDEX).get("_class_name")
+    unchecked: list[Finding] = []
+    missing: list[Finding] = []
+    try:
+        required = find_family(class_name, folder / INDEX).required
+        reason = f"{INDEX} does not name it, and the pipeline needs it"
+        missing = [Finding(name, reason) for name in required if name not in named]
+    except ConfigError:
+        reason = f"the networks that a pipeline of class {shown(class_name)} needs are not known"
+        unchecked.append(Finding(INDEX, reason))
+    for path in sorted({file.parent for file in folder.glob("*/*.safetensors")}):
+        if path.name not in named:
+            reason = f"{at(Path(path.name))}/ holds weights that {INDEX} does not name"
+            unchecked.append(Finding(f"{path.name}/", reason))
+    return Ledger(f"{folder}", missing=tuple(missing), undecidable=tuple(unchecked))
 
 
 def _leftovers(path: Path) -> Ledger | None:

@@ -1,5 +1,6 @@
 """`lydite calibrate blocks`: inputs and outputs of attention and feed-forward modules on disk."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ def blocks(
 
     allowed = read_bytes(budget)
     check_outside(out)
-    if out.resolve() == folder.resolve():
+    if os.path.realpath(out) == os.path.realpath(folder):
         raise InputError("--out is the set itself; give another folder.")
     with CalibrationSet.open(folder) as opened:
         pipeline = open_model(opened, model, components)
