@@ -221,7 +221,9 @@ class TensorFile:
     header: Header
     _file: BinaryIO
     _stamp: tuple[int, int]
-    _live: WeakValueDictionary[str, NDArray[Any]] = field(default_factory=WeakValueDictionary)
+    _live: WeakValueDictionary[str, NDArray[Any]] = field(
+        default_factory=WeakValueDictionary[str, NDArray[Any]]
+    )
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -253,7 +255,7 @@ class TensorFile:
         try:
             data = np.empty(info.nbytes, np.uint8)
             while done < info.nbytes:
-                piece = memoryview(data)[done : done + PIECE]
+                piece = data.data[done : done + PIECE]
                 count = os.preadv(self._file.fileno(), [piece], info.start + done)
                 if count == 0:
                     raise TensorFileError(f"{path}: changed on disk while it was open.")
