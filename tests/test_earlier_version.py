@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from lydite import embedded
+from lydite.calibrate.settings import Description
+from lydite.calibrate.store.set_file import read_description, write_description
 from lydite.cli.main import lydite
+from lydite.core.errors import FileError
 from lydite.pipelines.model_hash import sampled_hash
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
@@ -83,3 +87,14 @@ def test_digests_and_problems_are_read(old: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text('{"x": [[0.0]]}')
     result = run("sampler", "conform", old / "problem.json", tmp_path / "answer.json")
     assert result.exit_code in (1, 2) and "Traceback" not in result.output
+
+
+def test_a_set_that_names_a_hub_id_downloads_nothing(old: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(old / "set", tmp_path / "set"))
+    known = read_description(folder)
+    settings = replace(known.settings, model="evil-owner/evil-name")
+    write_description(folder, Description(settings, known.plan))
+    for verb in (("run", "--out", folder), ("activations", folder, "--out", tmp_path / "a.sqlite")):
+        words = ["calibrate", *(str(word) for word in verb)]
+        error = CliRunner().invoke(lydite, words).exception
+        assert isinstance(error, FileError) and "--model" in str(error)
