@@ -88,7 +88,7 @@ def test_every_network_and_everything_between_them_is_there(trace: Trace) -> Non
 
 def test_the_header_says_what_decides_the_run(trace: Trace) -> None:
     conditions = dict(trace.header.conditions)
-    assert len(conditions.pop("model_hash")) == 64
+    assert len(conditions.pop("checkpoint")) == 64
     assert conditions == {
         "model": "untrained",
         "prompt": "a red fox",
@@ -104,7 +104,7 @@ def test_the_header_says_what_decides_the_run(trace: Trace) -> None:
         "text_length": 4,
     }
     header = trace.header
-    assert (header.side, header.dtype, header.device) == ("port", "float32", "cpu")
+    assert (header.side, header.dtype) == ("port", "float32") and "cpu" in header.device.lower()
     assert header.framework.startswith("mlx 0.")
 
 

@@ -17,7 +17,7 @@ from lydite.trace.events import WeightInfo
 from lydite.trace.reader import Trace
 
 MUST_MATCH = ("prompt", "negative", "width", "height", "steps", "guidance", "strength")
-REPORTED = ("model", "model_hash", "checkpoint", "seed", "noise", "sampler", "schedule")
+REPORTED = ("model", "checkpoint", "seed", "noise", "sampler", "schedule")
 INPUT_ROUNDINGS = 16  # between two copies of one input
 TABLE_TOLERANCE = 1e-5  # of a sigma or timestep table: float32 arithmetic in another order
 

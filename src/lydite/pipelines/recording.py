@@ -47,7 +47,7 @@ def record(
         dtype=dtype,
         conditions={
             **run.request.conditions(seed=seed, model=pipeline.name),
-            "model_hash": pipeline.model_hash,
+            "checkpoint": pipeline.model_hash,
         },
     )
     writer = TraceWriter(Path(folder), header, capture)

@@ -71,7 +71,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         known = self.request.conditions(seed=self.seed, model=self.name or self.model)
         more = {"noise": "given"} if self.noise else {}
         if self.model_hash:
-            more["model_hash"] = self.model_hash
+            more["checkpoint"] = self.model_hash
         return {**known, **more}
 
 

@@ -1,4 +1,4 @@
-"""Read a trace from any writer: bounded, checked, memory-mapped."""
+"""Read a trace from any writer: bounded, checked, values on demand."""
 
 import weakref
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Trace:
         return self._by_id.get((name, slot, step, call))
 
     def read(self, event: Event) -> NDArray[Any]:
-        """The values as stored (the dtype may be wider), a read-only view of the shard."""
+        """The values as stored (the dtype may be wider), read-only."""
         owner = self._owner(event)
         if owner.shard is None or owner.key is None:
             raise TraceError(
