@@ -97,6 +97,23 @@ def test_img2img_means_what_it_means_in_diffusers(folders, strength: float) -> N
     assert off_by(draw_port(pipeline, request, 5, image=pixels), image) <= 1
 
 
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_inpainting_means_what_it_means_in_diffusers(folders, strength: float) -> None:
+    from diffusers import FluxInpaintPipeline
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 32, 3), dtype=np.uint8)
+    mask = np.zeros((48, 32), np.uint8)
+    mask[8:32, 8:24] = 255
+    other = FluxInpaintPipeline(**load_reference("FluxPipeline", folders["dev"]).components)
+    other.set_progress_bar_config(disable=True)
+    pipeline = Pipeline.open(folders["dev"])
+    request = pipeline.plan(REQUEST.replace(strength=strength, steps=5), pixels, mask).request
+    images = {"image": Image.fromarray(pixels), "mask_image": Image.fromarray(mask)}
+    image = draw_reference(other, request, 5, **images, strength=strength, **guidance(request))
+    assert off_by(draw_port(pipeline, request, 5, image=pixels, mask=mask), image) <= 1
+
+
 @pytest.mark.parametrize("prompt", ["", "🦊 (red:1.2) [blue]", "一只红色的狐狸", "star " * 600])
 def test_text_features_and_what_is_cut_off(folders, prompt: str) -> None:
     pipeline = Pipeline.open(folders["dev"])
@@ -172,6 +189,25 @@ def test_latents_of_another_run_are_injected_into_the_reference(folders, tmp_pat
             events = first.find(name), second.find(name)
             assert events[0] and events[1]
             assert np.array_equal(first.read(events[0]), second.read(events[1])) == equal, name
+
+
+def test_parity_of_runs_that_start_from_an_image(folders, tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    options = (
+        "--image",
+        tmp_path / "image.png",
+        "--strength",
+        0.5,
+        "--steps",
+        4,
+        "--text-length",
+        24,
+    )
+    verdict = parity(folders["dev"], "a red star", *options)
+    assert verdict["verdict"] == "agree", verdict["sentence"]
 
 
 def test_it_is_audited_and_calibrated(folders, tmp_path: Path) -> None:

@@ -107,6 +107,25 @@ def test_img2img_means_what_it_means_in_diffusers(
     assert off_by(draw_port(pipeline, request, 5, image=pixels), image) <= 1
 
 
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_inpainting_means_what_it_means_in_diffusers(
+    folder: Path, reference: Any, strength: float
+) -> None:
+    from diffusers import QwenImageInpaintPipeline
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 32, 3), dtype=np.uint8)
+    mask = np.zeros((48, 32), np.uint8)
+    mask[8:32, 8:24] = 255
+    other = QwenImageInpaintPipeline(**reference.components)
+    other.set_progress_bar_config(disable=True)
+    pipeline = Pipeline.open(folder)
+    request = pipeline.plan(REQUEST.replace(strength=strength, steps=5), pixels, mask).request
+    images = {"image": Image.fromarray(pixels), "mask_image": Image.fromarray(mask)}
+    image = draw_reference(other, request, 5, **images, strength=strength, **guidance(request))
+    assert off_by(draw_port(pipeline, request, 5, image=pixels, mask=mask), image) <= 1
+
+
 @pytest.mark.parametrize("length", [None, 300])
 @pytest.mark.parametrize(
     "prompt", ["", "🦊 {red} [blue]", "一只红色的狐狸", "star " * 600, "zebra " * 1100]
@@ -168,6 +187,16 @@ def test_parity_agrees(folder: Path) -> None:
         assert verdict["image"]["largest"] <= 1
         values = {each["name"]: each["values"] for each in verdict["components"]}
         assert min(values["transformer"], values["text_encoder"], values["vae"]) > 70
+
+
+def test_parity_of_runs_that_start_from_an_image(folder: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    options = ("--image", tmp_path / "image.png", "--strength", 0.5, "--steps", 4)
+    verdict = parity(folder, "a red star", *options)
+    assert verdict["verdict"] == "agree", verdict["sentence"]
 
 
 def test_it_is_audited_and_calibrated(folder: Path, tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from lydite.core.request import Request
 from lydite.reference.family import ReferenceFamily
 
 
-def _pipeline_class() -> type:
-    from diffusers import FluxPipeline, FluxTransformer2DModel
+def _pipeline_class(name: str = "FluxPipeline") -> type:
+    import diffusers
+    from diffusers import FluxTransformer2DModel
 
-    class Pipeline(FluxPipeline):
+    base: Any = getattr(diffusers, name)
+
+    class Pipeline(base):
         @classmethod
         def from_single_file(cls, pretrained_model_link_or_path: str, **options: Any) -> Any:
             """The authors' files hold the transformer alone; the rest is in the folder `config`."""
@@ -43,6 +46,8 @@ def _arguments(conditioning: dict[str, Any], request: Request, guided: bool) -> 
         "prompt_embeds": text[-1:],
         "pooled_prompt_embeds": pooled[-1:],
         "max_sequence_length": request.text_length,
+        "height": request.height,  # img2img would draw 1024 × 1024
+        "width": request.width,
         **(negative if guided else {}),
     }
 
@@ -63,19 +68,11 @@ def unpack(pipeline: Any, latents: Any, request: Request) -> Any:
     return pipeline._unpack_latents(latents, request.height, request.width, factor)
 
 
-def _check(pipeline: Any, request: Request) -> None:
-    pipeline.check_inputs(
-        request.prompt,
-        None,
-        request.height,
-        request.width,
-        max_sequence_length=request.text_length,
-    )
-
-
 FAMILY = ReferenceFamily(
     name="flux",
     pipeline_class=_pipeline_class,
+    image_pipeline_class=lambda: _pipeline_class("FluxImg2ImgPipeline"),
+    mask_pipeline_class=lambda: _pipeline_class("FluxInpaintPipeline"),
     networks=("text_encoder", "text_encoder_2", "transformer", "vae"),
     optional=("image_encoder", "feature_extractor"),
     channels_first=(),
@@ -85,5 +82,4 @@ FAMILY = ReferenceFamily(
     is_guided=lambda request: bool(request.negative) and (request.true_guidance or 0.0) > 1,
     pack=pack,
     unpack=unpack,
-    check=_check,
 )

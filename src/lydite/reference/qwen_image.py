@@ -8,10 +8,10 @@ from lydite.reference import flux
 from lydite.reference.family import ReferenceFamily
 
 
-def _pipeline_class() -> type:
-    from diffusers import QwenImagePipeline
+def _pipeline_class(kind: str = "") -> type:
+    import diffusers
 
-    return QwenImagePipeline
+    return getattr(diffusers, f"QwenImage{kind}Pipeline")
 
 
 def _encode(pipeline: Any, prompts: Sequence[str], request: Request) -> dict[str, tuple[Any, str]]:
@@ -39,6 +39,8 @@ def _arguments(conditioning: dict[str, Any], request: Request, guided: bool) -> 
         "guidance_scale": None,  # of models distilled from guidance
         "true_cfg_scale": request.guidance if guided else 1.0,
         "max_sequence_length": request.text_length,
+        "height": request.height,  # img2img would draw 1024 × 1024
+        "width": request.width,
     }
 
 
@@ -51,15 +53,11 @@ def _unpack(pipeline: Any, latents: Any, request: Request) -> Any:
     return flux.unpack(pipeline, latents, request)[:, :, 0]
 
 
-def _check(pipeline: Any, request: Request) -> None:
-    pipeline.check_inputs(
-        request.prompt, request.height, request.width, max_sequence_length=request.text_length
-    )
-
-
 FAMILY = ReferenceFamily(
     name="qwen_image",
     pipeline_class=_pipeline_class,
+    image_pipeline_class=lambda: _pipeline_class("Img2Img"),
+    mask_pipeline_class=lambda: _pipeline_class("Inpaint"),
     networks=("text_encoder", "transformer", "vae"),
     optional=(),
     channels_first=(),
@@ -70,5 +68,4 @@ FAMILY = ReferenceFamily(
     pack=flux.pack,
     unpack=_unpack,
     used_weight=_used_weight,
-    check=_check,
 )

@@ -7,10 +7,10 @@ from lydite.core.request import Request
 from lydite.reference.family import ReferenceFamily
 
 
-def _pipeline_class() -> type:
-    from diffusers import ZImagePipeline
+def _pipeline_class(kind: str = "") -> type:
+    import diffusers
 
-    return ZImagePipeline
+    return getattr(diffusers, f"ZImage{kind}Pipeline")
 
 
 class _WithoutPadding:
@@ -57,6 +57,8 @@ def _noise_shape(pipeline: Any, height: int, width: int) -> tuple[int, ...]:
 FAMILY = ReferenceFamily(
     name="z_image",
     pipeline_class=_pipeline_class,
+    image_pipeline_class=lambda: _pipeline_class("Img2Img"),
+    mask_pipeline_class=lambda: _pipeline_class("Inpaint"),
     networks=("text_encoder", "transformer", "vae"),
     optional=(),
     channels_first=("transformer",),

@@ -165,6 +165,7 @@ FAMILY = Family(
     encode=encode,
     bind=bind,
     flow_grid="even",
+    inpaints=True,
     names=NAMES,
     blocks=(
         BlockRule(r"transformer_blocks\.\d+\.attn", {"out": "image", "out.1": "text"}),

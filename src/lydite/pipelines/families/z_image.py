@@ -161,6 +161,7 @@ FAMILY = Family(
     encode=encode,
     bind=bind,
     flow_grid="even",
+    inpaints=True,
     names=NAMES,
     blocks=(
         BlockRule(r"(layers|noise_refiner)\.\d+\.attention", {"out": "both"}),
