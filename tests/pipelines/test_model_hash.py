@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from lydite.cli.main import lydite
-from lydite.core.errors import InputError, LyditeError
+from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.request import Request
 from lydite.core.tensorfile import TensorFile, save
 from lydite.pipelines import model_hash as hashing
@@ -111,3 +111,9 @@ def test_a_picture_of_version_0_1_knows_its_model(untrained: Path) -> None:
     old = replace(record, model_hash=sampled_hash(pipeline.model))
     assert pipeline.made(record) and pipeline.made(old)
     assert not pipeline.made(replace(record, model_hash="0" * 64))
+
+
+def test_a_file_of_a_tokenizer_is_bounded(copy: Path) -> None:
+    os.truncate(copy / "tokenizer" / "merges.txt", 2**40)  # a hole: reading it would take hours
+    with pytest.raises(FileError, match="more than"):
+        hash_of(copy)

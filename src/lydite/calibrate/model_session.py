@@ -18,6 +18,7 @@ from lydite.calibrate.store.shards import Item, ItemBuilder
 from lydite.core.dtypes import widen
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError, shown
 from lydite.pipelines.family import Run
+from lydite.pipelines.model_hash import tokenizer_files
 from lydite.pipelines.observer import Observer, Stage
 from lydite.pipelines.pipeline import Pipeline
 from lydite.sampling.sampler_types import NoiseModel
@@ -166,10 +167,8 @@ def model_hash(pipeline: Pipeline) -> str:
         total.update(f"{name} {parameter_hash(model.network(name))}\n".encode())
         total.update(canonical(_config_identity(component.config)))
     for name, (folder, _) in sorted(model.tokenizers.items()):
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and not path.name.startswith("."):
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                total.update(f"{name} {path.name} {digest}\n".encode())
+        for file, digest in tokenizer_files(folder):
+            total.update(f"{name} {file} {digest}\n".encode())
     return total.hexdigest()
 
 

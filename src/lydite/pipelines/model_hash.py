@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ import numpy as np
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_json
 from lydite.core.errors import FileError
-from lydite.core.files import PIECE, cache_folder, open_regular, write_atomic
+from lydite.core.files import PIECE, cache_folder, open_regular, read_bounded, write_atomic
 from lydite.pipelines.model import Component, Model
 
 CACHE = "model_hashes.json"
 MOST_CACHED = 500  # networks
+MOST_BYTES = 2**27  # of a tokenizer's file
 SETTLED = 2.0  # seconds after which a changed file has another time for certain
 
 
@@ -34,9 +35,8 @@ def model_hash(model: Model) -> str:
         total.update(f"{name} {component_hash(component)}\n".encode())
         total.update(_text(_chosen(component.config)))
     for name, (folder, _) in sorted(model.tokenizers.items()):
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and not path.name.startswith("."):
-                total.update(f"{name} {path.name} {_file_hash(path)}\n".encode())
+        for file, digest in tokenizer_files(folder):
+            total.update(f"{name} {file} {digest}\n".encode())
     for lora, weight in model.loras:
         total.update(f"lora {_file_hash(lora.path)} {weight}\n".encode())
     return total.hexdigest()
@@ -92,11 +92,19 @@ def _text(value: Any) -> bytes:
 
 
 def _file_hash(path: Path) -> str:
+    """Of a file whose size was checked before: a LoRA."""
     total = hashlib.sha256()
     with open_regular(path) as file:
         while piece := file.read(PIECE):
             total.update(piece)
     return total.hexdigest()
+
+
+def tokenizer_files(folder: Path) -> Iterator[tuple[str, str]]:
+    """Name and SHA-256 of every file of a tokenizer."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.name.startswith("."):
+            yield path.name, hashlib.sha256(read_bounded(path, MOST_BYTES)).hexdigest()
 
 
 def _identity(paths: Iterable[Path], prefix: str) -> str | None:
