@@ -135,7 +135,10 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         loras=options["loras"],
     )
     runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
-    for note in (*idle_options(runs[0], typed), *_truncations(pipeline, runs)):
+    notes = [*idle_options(runs[0], typed), *_truncations(pipeline, runs)]
+    if pipeline.model.dtype == "float16" and pipeline.model.widens("vae"):
+        notes.append("the VAE runs in float32: it exceeds the range of float16.")
+    for note in notes:
         click.echo(f"note: {note}", err=True)
     for note in fit_in_memory(pipeline, runs, options["batch"]):
         click.echo(f"note: {note}", err=True)

@@ -154,6 +154,9 @@ def request_options(command: F) -> F:
                           "k-diffusion, comfyui, a1111 or diffusers."),
         click.option("--noise", type=click.Choice(NOISES),
                      help="Whose random generator a seed means; torch (default): as in diffusers."),
+        click.option("--clip-skip", metavar="N", type=click.IntRange(1, 100),
+                     help="Stable Diffusion 1.x, 2.x, XL: leave out the last N layers of CLIP for "
+                          "the prompt, as diffusers does. A1111's clip skip is one more."),
         click.option("--text-length", type=int,
                      help="Number of tokens of a text encoder that takes any number, as T5."),
     )  # fmt: skip
@@ -192,6 +195,7 @@ _AS_GIVEN = (
     "text_length",
     "strength",
     "feather",
+    "clip_skip",
 )
 
 

@@ -27,6 +27,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_length: int | None = None  # tokens, for text encoders that take any number
     noise: str = "torch"  # whose generator a seed means
     strength: float | None = None  # img2img: the share of the steps that run
+    clip_skip: int | None = None  # layers of CLIP left out for the prompt, from the last one
     feather: int = 0  # inpainting: pixels of the mask's soft edge, outside of which nothing changes
     true_guidance: float | None = None  # of models whose `guidance` is an input of the network
 
@@ -57,5 +58,6 @@ _OFTEN_OFF = (
     "convention",
     "strength",
     "feather",
+    "clip_skip",
     "true_guidance",
 )

@@ -196,6 +196,7 @@ class Family:
     mu: Mu | None = None  # the dynamic shift of an image, where the scheduler's line is not used
     strength: Meaning = "diffusers_sd3"  # of img2img: how many steps a share of them is
     inpaints: bool = False
+    skips_layers: bool = False  # `encode` follows the request's clip_skip
     # What a model cannot draw without: "image", and "mask" where its network takes it.
     needs: Callable[[Model], tuple[str, ...]] = lambda model: ()
     names: TraceNames = TraceNames()

@@ -212,11 +212,16 @@ class Model:
         """Names of the networks that are in memory now."""
         return tuple(self._loaded)
 
+    def widens(self, name: str) -> bool:
+        """Whether the network runs in float32 where the others run in float16.
+
+        A VAE does, because of its range, unless its config denies it (`force_upcast`).
+        """
+        return name == "vae" and getattr(self.config(name), "force_upcast", True)
+
     def dtype_of(self, name: str) -> mx.Dtype:
-        """A VAE whose config does not deny it overflows in float16: it runs in float32 then."""
-        in_float32 = name == "vae" and self.dtype == "float16"
-        if in_float32:
-            in_float32 = getattr(self.config(name), "force_upcast", True)
+        """The dtype of one network."""
+        in_float32 = self.dtype == "float16" and self.widens(name)
         return mx.float32 if in_float32 else getattr(mx, self.dtype)
 
     def tokenizer(self, encoder: str, length: int | None = None) -> AnyTokenizer:

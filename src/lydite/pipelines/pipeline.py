@@ -364,6 +364,8 @@ class Pipeline:
         elif request.strength is None:
             usual = self.defaults.strength if mask is None else self.defaults.mask_strength
             request = request.replace(strength=usual)
+        if request.clip_skip is not None and not self.family.skips_layers:
+            raise InputError(f"{self.family.title}: clip skip is not supported.")
         if not 0 <= request.feather <= MOST_FEATHER:
             raise InputError(f"feather is {request.feather}; expected 0 to {MOST_FEATHER} pixels.")
         distilled = self.family.guidance == "distilled"

@@ -15,8 +15,24 @@ def _class(task: str = "") -> type:
 
 def _encode(pipeline: Any, prompts: Sequence[str], request: Request) -> dict[str, tuple[Any, str]]:
     # both prompts as one batch; the pipeline would run the encoder twice, for the same numbers
-    text, _ = pipeline.encode_prompt(list(prompts), "cpu", 1, False)
+    if request.clip_skip:
+        text = _encode_skipping(pipeline, prompts, request.clip_skip)
+    else:
+        text, _ = pipeline.encode_prompt(list(prompts), "cpu", 1, False)
     return {"prompt_embeds": (text, "b s d")}
+
+
+def _encode_skipping(pipeline: Any, prompts: Sequence[str], layers: int) -> Any:
+    """As `encode_prompt`, which fails here: transformers 5 has no `text_model`."""
+    import torch
+
+    tokenizer, encoder = pipeline.tokenizer, pipeline.text_encoder
+    options = {"max_length": tokenizer.model_max_length, "padding": "max_length"}
+    ids = tokenizer(list(prompts), **options, truncation=True, return_tensors="pt").input_ids
+    output = encoder(ids, output_hidden_states=True)
+    norm = getattr(encoder, "text_model", encoder).final_layer_norm
+    own = norm(output.hidden_states[-(layers + 1)][-1:])  # of the prompt alone
+    return torch.cat([output.last_hidden_state[:-1], own])
 
 
 def _arguments(conditioning: dict[str, Any], request: Request, guided: bool) -> dict[str, Any]:

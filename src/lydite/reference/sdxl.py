@@ -24,6 +24,14 @@ def _encode(pipeline: Any, prompts: Sequence[str], request: Request) -> dict[str
     text, _, pooled, _ = pipeline.encode_prompt(
         list(prompts[1:] if zeros else prompts), device="cpu", do_classifier_free_guidance=False
     )
+    if request.clip_skip:  # of the prompt alone
+        own, *_ = pipeline.encode_prompt(
+            list(prompts[-1:]),
+            device="cpu",
+            do_classifier_free_guidance=False,
+            clip_skip=request.clip_skip,
+        )
+        text = torch.cat([text[:-1], own])
     if zeros:
         text = torch.cat([torch.zeros_like(text), text])
         pooled = torch.cat([torch.zeros_like(pooled), pooled])

@@ -11,9 +11,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from lydite.core.errors import ConfigError
+from lydite.core.errors import ConfigError, InputError
 from lydite.core.request import Request
 from lydite.models.layers import on_cpu
+from lydite.models.text.clip import CLIPTextOutput
 from lydite.models.unet import UNet
 from lydite.pipelines.families import sd_single_file
 from lydite.pipelines.families.network_classes import KINDS
@@ -41,12 +42,27 @@ def encode(
     model: Model, prompts: Sequence[str], request: Request, observer: Observer
 ) -> Conditioning:
     """Text features `text` (C, S, D) of C prompts, negative first."""
-    output = model.network("text_encoder")(model.token_ids("text_encoder", prompts))
-    text = observer.observe("encoder_output", output.last, name="text_encoder")
+    encoder = model.network("text_encoder")
+    output = encoder(model.token_ids("text_encoder", prompts))
+    text = output.last
+    if request.clip_skip:  # of the prompt alone, as the reference has it
+        skipped = skipped_states(output, request.clip_skip)
+        text = mx.concatenate([text[:-1], encoder.text_model.final_layer_norm(skipped[-1:])])
+    text = observer.observe("encoder_output", text, name="text_encoder")
     mx.eval(text)  # before the encoder may be freed
-    del output
+    del output, encoder
     model.release("text_encoder")
     return {"text": text}
+
+
+def skipped_states(output: CLIPTextOutput, layers: int) -> mx.array:
+    """The hidden states before the last `layers` layers: (B, S, D)."""
+    if layers >= len(output.hidden_states):
+        raise InputError(
+            f"clip_skip is {layers}; expected at most {len(output.hidden_states) - 1}, the number "
+            "of layers that the text encoder has."
+        )
+    return output.hidden_states[-(layers + 1)]
 
 
 class BoundUNet:
@@ -196,6 +212,7 @@ FAMILY = Family(
     variant=lambda parts: Variant(DEFAULTS, sd_single_file.scheduler_config(parts)),
     strength="diffusers",
     inpaints=True,
+    skips_layers=True,
     needs=needs,
     names=UNET_NAMES,
     blocks=UNET_BLOCKS,

@@ -47,7 +47,11 @@ def encode(
         if name not in model:
             continue
         output = model.network(name)(model.token_ids(name, encoded))
-        states.append(observer.observe("encoder_output", output.penultimate, name=name))
+        state = output.penultimate
+        if request.clip_skip:  # of the prompt alone, as the reference has it
+            skipped = sd.skipped_states(output, request.clip_skip + 1)
+            state = mx.concatenate([state[:-1], skipped[-1:]])
+        states.append(observer.observe("encoder_output", state, name=name))
         pooled = output.pooled
         if name == "text_encoder_2":  # the first encoder's is not used
             pooled = observer.observe("encoder_output", pooled, name=f"{name} pooled")
@@ -130,6 +134,7 @@ FAMILY = Family(
     variant=lambda parts: Variant(DEFAULTS, sd_single_file.scheduler_config(parts)),
     strength="diffusers",
     inpaints=True,
+    skips_layers=True,
     needs=needs,
     names=replace(
         UNET_NAMES,
