@@ -126,6 +126,9 @@ def _run() -> int:
         label = click.style("error:", fg="red", bold=True)
         click.echo(f"{label} {one_line(str(error))}", err=True, color=color)
         return error.exit_code
+    except (KeyboardInterrupt, click.Abort):  # Abort is a RuntimeError
+        click.echo("interrupted", err=True)
+        return 130
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
@@ -138,9 +141,6 @@ def _run() -> int:
     except OSError as error:  # of stdout: a full disk behind a redirection
         click.echo(f"error: {one_line(str(error))}", err=True)
         return 2
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        return 130
     return 0
 
 
