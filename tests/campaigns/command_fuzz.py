@@ -231,9 +231,9 @@ def _run_child(numbers: range, seed: int, corpus: Path, scratch: Path, state: Pa
     seen, since = -1, time.monotonic()
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
-        count = len(_read(state))
-        if count != seen:
-            seen, since = count, time.monotonic()
+        size = state.stat().st_size if state.exists() else 0
+        if size != seen:
+            seen, since = size, time.monotonic()
         if ended == 0 and time.monotonic() - since < 2 * PATIENCE * SECONDS:
             time.sleep(0.2)
             continue
@@ -244,7 +244,7 @@ def _run_child(numbers: range, seed: int, corpus: Path, scratch: Path, state: Pa
             reason = (
                 "hang: not even an alarm ended it" if ended == 0 else f"signal: status {status}"
             )
-            number = numbers[0] + max(0, seen - numbers[0])
+            number = len(_read(state))
             command = " ".join(choose(number, seed)[0].words)
             with state.open("a") as log:
                 log.write(json.dumps(vars(Result(number, command, failure=reason))) + "\n")

@@ -246,3 +246,11 @@ def test_fresh_noise_of_the_sampler_has_a_seed_of_its_own() -> None:
     first = noise.first()
     assert mx.array_equal(first, MLXNoise([5], (4, 2, 2)).first())
     assert mx.array_equal(noise(1.0, 0.5), MLXNoise([8], (4, 2, 2)).first())
+
+
+def test_tokenizers_of_two_lengths_are_one_clear_error(untrained: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(untrained, tmp_path / "model"))
+    path = folder / "tokenizer_2" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": 7}))
+    with pytest.raises(ConfigError, match="model_max_length"):
+        next(Pipeline.open(folder).generate(REQUEST, [1]))

@@ -245,3 +245,14 @@ class Model:
                 f"{vocabulary}. The tokenizer belongs to another model."
             )
         return mx.array(ids)
+
+
+def join_features(states: Sequence[mx.array], where: Path) -> mx.array:
+    """Features of several encoders side by side; ConfigError when their tokenizers disagree."""
+    lengths = sorted({state.shape[1] for state in states})
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"{where}: the tokenizers pad prompts to {lengths} tokens; expected one length. "
+            "model_max_length of a tokenizer_config.json is wrong."
+        )
+    return mx.concatenate(list(states), axis=-1)

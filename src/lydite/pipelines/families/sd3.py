@@ -26,7 +26,7 @@ from lydite.pipelines.family import (
     Run,
     TraceNames,
 )
-from lydite.pipelines.model import Component, Model
+from lydite.pipelines.model import Component, Model, join_features
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
 
@@ -48,7 +48,7 @@ def encode(
         mx.eval(states[-1], pooled[-1])  # before the encoder may be freed
         del output
         model.release(name)
-    clip = mx.concatenate(states, axis=-1)  # (C, S1, D1 + D2)
+    clip = join_features(states, model.path)  # (C, S1, D1 + D2)
     clip = mx.pad(clip, [(0, 0), (0, 0), (0, width - clip.shape[-1])])  # (C, S1, D)
     if "text_encoder_3" in model:
         ids = model.token_ids("text_encoder_3", prompts, request.text_length)

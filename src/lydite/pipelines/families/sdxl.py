@@ -25,7 +25,7 @@ from lydite.pipelines.families.sd import (
     latents,
 )
 from lydite.pipelines.family import Conditioning, Defaults, Family, Variant
-from lydite.pipelines.model import Component, Model
+from lydite.pipelines.model import Component, Model, join_features
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer
 
@@ -58,7 +58,7 @@ def encode(
         mx.eval(states[-1], pooled)  # before the encoder may be freed
         del output
         model.release(name)
-    text = mx.concatenate(states, axis=-1)  # (C, S, D1 + D2)
+    text = join_features(states, model.path)  # (C, S, D1 + D2)
     if zeros:
         text = mx.concatenate([mx.zeros_like(text), text])
         pooled = mx.concatenate([mx.zeros_like(pooled), pooled])
