@@ -269,6 +269,11 @@ def find_family(class_name: object, where: object) -> Family:
     )
 
 
-def all_kinds() -> dict[str, Kind]:
-    """The network classes of every family."""
-    return {name: kind for family in families() for name, kind in family.kinds.items()}
+def network_classes(class_name: object = None) -> Mapping[str, Kind]:
+    """Of the family of a pipeline class; of all families where it is unknown or not given."""
+    kinds: dict[str, Kind] = {}
+    for family in families():
+        if class_name in family.pipelines:
+            return family.kinds
+        kinds.update(family.kinds)
+    return kinds

@@ -13,7 +13,7 @@ from lydite import embedded
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, FileError, at, shown
-from lydite.pipelines.family import Defaults, Family, all_kinds, families, find_family
+from lydite.pipelines.family import Defaults, Family, families, find_family, network_classes
 from lydite.pipelines.model import Component, Model, folder_component
 from lydite.weights.audit import Finding, Ledger
 
@@ -149,14 +149,14 @@ def find_components(path: Path) -> dict[str, Component]:
         if (path / INDEX).exists():
             return _pipeline_components(path)
         if (path / "config.json").exists():
-            component = folder_component(path, all_kinds())
+            component = folder_component(path, network_classes())
             return {component.name: component}
         raise FileError(
             f"{path}: neither {INDEX} (a pipeline) nor config.json (a component) is here."
         )
     family = _single_file_family(path)
     if family is None and (path.parent / "config.json").exists():
-        component = folder_component(path.parent, all_kinds(), weights=path)
+        component = folder_component(path.parent, network_classes(), weights=path)
         return {component.name: component}
     if family is None or family.single_file is None:
         raise _unknown_file(path)
@@ -231,7 +231,7 @@ def _pipeline_components(folder: Path) -> dict[str, Component]:
     """The networks named in a pipeline folder's model_index.json."""
     path = folder / INDEX
     index = read_json(path)
-    kinds = all_kinds()
+    kinds = network_classes(index.get("_class_name"))
     components: dict[str, Component] = {}
     for name, entry in index.items():
         if name.startswith("_") or not isinstance(entry, list):
