@@ -13,6 +13,7 @@ from lydite.calibrate.activations.places import SLOTS, Places
 from lydite.calibrate.replay import Replay, network, replaying
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import LyditeError, NotFiniteError
+from lydite.models.layers import on_cpu
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
 from lydite.trace.mlx_capture import walk
@@ -48,11 +49,12 @@ def check(found: Moments, values: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(found.zeros, (values == 0).sum(axis=0))
     np.testing.assert_array_equal(found.negative, (values < 0).sum(axis=0))
     scale = np.abs(wide).max()
-    assert np.abs(found.mean - wide.mean(axis=0)).max() <= 1e-12 * scale
-    assert np.abs(found.variance - wide.var(axis=0)).max() <= 1e-12 * scale**2
+    limit = 1e-12 if on_cpu() else 1e-6  # a GPU sums in float32
+    assert np.abs(found.mean - wide.mean(axis=0)).max() <= limit * scale
+    assert np.abs(found.variance - wide.var(axis=0)).max() <= limit * scale**2
     mean, variance = found.whole()
-    assert abs(mean - wide.mean()) <= 1e-12 * scale
-    assert abs(variance - wide.var()) <= 1e-12 * scale**2
+    assert abs(mean - wide.mean()) <= limit * scale
+    assert abs(variance - wide.var()) <= limit * scale**2
     for share in (0.001, 0.5, 0.999):
         true = float(np.quantile(values, share, method="inverted_cdf"))
         assert abs(found.quantile(share) - true) <= abs(true) * BOUND + FLOOR
