@@ -19,7 +19,7 @@ from lydite.calibrate.settings import BLOCKS, Description, Plan, Settings
 from lydite.calibrate.store.set_file import read_description, write_description
 from lydite.calibrate.store.verify import SuspiciousItem, verify
 from lydite.calibrate.store.writer import Writer
-from lydite.core.errors import CalibrationError
+from lydite.core.errors import CalibrationError, LyditeError
 from support.calibration import SETTINGS, draw, items, plan
 from support.calibration_cli import calibrate
 
@@ -281,6 +281,6 @@ def test_files_that_would_hang_or_exhaust_memory_are_refused(tmp_path: Path, kin
 )
 def test_a_plan_that_cannot_be_leaves_no_folder(tmp_path: Path, manifest: dict[str, Any]) -> None:
     source = folder_of(tmp_path / "npz", **manifest)
-    with pytest.raises(CalibrationError):
+    with pytest.raises(LyditeError):
         import_npz(source, tmp_path / "set", SIZED)
     assert not (tmp_path / "set").exists()

@@ -57,7 +57,7 @@ def test_good_files(
         ("a.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2: expected .*found {'text': 'b'}"),
         ("a.jsonl", '{"prompt": "a"}\n\n["b"]\n', "line 3: expected a JSON object"),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": 5}\n', "line 2: expected .*found {'prompt': 5}"),
-        ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1 is no text"),
+        ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1: text that is not valid Unicode"),
         ("a.parquet", "a", "read from .txt, .csv and .jsonl"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_first_column_that_no_heading_names_is_a_guess(tmp_path: Path, data: s
 
 def test_a_file_that_is_not_there_or_is_none(tmp_path: Path) -> None:
     (tmp_path / "folder.txt").mkdir()
-    for name, message in (("none.txt", "cannot be read"), ("folder.txt", "not a file")):
+    for name, message in (("none.txt", "no such file"), ("folder.txt", "not a file")):
         with pytest.raises(LyditeError, match=message):
             read_prompts(tmp_path / name)
 

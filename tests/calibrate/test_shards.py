@@ -132,5 +132,5 @@ def test_a_tensor_that_the_disk_does_not_give_is_damaged(tmp_path: Path) -> None
 
 
 def test_a_file_that_cannot_be_opened_is_not_said_to_be_damaged(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="cannot be read"):
+    with pytest.raises(FileError, match="no such file"):
         Shard.open(tmp_path / f"{'0' * 64}.safetensors")

@@ -13,9 +13,10 @@ from lydite.cli.main import lydite
 from lydite.cli.parity import by_component, check_reference
 from lydite.core.errors import FileError
 from lydite.diff.result import Row, Verdict
+from lydite.pipelines import pipeline
 from lydite.reference import jobs
 from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing
-from lydite.sampling import denoiser
+from lydite.sampling.denoiser import Guided
 from support import tiny_sd3
 
 SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
@@ -127,7 +128,10 @@ def test_a_bug_is_found_where_it_is(model: Path, recorded: None, monkeypatch) ->
     def swapped(uncond: Any, cond: Any, scale: float) -> Any:
         return cond + scale * (uncond - cond)
 
-    monkeypatch.setattr(denoiser, "cfg", swapped)
+    def guided(*args: Any, **options: Any) -> Guided[Any]:
+        return Guided(*args, **{**options, "guide": swapped})
+
+    monkeypatch.setattr(pipeline, "Guided", guided)
     result = run(model, "a red star", *SMALL)
     assert result.exit_code == 1
     lines = result.stdout.splitlines()

@@ -289,7 +289,7 @@ def test_the_writer_of_the_example_is_the_documented_one() -> None:
         (["plot", "karras", "--denoiser", "mixture"], "are for samplers"),
         (["conform"], "nothing to judge"),
         (["conform", "p.json", "run", "--steps", "4"], "goes with --write"),
-        (["conform", "missing.json", "run"], "cannot be read"),
+        (["conform", "missing.json", "run"], "no such file"),
         (["conform", "--write", "p.json", "--sampler", "nobody"], "no sampler 'nobody'"),
         (["conform", "--write", "p.json", "--guidance", "3", "--denoiser", "zero"], "nothing"),
         (["conform", "--write", "p.json", "--guidance", "nan"], "finite"),

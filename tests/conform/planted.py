@@ -16,7 +16,7 @@ from .port import Port
 
 
 def plain(problem: Problem, folder: Path) -> dict[str, Any]:
-    write_problem(folder / "problem.json", problem)
+    write_problem(folder / "problem.json", problem, overwrite=True)
     return json.loads((folder / "problem.json").read_text())
 
 

@@ -26,7 +26,7 @@ def test_the_rust_example_conforms(tmp_path: Path) -> None:
         ProblemSpec(model="sd3", steps=20),
     ):
         problem, folder = make_problem(asked), tmp_path / f"{asked.model}-{asked.denoiser}"
-        write_problem(tmp_path / "problem.json", problem)
+        write_problem(tmp_path / "problem.json", problem, overwrite=True)
         subprocess.run(
             [program, tmp_path / "problem.json"],
             check=True,

@@ -61,6 +61,7 @@ class Models:
             seed=1,
             outputs=(TraceOutput(str(folder), dtype),),
             name="tiny",
+            model_hash=self.pipeline(variant).model_hash,
         )
         return msgspec.structs.replace(job, **changes)
 

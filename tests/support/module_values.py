@@ -13,7 +13,6 @@ from lydite.pipelines import pipeline as pipeline_module
 from lydite.pipelines.family import Run
 from lydite.pipelines.pipeline import NOISES, Pipeline
 from lydite.pipelines.recording import FamilyRecorder, TraceObserver, draw_recorded
-from lydite.sampling import denoiser
 from lydite.sampling.denoiser import Prediction
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.trace.events import Event, EventId, Header
@@ -75,8 +74,8 @@ def normals(shape: tuple[int, ...], seed: int = 0) -> mx.array:
 def identities(pipeline: Pipeline) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     objects: list[Any] = [
-        *(vars(pipeline_module)[name] for name in ("find_sampler", "plan_schedule")),
-        *(denoiser.cfg, modulation.sinusoids, t5.relative_position_buckets, mx.round),
+        *(vars(pipeline_module)[name] for name in ("find_sampler", "plan_schedule", "Guided")),
+        *(modulation.sinusoids, t5.relative_position_buckets, mx.round),
         *NOISES.values(),
     ]
     owners = (Pipeline, Run, Prediction, AutoencoderKL, Tokenizer, mmdit.MMDiT, mmdit.PatchEmbed)

@@ -11,7 +11,6 @@ from lydite.models import mmdit
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import pipeline
 from lydite.pipelines.pipeline import NOISES
-from lydite.sampling import denoiser
 from lydite.sampling.denoiser import Prediction
 from lydite.sampling.sampler_types import Step
 from seeded_bugs.bugs.schedule import bug
@@ -46,7 +45,10 @@ def euler(x: Any, denoised: Any, sigma: float, after: float) -> Any:
 
 
 def guided(change: Callable[[Any, Any, float], Any]) -> Apply:
-    return attribute(denoiser, "cfg", lambda original: change)
+    def with_change(original: Any) -> Any:
+        return lambda *args, **options: original(*args, **{**options, "guide": change})
+
+    return attribute(pipeline, "Guided", with_change)
 
 
 def some_channels(uncond: mx.array, cond: mx.array, scale: float) -> mx.array:
