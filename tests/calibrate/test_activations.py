@@ -139,7 +139,9 @@ def test_values_are_those_the_trace_records(
                 if event is None and row.step:  # what is the same at every step is recorded once
                     event = trace.find(f"transformer/{path}", port, 0, 0)
                 if event is not None:
-                    np.testing.assert_array_equal(value, trace.read(event), err_msg=path)
+                    expected = trace.read(event)
+                    limit = 0 if on_cpu() else 1e-4  # a GPU runs what is not recorded compiled
+                    np.testing.assert_allclose(value, expected, limit, limit, err_msg=path)
                     compared += 1
     assert compared >= 2 * len(Places(network(pipeline)).layers) * replays.STEPS
 
@@ -171,14 +173,17 @@ def test_looking_changes_no_bit_and_leaves_nothing_behind(
 
     model = network(pipeline)
     before, classes = parameter_hash(model), [type(module) for _, module in walk(model)]
-    results: list[list[bytes]] = []
+    results: list[list[NDArray[np.float32]]] = []
     for observer in (Blind(), Places(model)):
         with replaying(pipeline, opened.settings, observer) as replay:
             rows = list(opened.rows("sample"))
-            results.append([replay.run(row.entry, opened.read(row)["x"]).tobytes() for row in rows])
+            results.append([replay.run(row.entry, opened.read(row)["x"]) for row in rows])
     plain = Replay(pipeline, opened.settings, Blind())
-    results.append([plain.run(row.entry, opened.read(row)["x"]).tobytes() for row in rows])
-    assert results[0] == results[1] == results[2]
+    results.append([plain.run(row.entry, opened.read(row)["x"]) for row in rows])
+    limit = 0 if on_cpu() else 1e-4
+    for first, second, third in zip(*results, strict=True):
+        np.testing.assert_allclose(first, second, limit, limit)
+        np.testing.assert_allclose(first, third, limit, limit)
     with pytest.raises(RuntimeError), replaying(pipeline, opened.settings, Places(model)):
         raise RuntimeError
     assert [type(module) for _, module in walk(model)] == classes

@@ -273,7 +273,7 @@ def network_classes(class_name: object = None) -> Mapping[str, Kind]:
     """Of the family of a pipeline class; of all families where it is unknown or not given."""
     kinds: dict[str, Kind] = {}
     for family in families():
-        if class_name in family.pipelines:
+        if isinstance(class_name, str) and class_name in family.pipelines:
             return family.kinds
         kinds.update(family.kinds)
     return kinds
