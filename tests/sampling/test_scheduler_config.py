@@ -253,6 +253,7 @@ def test_a_file_that_diffusers_writes_is_read(name: str, tmp_path: Any):
         ("DDIM", {}, "clip_sample is True by default; only False"),
         ("DDIM", UNCLIPPED | {"timestep_spacing": "linspace"}, "timestep_spacing linspace"),
         ("PNDM", {}, "skip_prk_steps is False by default; only True"),
+        ("PNDM", {"skip_prk_steps": True, "prediction_type": "v_prediction"}, "averages"),
         ("EulerDiscrete", {"trained_betas": [0.1]}, "trained_betas is"),
         ("EulerDiscrete", {"use_sine_sigmas": False}, "not understood ['use_sine_sigmas']"),
         ("EulerDiscrete", {"beta_start": "0.1"}, "beta_start"),

@@ -292,6 +292,11 @@ def _ddim(keys: _Keys, name: str, flow: _Flow) -> SchedulerConfig:
     apart = sampler != "ddpm" and keys.timestep_spacing != "leading"
     if apart and keys.timestep_spacing == "linspace":
         raise _Unsupported("timestep_spacing linspace: its steps do not end at its timesteps.")
+    if sampler == "plms" and keys.prediction_type != "epsilon":
+        raise _Unsupported(
+            f"prediction_type {keys.prediction_type}: it averages the network's outputs of several "
+            "steps, and we average the noise in them. DDIMScheduler takes the same keys."
+        )
     schedule, options = _spacing(keys, whole=True)
     return SchedulerConfig(
         name,
