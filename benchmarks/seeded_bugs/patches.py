@@ -14,7 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from lydite.pipelines.pipeline import Pipeline, RunNoise
+from lydite.pipelines.noise import RunNoise
+from lydite.pipelines.pipeline import Pipeline
 from seeded_bugs.cases import Apply
 
 Forward = Callable[..., Any]  # (self, original, *args): what the module does instead

@@ -13,9 +13,10 @@ import lydite.pipelines.pipeline as pipeline_module
 from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteError
 from lydite.core.request import Request
 from lydite.pipelines.model_files import find_components
+from lydite.pipelines.noise import MLXNoise
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
 from lydite.pipelines.picture import Picture
-from lydite.pipelines.pipeline import MLXNoise, Pipeline
+from lydite.pipelines.pipeline import Pipeline
 from lydite.sampling.noise import StreamRule
 from lydite.weights.load import parameter_hash, parameters
 

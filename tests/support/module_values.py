@@ -11,7 +11,8 @@ from lydite.models.text import clip, t5
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import pipeline as pipeline_module
 from lydite.pipelines.family import Run
-from lydite.pipelines.pipeline import NOISES, Pipeline
+from lydite.pipelines.noise import NOISES
+from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import FamilyRecorder, TraceObserver, draw_recorded
 from lydite.sampling.denoiser import Prediction
 from lydite.tokenizers.tokenizer import Tokenizer

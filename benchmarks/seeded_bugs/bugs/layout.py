@@ -7,7 +7,7 @@ import mlx.nn as nn
 
 from lydite.models.mmdit import PatchEmbed
 from lydite.models.vae.kl import AutoencoderKL, Posterior
-from lydite.pipelines.pipeline import NOISES
+from lydite.pipelines.noise import NOISES
 from seeded_bugs.bugs.weights import CLIP
 from seeded_bugs.cases import Apply, Bug, inputs, outputs
 from seeded_bugs.patches import ChangedNoise, attribute, entry, forward

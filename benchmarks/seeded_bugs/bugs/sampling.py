@@ -10,7 +10,7 @@ import mlx.core as mx
 from lydite.models import mmdit
 from lydite.models.vae.kl import AutoencoderKL
 from lydite.pipelines import pipeline
-from lydite.pipelines.pipeline import NOISES
+from lydite.pipelines.noise import NOISES
 from lydite.sampling.denoiser import Prediction
 from lydite.sampling.sampler_types import Step
 from seeded_bugs.bugs.schedule import bug

@@ -66,7 +66,14 @@ def examine(folder: Path) -> Report:
     from lydite.models.numeric_probe import probe
 
     device = current_device()
-    report = Report(_versions(), {**asdict(device), VARIABLE: os.environ.get(VARIABLE, "auto")})
+    report = Report(
+        _versions(),
+        {
+            **asdict(device),
+            "shortcuts": device.shortcuts,
+            VARIABLE: os.environ.get(VARIABLE, "auto"),
+        },
+    )
     if sys.platform == "linux":
         report.device["blas"] = preload().describe().split(":")[0]
     report.problems += _platform_problems()
@@ -124,7 +131,7 @@ def _print(report: Report) -> None:
     device = report.device
     memory = f"{device['memory'] / 2**30:.0f} GiB"
     click.echo(f"{'device':<13}{device['chip']} ({device['kind'].upper()}, {memory})")
-    click.echo(f"{'shortcuts':<13}TF32 {_on(device['tf32'])}, Winograd {_on(device['winograd'])}")
+    click.echo(f"{'shortcuts':<13}{device['shortcuts']}")
     if "blas" in device:
         click.echo(f"{'blas':<13}{device['blas']}")
     for reading in report.numbers:
@@ -143,7 +150,3 @@ def _print(report: Report) -> None:
         click.echo(f"{click.style('off:', fg='red', bold=True):<5} {problem}")
     if not report.problems:
         click.echo("nothing is wrong.")
-
-
-def _on(value: bool) -> str:
-    return "on" if value else "off"

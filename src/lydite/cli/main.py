@@ -154,12 +154,8 @@ def _version(verbose: bool) -> str:
         lines += [
             f"python {sys.version.split()[0]} on {platform.platform(terse=True)}",
             f"mlx {package_version('mlx')} on {device.chip} ({device.kind.upper()})",
-            f"TF32 {_on(device.tf32)}, Winograd {_on(device.winograd)}",
+            device.shortcuts,
         ]
         if sys.platform == "linux":
             lines.append(f"blas {preload().describe()}")
     return "\n".join(lines)
-
-
-def _on(value: bool) -> str:
-    return "on" if value else "off"

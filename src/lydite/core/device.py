@@ -36,6 +36,12 @@ class Device:
     tf32: bool
     winograd: bool
 
+    @property
+    def shortcuts(self) -> str:
+        """`TF32 off, Winograd off`, for instance."""
+        used = {"TF32": self.tf32, "Winograd": self.winograd}
+        return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in used.items())
+
     def describe(self) -> str:
         """In one line: what last bits depend on."""
         on = [name for name, used in (("TF32", self.tf32), ("Winograd", self.winograd)) if used]

@@ -277,3 +277,13 @@ def network_classes(class_name: object = None) -> Mapping[str, Kind]:
             return family.kinds
         kinds.update(family.kinds)
     return kinds
+
+
+def check_equal(path: Path, facts: Mapping[str, tuple[int, int, str]]) -> None:
+    """ConfigError for the first key of the transformer that differs from what it has to fit.
+
+    `facts`: key -> its value, the value of another component, and what that value is.
+    """
+    for key, (value, other, what) in facts.items():
+        if value != other:
+            raise ConfigError(f"{path}: transformer has {key} {value}, but {what} is {other}.")

@@ -5,12 +5,12 @@
 does, so that a seed means the same picture as in diffusers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import hypot, isfinite
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +30,7 @@ from lydite.pipelines.inpainting import (
 from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import locate, open_model
 from lydite.pipelines.model_hash import model_hash, sampled_hash
+from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
 from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
 from lydite.pipelines.picture import (
     Picture,
@@ -39,19 +40,14 @@ from lydite.pipelines.picture import (
     resize,
 )
 from lydite.pipelines.tiles import check_tile, decode_tiles
-from lydite.sampling.brownian import BrownianNoise
 from lydite.sampling.conventions import (
-    Convention,
     find_convention,
     has_unit_variance,
     options_of,
     plan_schedule,
-    uses_brownian_path,
 )
 from lydite.sampling.denoiser import Guide, Guided, over_steps
-from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
-from lydite.sampling.registry import NoiseKind, Sampler, find_sampler
-from lydite.sampling.sampler_types import Noise
+from lydite.sampling.registry import Sampler, find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
 from lydite.weights.lora import read_lora
 from lydite.weights.quantize import Quantization
@@ -69,7 +65,6 @@ NUMBERS = {
     "atol": (1e-4, 1.0),
 }
 SILENT = Observer()
-Shape = tuple[int, ...]  # (C, …), torch's order; arrays are (B, …, C) in float32
 Batch = tuple[tuple[int, ...], mx.array]  # seeds and finished latents
 
 
@@ -432,7 +427,7 @@ class Pipeline:
 
     def _start(
         self, run: Run, group: tuple[int, ...], observer: Observer
-    ) -> tuple["RunNoise", mx.array, Inpainting | None]:
+    ) -> tuple[RunNoise, mx.array, Inpainting | None]:
         """The noise of each seed, and what it begins with, or the noised image: (B, …, C)."""
         # diffusers draws, from one generator per image: the sample of the encoded image where it is
         # used, the noise, and with a mask the sample of the image without what is masked
@@ -543,7 +538,7 @@ def _run_steps(
     denoise: Denoiser,
     x: mx.array,
     seeds: tuple[int, ...],
-    noise: "RunNoise",
+    noise: RunNoise,
     observer: Observer,
 ) -> mx.array:
     """The latents after all steps."""
@@ -598,66 +593,3 @@ def _check_numbers(sampler: Sampler, options: Mapping[str, float]) -> None:
         low, high = NUMBERS[name]
         if not low <= value <= high:
             raise InputError(f"option {name} is {value}; expected {low:g} to {high:g}.")
-
-
-class RunNoise(Protocol):
-    """The noise of one batch: `first` for the latents, then calls for the sampler's steps."""
-
-    def first(self) -> mx.array: ...
-    def __call__(self, sigma: float, sigma_next: float, /) -> mx.array: ...
-
-
-def torch_noise(
-    seeds: Sequence[int], shape: Shape, rule: StreamRule = STREAMS["lydite"]
-) -> RunNoise:
-    """As diffusers draws with one CPU generator per image, or as the rule has it."""
-    return NoiseStreams(seeds, shape, _channels_last, rule)
-
-
-class MLXNoise:
-    """From `mx.random`, one key per image, or one for all."""
-
-    def __init__(
-        self, seeds: Sequence[int], shape: Shape, rule: StreamRule = STREAMS["lydite"]
-    ) -> None:
-        self._seeds, self._shape, self._rule = seeds, shape, rule
-        self._keys = self._fresh(0)
-        self._moved = rule.delta is None
-
-    def first(self) -> mx.array:
-        images = len(self._seeds) // len(self._keys)  # of one key
-        normals: list[mx.array] = []
-        for index, key in enumerate(self._keys):
-            self._keys[index], use = mx.random.split(key)
-            normals.append(mx.random.normal((images, *self._shape), key=use))
-        return mx.moveaxis(mx.concatenate(normals), 1, -1)
-
-    def __call__(self, sigma: float, sigma_next: float) -> mx.array:
-        if not self._moved:
-            self._keys, self._moved = self._fresh(self._rule.delta or 0), True
-        return self.first()
-
-    def _fresh(self, delta: int) -> list[mx.array]:
-        seeds = self._seeds if self._rule.batch == "image" else self._seeds[:1]
-        return [mx.random.key((seed + delta) % 2**64) for seed in seeds]
-
-
-NOISES: dict[str, Callable[[Sequence[int], Shape, StreamRule], RunNoise]] = {
-    "torch": torch_noise,
-    "mlx": MLXNoise,
-}
-
-
-def sampler_noise(
-    kind: NoiseKind, convention: Convention, seeds: Sequence[int], shape: Shape, run: RunNoise
-) -> Noise[mx.array] | None:
-    """What a sampler adds: nothing, a Brownian path of each image, or what comes next of `run`."""
-    if kind == "none":
-        return None
-    if uses_brownian_path(convention, kind):
-        return BrownianNoise(seeds, shape, _channels_last)
-    return run
-
-
-def _channels_last(normals: NDArray[np.float32]) -> mx.array:
-    return mx.array(np.moveaxis(normals, 1, -1))

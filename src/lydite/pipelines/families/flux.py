@@ -11,28 +11,25 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.models.flux import FluxTransformer
 from lydite.models.modulation import Modulation
 from lydite.pipelines.families.flux_single_file import SINGLE_FILE
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.families.packed import BoundTransformer
+from lydite.pipelines.families.packed import BoundTransformer, latents
 from lydite.pipelines.family import (
     BlockRule,
     Conditioning,
     Defaults,
     Family,
-    LatentSpace,
     Run,
     TraceNames,
     Variant,
+    check_equal,
 )
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
-
-SIDE = 128  # of the latents of the size that the models were made for
 
 DEV = Variant(
     Defaults(steps=28, guidance=3.5, text_length=512, true_guidance=4.0),
@@ -99,13 +96,6 @@ def bind(
     return BoundTransformer(transformer, texts, tables, run, batch, observer)
 
 
-def latents(model: Model) -> LatentSpace:
-    """Any size: positions are computed, not learnt."""
-    vae = model.config("vae")
-    side = SIDE * vae.factor
-    return LatentSpace(vae.latent_channels, vae.factor, patch=2, default=(side, side))
-
-
 def check(path: Path, components: Mapping[str, Component]) -> None:
     """The text encoders and the VAE have to fit the transformer they feed."""
     transformer = components["transformer"].config
@@ -128,9 +118,7 @@ def check(path: Path, components: Mapping[str, Component]) -> None:
             "4 × the VAE's latent channels",
         ),
     }
-    for key, (expected, found, what) in facts.items():
-        if expected != found:
-            raise ConfigError(f"{path}: transformer has {key} {expected}, but {what} is {found}.")
+    check_equal(path, facts)
 
 
 _BLOCK = "transformer/transformer_blocks.*"

@@ -13,9 +13,11 @@ import numpy as np
 from lydite.models.layers import on_cpu
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
-from lydite.pipelines.family import Run
+from lydite.pipelines.family import LatentSpace, Run
+from lydite.pipelines.model import Model
 from lydite.pipelines.observer import Observer
 
+SIDE = 128  # of the latents of the size that the models were made for
 MakeTables = Callable[[mx.array, int], Modulation]  # (timesteps, number of the prompt) → all steps
 
 
@@ -85,3 +87,10 @@ class BoundTransformer:
             at = mx.array([timestep], dtype=mx.float32)
             tables, step = self._make_tables(at, prompt), 0
         return {path: mx.repeat(table[step], self._batch, axis=0) for path, table in tables.items()}
+
+
+def latents(model: Model) -> LatentSpace:
+    """Any size: positions are computed, not learnt."""
+    vae = model.config("vae")
+    side = SIDE * vae.factor
+    return LatentSpace(vae.latent_channels, vae.factor, patch=2, default=(side, side))

@@ -11,21 +11,20 @@ from typing import Any
 
 import mlx.core as mx
 
-from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.models.qwen_image import QwenImageTransformer
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.families.packed import BoundTransformer
+from lydite.pipelines.families.packed import BoundTransformer, latents
 from lydite.pipelines.family import (
     BlockRule,
     Conditioning,
     Defaults,
     Family,
-    LatentSpace,
     Run,
     TraceNames,
+    check_equal,
 )
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
@@ -33,7 +32,6 @@ from lydite.sampling.denoiser import cfg
 from lydite.tokenizers.templates import QWEN_IMAGE, TemplateTokenizer
 from lydite.tokenizers.tokenizer import load_qwen2_tokenizer
 
-SIDE = 128  # of the latents of the size that the model was made for
 MOST_TOKENS = 1024  # of a prompt with the end of the template; the pipeline reads 512 by default
 
 
@@ -83,13 +81,6 @@ def guide(uncond: Any, cond: Any, scale: float) -> Any:
     return unpack_latents(guided * (next(norms) / next(norms)), height, width)
 
 
-def latents(model: Model) -> LatentSpace:
-    """Any size: positions are computed, not learnt."""
-    vae = model.config("vae")
-    side = SIDE * vae.factor
-    return LatentSpace(vae.latent_channels, vae.factor, patch=2, default=(side, side))
-
-
 def check(path: Path, components: Mapping[str, Component]) -> None:
     """The text encoder and the VAE have to fit the transformer they feed."""
     transformer, channels = components["transformer"].config, components["vae"].config.z_dim
@@ -102,9 +93,7 @@ def check(path: Path, components: Mapping[str, Component]) -> None:
         "in_channels": (transformer.in_channels, 4 * channels, "4 × the VAE's z_dim"),
         "out_channels": (transformer.out_channels, channels, "the VAE's z_dim"),
     }
-    for key, (expected, found, what) in facts.items():
-        if expected != found:
-            raise ConfigError(f"{path}: transformer has {key} {expected}, but {what} is {found}.")
+    check_equal(path, facts)
 
 
 _BLOCK = "transformer/transformer_blocks.*"

@@ -25,6 +25,7 @@ from lydite.pipelines.family import (
     LatentSpace,
     Run,
     TraceNames,
+    check_equal,
 )
 from lydite.pipelines.model import Component, Model, join_features
 from lydite.pipelines.observer import Observer
@@ -153,9 +154,7 @@ def check(path: Path, components: Mapping[str, Component]) -> None:
             components["text_encoder_3"].config.d_model,
             "T5's width",
         )
-    for key, (expected, found, what) in facts.items():
-        if expected != found:
-            raise ConfigError(f"{path}: transformer has {key} {expected}, but {what} is {found}.")
+    check_equal(path, facts)
     widths = sum(clip.hidden_size for clip in clips)
     if widths > transformer.joint_attention_dim:
         raise ConfigError(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.models.modulation import Modulation
 from lydite.models.z_image import ZImageTransformer
@@ -24,6 +23,7 @@ from lydite.pipelines.family import (
     LatentSpace,
     Run,
     TraceNames,
+    check_equal,
 )
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
@@ -108,9 +108,7 @@ def check(path: Path, components: Mapping[str, Component]) -> None:
             "the VAE's latent channels",
         ),
     }
-    for key, (expected, found, what) in facts.items():
-        if expected != found:
-            raise ConfigError(f"{path}: transformer has {key} {expected}, but {what} is {found}.")
+    check_equal(path, facts)
 
 
 _TEXT = (("transformer/cap_embedder*", "*"), ("transformer/context_refiner.*", "*"))
