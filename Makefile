@@ -28,10 +28,14 @@ test: .venv/tested
 
 # torch first: its CPU build has to be chosen before anything that depends on it asks for another.
 # open_clip_torch without its dependencies: only for CLIP's official vocabulary, as golden token ids.
+# References of the feature networks ask for torchvision, which has no build for this torch. They lie
+# in a folder of their own, where no other package finds them.
 .venv/tested: .venv/installed
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet --editable '.[reference,dev]'
 	$(BIN)/pip install --quiet --no-deps open_clip_torch==3.3.0
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/no_torchvision \
+		torch-fidelity==0.4.0 clean-fid==0.1.35 lpips==0.1.4
 	touch $@
 
 clean:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lydite.weights.maps import flux, mmdit, text, unet, vae
+from lydite.weights.maps import features, flux, mmdit, text, unet, vae
 from lydite.weights.rules import Alias, Drop, Join, Rename, Rule, Split, resolve
 
 TABLES = {
@@ -23,6 +23,10 @@ TABLES = {
     "qwen2.5-vl": text.QWEN2_5_VL,
     "qwen3": text.QWEN3,
     "vae qwen-image": vae.QWEN_IMAGE,
+    "inception": features.INCEPTION,
+    "lpips backbone": features.LPIPS_BACKBONE,
+    "lpips heads": features.LPIPS_HEADS,
+    "clip with both towers": features.CLIP,
 }
 TABLE = pytest.mark.parametrize("table", TABLES)
 

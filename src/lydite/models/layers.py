@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Literal
 
 import mlx.core as mx
@@ -220,6 +220,13 @@ def double_size(x: mx.array) -> mx.array:
     """(B, H, W, C) to (B, 2H, 2W, C), every value four times: nearest-neighbour upsampling."""
     B, H, W, C = x.shape
     return mx.broadcast_to(x[:, :, None, :, None], (B, H, 2, W, 2, C)).reshape(B, 2 * H, 2 * W, C)
+
+
+def max_pool(x: mx.array, size: int, *, stride: int) -> mx.array:
+    """The maxima of size × size windows of (B, H, W, C), as far as whole windows fit."""
+    _, H, W, _ = x.shape
+    x = reduce(mx.maximum, [x[:, i : H - size + i + 1 : stride] for i in range(size)])
+    return reduce(mx.maximum, [x[:, :, i : W - size + i + 1 : stride] for i in range(size)])
 
 
 def split_heads(x: mx.array, heads: int) -> mx.array:

@@ -13,7 +13,14 @@ import mlx.nn as nn
 
 from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
-from lydite.models.layers import ACTIVATIONS, Activation, Linear, join_heads, split_heads
+from lydite.models.layers import (
+    ACTIVATIONS,
+    Activation,
+    Linear,
+    attention,
+    join_heads,
+    split_heads,
+)
 from lydite.models.text import ignored_keys
 
 IGNORED = ignored_keys.IGNORED
@@ -22,20 +29,16 @@ FIXED: Mapping[str, Any] = {**ignored_keys.FIXED, "model_type": "clip_text_model
 LEGACY_EOS = 2  # configs before transformers #24773 say 2 although the tokenizer's EOS is 49407
 
 
-@dataclass(frozen=True)
-class CLIPTextConfig:
-    """The keys of config.json that shape the model."""
+@dataclass(frozen=True, kw_only=True)
+class CLIPEncoderConfig:
+    """The keys of config.json that shape the layers, of the text and of the vision encoder."""
 
-    vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
     num_hidden_layers: Count
     num_attention_heads: Count
-    max_position_embeddings: Size
     hidden_act: Activation
     layer_norm_eps: Epsilon
-    eos_token_id: int
-    projection_dim: Size | None = None  # early Stable Diffusion configs leave it out
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
@@ -43,6 +46,16 @@ class CLIPTextConfig:
                 f"hidden_size {self.hidden_size} is not a multiple of "
                 f"num_attention_heads {self.num_attention_heads}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPTextConfig(CLIPEncoderConfig):
+    """The keys of config.json that shape the model."""
+
+    vocab_size: Size
+    max_position_embeddings: Size
+    eos_token_id: int
+    projection_dim: Size | None = None  # early Stable Diffusion configs leave it out
 
 
 class CLIPTextOutput(NamedTuple):
@@ -70,8 +83,9 @@ class CLIPTextEmbeddings(nn.Module):
 
 
 class CLIPAttention(nn.Module):
-    def __init__(self, config: CLIPTextConfig) -> None:
+    def __init__(self, config: CLIPEncoderConfig, *, causal: bool) -> None:
         super().__init__()
+        self.causal = causal
         self.num_heads = config.num_attention_heads
         self.q_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
         self.k_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
@@ -83,12 +97,15 @@ class CLIPAttention(nn.Module):
         k = split_heads(self.k_proj(x), self.num_heads)
         v = split_heads(self.v_proj(x), self.num_heads)
         scale = q.shape[-1] ** -0.5
-        x = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
+        if self.causal:
+            x = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
+        else:
+            x = attention(q, k, v, scale=scale)
         return self.out_proj(join_heads(x))  # (B, S, D)
 
 
 class CLIPMLP(nn.Module):
-    def __init__(self, config: CLIPTextConfig) -> None:
+    def __init__(self, config: CLIPEncoderConfig) -> None:
         super().__init__()
         self.activation_fn = ACTIVATIONS[config.hidden_act]
         self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
@@ -99,9 +116,9 @@ class CLIPMLP(nn.Module):
 
 
 class CLIPEncoderLayer(nn.Module):
-    def __init__(self, config: CLIPTextConfig) -> None:
+    def __init__(self, config: CLIPEncoderConfig, *, causal: bool) -> None:
         super().__init__()
-        self.self_attn = CLIPAttention(config)
+        self.self_attn = CLIPAttention(config, causal=causal)
         self.layer_norm1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = CLIPMLP(config)
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -112,9 +129,12 @@ class CLIPEncoderLayer(nn.Module):
 
 
 class CLIPEncoder(nn.Module):
-    def __init__(self, config: CLIPTextConfig) -> None:
+    """The layers; in a causal one a token attends to those before it, in another one to all."""
+
+    def __init__(self, config: CLIPEncoderConfig, *, causal: bool) -> None:
         super().__init__()
-        self.layers = [CLIPEncoderLayer(config) for _ in range(config.num_hidden_layers)]
+        layers = range(config.num_hidden_layers)
+        self.layers = [CLIPEncoderLayer(config, causal=causal) for _ in layers]
 
     def __call__(self, x: mx.array) -> tuple[mx.array, ...]:
         states = [x]
@@ -128,7 +148,7 @@ class CLIPTextTransformer(nn.Module):
         super().__init__()
         self.eos_token_id = config.eos_token_id
         self.embeddings = CLIPTextEmbeddings(config)
-        self.encoder = CLIPEncoder(config)
+        self.encoder = CLIPEncoder(config, causal=True)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def __call__(self, input_ids: mx.array) -> CLIPTextOutput:

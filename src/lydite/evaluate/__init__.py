@@ -1,0 +1,1 @@
+"""How far apart two models or two sets of pictures are, with error bars."""

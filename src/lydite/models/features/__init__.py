@@ -1,0 +1,1 @@
+"""Networks whose features metrics compare: Inception, CLIP, and the backbones of LPIPS."""
