@@ -47,6 +47,11 @@ MOST_PROMPT_BYTES = 2**20  # on standard input
 @click.command("generate")
 @click.argument("words", metavar="[PROMPT]", nargs=-1)
 @model_options
+@click.option("--refiner", metavar="FOLDER|FILE|HUB-ID",
+              help="Stable Diffusion XL: a second model, which runs the last steps.")  # fmt: skip
+@click.option("--refine-from", metavar="SHARE", type=float,
+              help="With --refiner: the share of the denoising before it, 0.8 by default; "
+                   "diffusers' denoising_end and denoising_start.")  # fmt: skip
 @click.option("--lora", "loras", multiple=True, metavar="FILE[:WEIGHT]",
               help="Add a LoRA, with weight 1 by default; repeatable.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
@@ -92,6 +97,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     lydite generate "a red fox" -m sd3.safetensors --components sd3-folder/ -s 1-4 --batch 2
     lydite generate "in oil" -m sd3-folder/ --image photo.png --strength 0.7
     lydite generate "a red fox" -m sdxl-folder/ --lora style.safetensors:0.8
+    lydite generate "a red fox" -m sdxl-folder/ --refiner sdxl-refiner-folder/ --refine-from 0.8
     lydite generate "a hat" -m sd-folder/ --image photo.png --mask mask.png --feather 8
     lydite generate "a red fox" -m sd3-folder/ --sampler dpmpp_2m --schedule karras --steps 20
     lydite generate "a red star" --guidance 5 --guidance-rescale 0.7 --guidance-interval 0.2:0.8
@@ -122,8 +128,9 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     from lydite.pipelines.pipeline import Pipeline
 
     name = with_revision(options["model"] or embedded.NAME, options["revision"])
-    if record and "model" in typed:
-        locate(name)  # what is typed may be downloaded; what a picture names may not
+    for option, given in (("model", name), ("refiner", options["refiner"])):
+        if record and option in typed:
+            locate(given)  # what is typed may be downloaded; what a picture names may not
     pipeline = Pipeline.open(
         name,
         components=options["components"],
@@ -133,6 +140,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         bits=int(options["bits"]) if options["bits"] else None,
         tile=options["tile"],
         loras=options["loras"],
+        refiner=options["refiner"],
     )
     runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
     notes = [*idle_options(runs[0], typed), *_truncations(pipeline, runs)]
@@ -143,7 +151,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     for note in fit_in_memory(pipeline, runs, options["batch"]):
         click.echo(f"note: {note}", err=True)
     if record and not pipeline.made(record):
-        if "model" not in typed:
+        if not typed & {"model", "refiner", "loras"}:
             raise InputError(
                 f"{options['source']}: was made with another model than the one at "
                 f"{shown(options['model'])}. Name the right one with --model."
@@ -156,7 +164,9 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         )
     _check_outputs(pipeline, runs, seeds, template, options)
     start = time.perf_counter()
-    pipeline.model.prepare()  # slow: everything that can be refused has been
+    for each in (pipeline, pipeline.refiner):
+        if each is not None:
+            each.model.prepare()  # slow: everything that can be refused has been
     _draw(pipeline, runs, seeds, template, modes, options, time.perf_counter() - start)
 
 
@@ -176,7 +186,7 @@ def _draw(
     total = len(runs) * len(seeds)
     batches = -(-len(seeds) // options["batch"])
     quiet = options["quiet"] or options["as_json"]
-    with StepBar(batches * sum(run.steps for run in runs), quiet=quiet) as bar:
+    with StepBar(batches * sum(run.all_steps for run in runs), quiet=quiet) as bar:
         debugger = Debugger(modes, bar.print, pipeline.family.network)
         try:
             for number, run in enumerate(runs):
@@ -184,7 +194,11 @@ def _draw(
                 def on_step(step: "FinishedStep", run: "Run" = run, number: int = number) -> None:
                     bar.advance()
                     done = step.index + 1
-                    if options["preview"] and done % options["preview"] == 0 and done < run.steps:
+                    if (
+                        options["preview"]
+                        and done % options["preview"] == 0
+                        and done < run.all_steps
+                    ):
                         first = number * len(seeds) + step.first
                         _save_previews(pipeline, run, step, first, template, options)
 
@@ -220,6 +234,7 @@ def _save(
         picture.record,
         model=_recorded_name(pipeline.name, options),
         components=_recorded_name(options["components"], options),
+        refiner=_recorded_name(options["refiner"], options),
         loras=tuple((_recorded_name(name, options), weight) for name, weight in options["loras"]),
         image=_recorded_name(options["image"], options),
         mask=_recorded_name(options["mask"], options),
@@ -275,7 +290,7 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     from lydite.pipelines.picture import read_record
 
     record = read_record(Path(options["source"]))
-    for name in ("model", "components", "image", "mask", "dtype", "bits", "tile"):
+    for name in ("model", "components", "refiner", "image", "mask", "dtype", "bits", "tile"):
         if name not in typed:
             options[name] = getattr(record, name)
     if "loras" not in typed:
@@ -287,7 +302,7 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
                     "found under that name here. Name it with --lora."
                 )
     # a picture may name anything: nothing is fetched
-    for name in ("model", "components", "image", "mask"):
+    for name in ("model", "components", "refiner", "image", "mask"):
         value = options[name]
         if name in typed or value in (None, embedded.NAME):
             continue

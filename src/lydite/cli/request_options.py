@@ -196,6 +196,7 @@ _AS_GIVEN = (
     "strength",
     "feather",
     "clip_skip",
+    "refine_from",
 )
 
 

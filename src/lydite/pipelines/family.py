@@ -81,6 +81,9 @@ class Run:
     image_hash: str | None = None  # of the image as it was given
     mask: NDArray[np.uint8] | None = None  # inpainting: at the size of the picture
     mask_hash: str | None = None
+    first: int = 0  # number of its first step, where it goes on from another run
+    stop: int | None = None  # steps after which the refiner goes on
+    refining: "Run | None" = None  # of the refiner
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -89,8 +92,13 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """How many steps run: fewer than requested in img2img."""
-        return len(self.schedule.timesteps)
+        """How many steps run: fewer than requested in img2img, and before a refiner."""
+        return len(self.schedule.timesteps) if self.stop is None else self.stop
+
+    @property
+    def all_steps(self) -> int:
+        """With those of the refiner."""
+        return self.steps + (self.refining.steps if self.refining else 0)
 
 
 @dataclass(frozen=True)
@@ -197,6 +205,7 @@ class Family:
     strength: Meaning = "diffusers_sd3"  # of img2img: how many steps a share of them is
     inpaints: bool = False
     skips_layers: bool = False  # `encode` follows the request's clip_skip
+    refines: bool = False  # a second model of the family may run the last steps
     # What a model cannot draw without: "image", and "mask" where its network takes it.
     needs: Callable[[Model], tuple[str, ...]] = lambda model: ()
     names: TraceNames = TraceNames()

@@ -40,7 +40,7 @@ class MemoryEstimate:
     def in_turn(self) -> int:
         """With one network in memory at a time."""
         work = {"vae": self.decoding, "transformer": self.denoising, "unet": self.denoising}
-        return max(size + work.get(name, 0) for name, size in self.weights.items())
+        return max(size + work.get(name.split()[-1], 0) for name, size in self.weights.items())
 
 
 def weights_in_memory(
@@ -61,6 +61,10 @@ def estimate(
     model, request = pipeline.model, run.request
     assert request.width and request.height, "a planned request has a size"
     weights = weights_in_memory(model.components, model.dtype, bits or model.bits).weights
+    if pipeline.refiner is not None:
+        parts = pipeline.refiner.model.components
+        second = weights_in_memory(parts, model.dtype, bits or model.bits).weights
+        weights = {**weights, **{f"refiner {name}": size for name, size in second.items()}}
     itemsize = getattr(mx, model.dtype).size
     tokens = pipeline.latents.tokens(request.width, request.height) + (request.text_length or 0)
     width = _width(model.config(pipeline.family.network))
@@ -86,17 +90,20 @@ def fit_in_memory(pipeline: Pipeline, runs: Sequence[Run], batch: int) -> list[s
     InputError where it cannot fit, before a weight is read, with what would.
     """
     limit, notes = available(), list[str]()
+    both = [each for each in (pipeline, pipeline.refiner) if each is not None]
     largest = max(runs, key=lambda run: (run.request.width or 0) * (run.request.height or 0))
     needed = estimate(pipeline, largest, batch)
     if needed.decoding + needed.weights.get("vae", 0) > limit and pipeline.tile is None:
-        pipeline.tile = TILE
+        for each in both:
+            each.tile = TILE
         notes.append(
             f"decoding {largest.request.width}×{largest.request.height} pixels at once needs about "
             f"{size_text(needed.decoding)} of memory; it is done in tiles of {TILE}."
         )
         needed = estimate(pipeline, largest, batch)
     if needed.together > limit and not pipeline.model.low_memory and needed.in_turn <= limit:
-        pipeline.model.low_memory = True
+        for each in both:
+            each.model.low_memory = True
         notes.append(
             f"all networks together need about {size_text(needed.together)} of memory and "
             f"{size_text(limit)} are there; they are loaded in turn, as with --low-memory."

@@ -42,6 +42,11 @@ def model_hash(model: Model) -> str:
     return total.hexdigest()
 
 
+def joined_hash(*hashes: str) -> str:
+    """Of several models that draw one picture."""
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+
+
 def component_hash(component: Component) -> str:
     """Of the names, dtypes, shapes and bytes of all tensors of one network."""
     with open_checkpoint(component.path) as checkpoint:

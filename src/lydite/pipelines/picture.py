@@ -156,6 +156,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     bits: int | None = None  # of weights that were rounded when the model was loaded
     tile: int | None = None  # pixels of a side, where the VAE decoded in tiles
     components: str | None = None
+    refiner: str | None = None  # the model of the last steps
     loras: tuple[tuple[str, float], ...] = ()  # files and their weights
     image: str | None = None  # img2img
     image_hash: str | None = None

@@ -6,11 +6,12 @@ does, so that a seed means the same picture as in diffusers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain, islice
 from math import hypot, isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -29,7 +30,7 @@ from lydite.pipelines.inpainting import (
 )
 from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import locate, open_model
-from lydite.pipelines.model_hash import model_hash, sampled_hash
+from lydite.pipelines.model_hash import joined_hash, model_hash, sampled_hash
 from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
 from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
 from lydite.pipelines.picture import (
@@ -49,11 +50,13 @@ from lydite.sampling.conventions import (
 from lydite.sampling.denoiser import Guide, Guided, over_steps
 from lydite.sampling.registry import Sampler, find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
+from lydite.sampling.schedules.schedule import from_step
 from lydite.weights.lora import read_lora
 from lydite.weights.quantize import Quantization
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
 MOST_FEATHER = 1024
+REFINE_FROM = 0.8  # as in diffusers' example
 # The options of samplers that are plain numbers, from and to.
 NUMBERS = {
     "eta": (0.0, 10.0),
@@ -66,6 +69,7 @@ NUMBERS = {
 }
 SILENT = Observer()
 Batch = tuple[tuple[int, ...], mx.array]  # seeds and finished latents
+T = TypeVar("T")
 
 
 class Pipeline:
@@ -76,6 +80,7 @@ class Pipeline:
         self.latents = family.latents(model)
         self.components: str | None = None  # the folder of parts that the checkpoint lacks
         self.tile: int | None = None  # pixels of a side, where larger pictures are decoded in tiles
+        self.refiner: Pipeline | None = None  # runs the last steps and decodes
 
     @classmethod
     def open(
@@ -89,13 +94,15 @@ class Pipeline:
         bits: int | None = None,
         tile: int | None = None,
         loras: Sequence[tuple[Path | str, float]] = (),
+        refiner: Path | str | None = None,
     ) -> Self:
         """A diffusers folder, a single file, a hub id or `embedded`; no weights are read yet.
 
         What a single file lacks is taken from `components`. `bits`, 4 or 8: weights of transformers
         and large text encoders are rounded while they are read. `tile`: larger pictures are decoded
         in overlapping squares of this many pixels a side. `loras`, files with their weights, change
-        the networks when these are loaded. Without `fetch` nothing is downloaded.
+        the networks when these are loaded. `refiner` is a second model, which runs the last steps.
+        Without `fetch` nothing is downloaded.
         """
         if dtype not in ("auto", *DTYPES):
             raise InputError(f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}.")
@@ -114,6 +121,11 @@ class Pipeline:
         pipeline = cls(family, opened, defaults, str(model))
         pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.factor)
         pipeline.components = str(components) if components else None
+        if refiner is not None:
+            second = cls.open(
+                refiner, dtype=dtype, low_memory=low_memory, fetch=fetch, bits=bits, tile=tile
+            )
+            pipeline.refiner = pipeline._checked_refiner(second)
         return pipeline
 
     @cached_property
@@ -126,8 +138,9 @@ class Pipeline:
 
     @cached_property
     def model_hash(self) -> str:
-        """Of all files of the model: see `pipelines.model_hash`."""
-        return model_hash(self.model)
+        """Of all files of the model and of its refiner: see `pipelines.model_hash`."""
+        own = model_hash(self.model)
+        return joined_hash(own, self.refiner.model_hash) if self.refiner else own
 
     def made(self, record: Record) -> bool:
         """Whether this is the model that a picture was made with."""
@@ -139,7 +152,18 @@ class Pipeline:
         `image` is where img2img starts, `mask` is (H, W) and 255 where it is drawn anew.
         """
         self._check_inputs(image, mask)
-        request = self._complete(request, image, mask)
+        run = self._plan(self._complete(request, image, mask), image, mask)
+        return run if self.refiner is None else self._hand_over(run, self.refiner)
+
+    def _plan(
+        self,
+        request: Request,
+        image: Pixels | None = None,
+        mask: Mask | None = None,
+        *,
+        first: int = 0,
+    ) -> Run:
+        """Of a completed request. A refiner starts at step `first`."""
         assert request.sampler and request.schedule and request.steps is not None
         assert request.width and request.height and request.guidance is not None
         convention, sampler = find_convention(request.convention), find_sampler(request.sampler)
@@ -171,6 +195,10 @@ class Pipeline:
             schedule, late = self.scheduler.start_late(
                 whole, len(whole.timesteps) - len(schedule.timesteps)
             )
+        if first and own_sampler and own_schedule:
+            schedule, late = self.scheduler.start_late(schedule, self.scheduler.position(first))
+        elif first:
+            schedule = from_step(schedule, first)
         scale, scales = self._guidance_scales(request)
         strength = over_steps(
             schedule.sigmas.tolist(), scale, scales=scales, share=request.guidance_interval
@@ -221,40 +249,62 @@ class Pipeline:
         if batch < 1:
             raise InputError(f"batch is {batch}; expected at least 1.")
         batches = self.denoise(run, seeds, batch=batch, observer=observer)
+        last = self.refiner or self
         try:
             for group, latents in _collected(batches) if self.model.low_memory else batches:
-                for seed, pixels in zip(group, self.decode(latents, observer), strict=True):
+                for seed, pixels in zip(group, last.decode(latents, observer), strict=True):
                     if run.request.feather and run.image is not None and run.mask is not None:
                         pixels = overlay(pixels, run.image, run.mask)
                     yield Picture(pixels, seed, self.record(run, seed))
         finally:
-            self.model.release("vae")
+            last.model.release("vae")
 
     def denoise(
         self, run: Run, seeds: Sequence[int], *, batch: int = 1, observer: Observer = SILENT
     ) -> Iterator[Batch]:
         """The finished latents of each batch of seeds."""
-        run = _observed_schedule(run, observer)
-        conditioning = self.encode(run, observer)
-        denoisers: dict[int, Denoiser] = {}  # by size of batch: the last may be smaller
         groups = {
             first: tuple(seeds[first : first + batch]) for first in range(0, len(seeds), batch)
         }
-        # Then no image is encoded while the network is in memory.
-        early = groups if self.model.low_memory and run.image is not None else ()
-        starts = {first: self._start(run, groups[first], observer) for first in early}
+        states = self._run_batches(run, self._starts(run, groups, observer), observer)
+        if self.refiner is not None and run.refining is not None:
+            handed = _collected(states) if self.model.low_memory else states
+            # before the refiner loads anything: in low-memory mode our networks are freed by then
+            first = list(islice(handed, 1))
+            resumed = _resumed(run.refining, chain(first, handed), observer)
+            states = self.refiner._run_batches(run.refining, resumed, observer)
+        for state in states:
+            yield state.seeds, state.x
+
+    def _run_batches(
+        self, run: Run, starts: Iterable["_State"], observer: Observer
+    ) -> Iterator["_State"]:
+        """Each batch after all steps of the run."""
+        run = _observed_schedule(run, observer)
+        conditioning = self.encode(run, observer)
+        denoisers: dict[int, Denoiser] = {}  # by size of batch: the last may be smaller
         try:
-            for first, group in groups.items():
-                observer.begin_batch(first, group)
-                start = starts.pop(first, None) or self._start(run, group, observer)
-                if len(group) not in denoisers:
-                    denoisers[len(group)] = self.denoiser(run, conditioning, len(group), observer)
-                denoiser, (noise, x, inpainting) = denoisers[len(group)], start
-                denoiser.begin(inpainting)
-                yield group, _run_steps(run, denoiser, x, group, noise, observer)
+            for state in starts:
+                size = len(state.seeds)
+                if size not in denoisers:
+                    denoisers[size] = self.denoiser(run, conditioning, size, observer)
+                denoisers[size].begin(run.first, state.inpainting)
+                yield replace(state, x=_run_steps(run, denoisers[size], state, observer))
         finally:
             denoisers.clear()
             self.model.release(self.family.network)
+
+    def _starts(
+        self, run: Run, groups: Mapping[int, tuple[int, ...]], observer: Observer
+    ) -> Iterator["_State"]:
+        """Each batch before the first step."""
+        # Then no image is encoded while the network is in memory.
+        early = groups if self.model.low_memory and run.image is not None else ()
+        starts = {first: self._start(run, groups[first], observer) for first in early}
+        for first, group in groups.items():
+            observer.begin_batch(first, group)
+            noise, x, inpainting = starts.pop(first, None) or self._start(run, group, observer)
+            yield _State(first, group, noise, x, inpainting)
 
     def encode(self, run: Run, observer: Observer = SILENT) -> Conditioning:
         """The family's conditioning of the run's prompts."""
@@ -317,10 +367,55 @@ class Pipeline:
             bits=self.model.bits,
             tile=self.tile,
             components=self.components,
+            refiner=self.refiner.name if self.refiner else None,
             loras=tuple((str(lora.path), weight) for lora, weight in self.model.loras),
             image_hash=run.image_hash,
             mask_hash=run.mask_hash,
         )
+
+    def _checked_refiner(self, refiner: "Pipeline") -> "Pipeline":
+        ours, theirs = self.latents, refiner.latents
+        if not self.family.refines or refiner.family is not self.family:
+            raise InputError(
+                f"{refiner.name}: {refiner.family.title} cannot refine {self.family.title}; "
+                "supported is Stable Diffusion XL with Stable Diffusion XL."
+            )
+        if "mask" in refiner.family.needs(refiner.model):
+            raise InputError(f"{refiner.name}: a model that takes a mask is no refiner.")
+        if (ours.channels, ours.factor) != (theirs.channels, theirs.factor):
+            raise InputError(f"{refiner.name}: its latents are not those of {self.name}.")
+        return refiner
+
+    def _hand_over(self, run: Run, refiner: "Pipeline") -> Run:
+        """The run without its last steps, with a run of the refiner for these.
+
+        As diffusers' `denoising_end` and `denoising_start`: by the share of the timesteps that the
+        models were trained on. Every step is whole; diffusers stops within a step of Heun and
+        within PNDM's first.
+        """
+        request, steps = run.request, len(run.schedule.timesteps)
+        assert request.refine_from is not None and request.steps is not None
+        if run.mask is not None:
+            raise InputError("inpainting with a refiner is not supported; leave out --refiner.")
+        trained = len(self.scheduler.levels(0, request.steps).levels)
+        cutoff = round(trained - request.refine_from * trained)
+        stop = int((run.schedule.timesteps >= cutoff).sum())
+        if not 0 < stop < steps:
+            raise InputError(
+                f"refine_from is {request.refine_from:g}: {stop} of the {steps} steps come before "
+                "it; expected at least one before and one after it."
+            )
+        whole = request.replace(strength=None, guidance_steps=(), guidance_interval=(0.0, 1.0))
+        refining = refiner._plan(whole, first=request.steps - (steps - stop))
+        if not np.array_equal(refining.schedule.sigmas, run.schedule.sigmas[stop:]):
+            raise InputError(
+                f"{refiner.name}: its schedule of {request.steps} steps is not that of "
+                f"{self.name}, so it cannot go on where that model stops."
+            )
+        refining = replace(
+            refining, request=request, strength=run.strength, is_guided=run.is_guided, first=stop
+        )
+        return replace(run, stop=stop, refining=refining)
 
     def _check_inputs(self, image: Pixels | None, mask: Mask | None) -> None:
         needs = self.family.needs(self.model)
@@ -359,6 +454,12 @@ class Pipeline:
         elif request.strength is None:
             usual = self.defaults.strength if mask is None else self.defaults.mask_strength
             request = request.replace(strength=usual)
+        if self.refiner is None and request.refine_from is not None:
+            raise InputError("refine_from without a refiner; add --refiner MODEL.")
+        if self.refiner is not None and request.refine_from is None:
+            request = request.replace(refine_from=REFINE_FROM)
+        if request.refine_from is not None and not 0 < request.refine_from < 1:
+            raise InputError(f"refine_from is {request.refine_from}; expected between 0 and 1.")
         if request.clip_skip is not None and not self.family.skips_layers:
             raise InputError(f"{self.family.title}: clip skip is not supported.")
         if not 0 <= request.feather <= MOST_FEATHER:
@@ -468,6 +569,17 @@ class Pipeline:
         return latents
 
 
+@dataclass(frozen=True, eq=False)
+class _State:
+    """One batch before or after the steps of a run."""
+
+    first: int  # position of its first picture among all of the run
+    seeds: tuple[int, ...]
+    noise: RunNoise  # what comes next of each seed's
+    x: mx.array  # latents
+    inpainting: Inpainting | None = None
+
+
 class Denoiser:
     """`denoise(x, sigma)` over a bound network; every value passes the run's observer."""
 
@@ -489,9 +601,9 @@ class Denoiser:
             on_output=self._observed_prediction,
         )
 
-    def begin(self, inpainting: Inpainting | None = None) -> None:
-        """A new batch follows."""
-        self.step, self.inpainting, self._started = 0, inpainting, False
+    def begin(self, first: int = 0, inpainting: Inpainting | None = None) -> None:
+        """A new batch follows, whose first step has this number."""
+        self.step, self.inpainting, self._started = first, inpainting, False
 
     def __call__(self, x: mx.array, sigma: float) -> mx.array:
         """The clean latents the network sees in x, (B, …, C) in float32."""
@@ -533,31 +645,39 @@ class Denoiser:
         return list(mx.split(output, len(prompts)))
 
 
-def _run_steps(
-    run: Run,
-    denoise: Denoiser,
-    x: mx.array,
-    seeds: tuple[int, ...],
-    noise: RunNoise,
-    observer: Observer,
-) -> mx.array:
+def _run_steps(run: Run, denoise: Denoiser, start: _State, observer: Observer) -> mx.array:
     """The latents after all steps."""
     kind = run.sampler.noise_for(run.options)
-    added = sampler_noise(kind, run.convention, seeds, run.shape, noise)
-    sigmas = run.schedule.sigmas.tolist()
+    added = sampler_noise(kind, run.convention, start.seeds, run.shape, start.noise)
+    sigmas, x = run.schedule.sigmas.tolist(), start.x
     # A scheduler of diffusers that ends above 0 leaves the latents in the form it computes with.
-    scale = hypot(1, sigmas[-1]) if run.variance_preserving else 1.0
+    last = sigmas[-1 if run.stop is None else run.stop]
+    scale = hypot(1, last) if run.variance_preserving else 1.0
     steps = run.sampler.run(denoise, x, sigmas, noise=added, **run.options)
-    for step in steps:
+    for step in islice(steps, run.stop):
+        if run.stop is not None and step.sigma_next != sigmas[step.index + 1]:
+            raise InputError(
+                f"sampler {run.sampler.name} chooses its own steps, so a refiner cannot go on "
+                "after some of them. Choose another sampler."
+            )
         mx.eval(step.x)  # one step's graph at a time
-        observer.observe("denoised", step.denoised, step=step.index)
+        index = run.first + step.index
+        observer.observe("denoised", step.denoised, step=index)
         if denoise.inpainting is not None and step.index < run.steps - 1:
             step.x = denoise.inpainting.blend(step.x, step.sigma_next)
         elif denoise.inpainting is not None:
             step.x = denoise.inpainting.finish(step.x, scale)
-        x = step.x = observer.observe("latents", step.x, step=step.index)
-        denoise.step = step.index + 1
+        x = step.x = observer.observe("latents", step.x, step=index)
+        denoise.step = index + 1
     return x / scale if scale != 1 else x
+
+
+def _resumed(run: Run, states: Iterable[_State], observer: Observer) -> Iterator[_State]:
+    """Batches as another model left them, in the form that the run's sampler computes with."""
+    scale = hypot(1, float(run.schedule.sigmas[0])) if run.variance_preserving else 1.0
+    for state in states:
+        observer.begin_batch(state.first, state.seeds)
+        yield replace(state, x=state.x * scale)
 
 
 def _observed_schedule(run: Run, observer: Observer) -> Run:
@@ -568,9 +688,9 @@ def _observed_schedule(run: Run, observer: Observer) -> Run:
     return replace(run, schedule=replace(run.schedule, sigmas=sigmas, timesteps=timesteps))
 
 
-def _collected(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _collected(batches: Iterable[T]) -> Iterator[T]:
     """All batches, then the interrupt that ended them: finished latents are still decoded."""
-    finished: list[Batch] = []
+    finished: list[T] = []
     interrupt: KeyboardInterrupt | None = None
     try:
         finished.extend(batches)

@@ -61,8 +61,12 @@ class SchedulerConfig:
                 f"timesteps; take a number that divides {self.divides}, or another sampler."
             )
 
+    def position(self, step: int) -> int:
+        """Of a step in the class's list of timesteps: PNDM lists its second timestep twice."""
+        return step + (self.class_name == "PNDMScheduler" and step > 1)
+
     def start_late(self, whole: Schedule, first: int) -> tuple[Schedule, Mapping[str, Any]]:
-        """The schedule of img2img from step `first` on, and options of the sampler.
+        """The schedule from position `first` of the list on, and options of the sampler.
 
         PNDM lists its second timestep twice, and img2img cuts its list by position: it starts one
         timestep earlier than other classes, and its state is one ahead of the list from then on.

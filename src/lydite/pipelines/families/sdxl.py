@@ -135,6 +135,7 @@ FAMILY = Family(
     strength="diffusers",
     inpaints=True,
     skips_layers=True,
+    refines=True,
     needs=needs,
     names=replace(
         UNET_NAMES,
