@@ -22,7 +22,7 @@ from rich.progress import track
 
 from lydite import embedded
 from lydite.core.request import Request
-from lydite.embedded.accuracy import PromptAccuracy, Reading, check, score
+from lydite.evaluate.prompt_accuracy import PromptAccuracy, Reading, check, score
 from lydite.embedded.captions import Prompt, bare_nouns, held_out_prompts
 
 if TYPE_CHECKING:  # imports MLX, which reads the variable below
@@ -114,7 +114,7 @@ SIDES: dict[str, Callable[[Sequence[str], argparse.Namespace], Pictures]] = {
 
 
 def measure(pictures: Pictures, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    from lydite.embedded.judge import load_judge
+    from lydite.evaluate.judge import load_judge
 
     readings = load_judge(embedded.MODEL / "judge.safetensors").readings(pictures)
     says = [prompt.says for prompt in prompts]

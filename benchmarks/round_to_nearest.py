@@ -25,10 +25,10 @@ from rich.progress import track
 
 from lydite import embedded
 from lydite.core.request import Request
-from lydite.embedded.accuracy import score
+from lydite.evaluate.prompt_accuracy import score
 from lydite.embedded.captions import Prompt, held_out_prompts
-from lydite.embedded.frechet import frechet_distance
-from lydite.embedded.judge import Judge, load_judge
+from lydite.evaluate.distributions import Moments, frechet_distance
+from lydite.evaluate.judge import Judge, load_judge
 from lydite.embedded.scenes import paint, sample_scenes
 from lydite.models.layers import Linear
 from lydite.pipelines.pipeline import Pipeline
@@ -96,7 +96,7 @@ def main() -> None:
     for setting in chosen:
         rounded = draw(setting, prompts, judge, ranges, options)
         figures[setting.name] = against(rounded, full, scenes, prompts, judge)
-    figures["other drawn scenes"] = {"fid_to_drawn": frechet_distance(others, scenes)}
+    figures["other drawn scenes"] = {"fid_to_drawn": frechet_distance(Moments.of(others), Moments.of(scenes))}
     print(markdown(figures))
     if options.json:
         run = Pipeline.open(options.model).plan(request_of(options))
@@ -208,7 +208,7 @@ def against(
     """Paired errors against full precision, prompt accuracy, and distances between sets."""
     accuracy = score(judge.readings(rounded.pictures), [prompt.says for prompt in prompts])
     figures: dict[str, Any] = {
-        "fid_to_drawn": frechet_distance(rounded.features, scenes),
+        "fid_to_drawn": frechet_distance(Moments.of(rounded.features), Moments.of(scenes)),
         "accuracy": asdict(accuracy),
     }
     if rounded is full:
@@ -222,7 +222,7 @@ def against(
         "latent_total": float(np.linalg.norm(error) / np.linalg.norm(size)),
         "psnr_median": float(np.median(decibels)),
         "psnr_mean": float(decibels.mean()),
-        "fid_to_full": frechet_distance(rounded.features, full.features),
+        "fid_to_full": frechet_distance(Moments.of(rounded.features), Moments.of(full.features)),
         **figures,
     }
 

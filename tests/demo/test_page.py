@@ -13,7 +13,7 @@ from lydite.demo.chapter import PROMPTS, Result, Settings
 from lydite.demo.chapters import against_diffusers, redraw
 from lydite.demo.chapters.accuracy import judged
 from lydite.demo.gallery import Gallery
-from lydite.embedded.accuracy import score
+from lydite.evaluate.prompt_accuracy import score
 from lydite.pipelines.picture import read_pixels, read_record, write_picture
 from lydite.reference.jobs import ReferenceMissing
 from lydite.report.page import Chapter

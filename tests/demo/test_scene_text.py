@@ -3,7 +3,7 @@
 import pytest
 
 from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
-from lydite.embedded.accuracy import ATTRIBUTES, Reading, SeenObject
+from lydite.evaluate.prompt_accuracy import ATTRIBUTES, Reading, SeenObject
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
 

@@ -1,6 +1,6 @@
 """What a prompt states and what the judge read off the picture, in comparable words."""
 
-from lydite.embedded.accuracy import THIRDS, Reading, SeenObject
+from lydite.evaluate.prompt_accuracy import THIRDS, Reading, SeenObject
 from lydite.embedded.captions import CELL_KEYWORDS
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES

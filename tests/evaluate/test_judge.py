@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.embedded import accuracy
-from lydite.embedded.accuracy import PromptAccuracy, read, score
+from lydite.evaluate import prompt_accuracy
+from lydite.evaluate.prompt_accuracy import PromptAccuracy, read, score
 from lydite.embedded.captions import caption
-from lydite.embedded.judge import load_judge
+from lydite.evaluate.judge import load_judge
 from lydite.embedded.scenes import (
     COLORS,
     RADII,
@@ -35,30 +35,30 @@ TRAINED = [
 ]
 SCENES = sample_scenes(300, 21)
 ALL_SAID = [SCENES.scene(index) for index in range(len(SCENES))]
-CELLS = SIDE // accuracy.STRIDE
+CELLS = SIDE // prompt_accuracy.STRIDE
 
 
 def _answers(scenes: Scenes, sure: float = 0.9) -> np.ndarray:
     """What a network that makes no mistake would answer."""
-    answers = np.zeros((len(scenes), CELLS, CELLS, accuracy.ANSWERS), np.float32)
-    answers[..., accuracy.PRESENT] = -9
+    answers = np.zeros((len(scenes), CELLS, CELLS, prompt_accuracy.ANSWERS), np.float32)
+    answers[..., prompt_accuracy.PRESENT] = -9
     for slot in range(3):
         index = (scenes.count > slot).nonzero()[0]
-        x, y = scenes.x[index, slot] / accuracy.STRIDE, scenes.y[index, slot] / accuracy.STRIDE
+        x, y = scenes.x[index, slot] / prompt_accuracy.STRIDE, scenes.y[index, slot] / prompt_accuracy.STRIDE
         column, row = x.astype(int), y.astype(int)
-        one = np.zeros((len(index), accuracy.ANSWERS), np.float32)
-        one[:, accuracy.PRESENT] = np.log(sure / (1 - sure)) + 0.01 * slot  # the last is surest
-        one[:, accuracy.OFFSET] = np.stack([x - column - 0.5, y - row - 0.5], axis=1)
-        one[:, accuracy.RADIUS] = scenes.radius[index, slot] / accuracy.RADIUS_UNIT
-        one[:, accuracy.SHAPE] = np.eye(len(SHAPES))[scenes.shape[index, slot]]
-        one[:, accuracy.COLOR] = np.eye(len(COLORS))[scenes.color[index, slot]]
+        one = np.zeros((len(index), prompt_accuracy.ANSWERS), np.float32)
+        one[:, prompt_accuracy.PRESENT] = np.log(sure / (1 - sure)) + 0.01 * slot  # the last is surest
+        one[:, prompt_accuracy.OFFSET] = np.stack([x - column - 0.5, y - row - 0.5], axis=1)
+        one[:, prompt_accuracy.RADIUS] = scenes.radius[index, slot] / prompt_accuracy.RADIUS_UNIT
+        one[:, prompt_accuracy.SHAPE] = np.eye(len(SHAPES))[scenes.shape[index, slot]]
+        one[:, prompt_accuracy.COLOR] = np.eye(len(COLORS))[scenes.color[index, slot]]
         answers[index, row, column] = one
     return answers
 
 
 def _score(scenes: Scenes, says: list[Scene]) -> PromptAccuracy:
     """Objects are read off the answers alone: a picture needs no more than its background."""
-    ends = np.repeat(scenes.background_rgb, int(accuracy.MARGIN), axis=1)  # (N, 8, 3)
+    ends = np.repeat(scenes.background_rgb, int(prompt_accuracy.MARGIN), axis=1)  # (N, 8, 3)
     pictures = np.round(ends[:, :, None] * 255).astype(np.uint8)
     return score(read(_answers(scenes), pictures), says)
 
@@ -107,7 +107,7 @@ def test_nothing_is_wrong_with_the_truth() -> None:
     result = _score(SCENES, ALL_SAID)
     assert result.prompts == len(SCENES)
     assert result.everything == 1
-    assert result.attributes == dict.fromkeys(accuracy.ATTRIBUTES, 1.0)
+    assert result.attributes == dict.fromkeys(prompt_accuracy.ATTRIBUTES, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_wrong_attribute_counts_under_its_own_name(
     name: str, change: Callable[[Scenes], Scenes], touched: Any, stated: int
 ) -> None:
     result = _score(change(SCENES), ALL_SAID)
-    expected = dict.fromkeys(accuracy.ATTRIBUTES, 1.0) | {name: 1 - touched.sum() / stated}
+    expected = dict.fromkeys(prompt_accuracy.ATTRIBUTES, 1.0) | {name: 1 - touched.sum() / stated}
     assert result.attributes == pytest.approx(expected)
     assert result.everything == pytest.approx(1 - touched.mean())
 
@@ -135,14 +135,14 @@ def test_one_object_too_many_is_a_wrong_count_only() -> None:
     for index, scene in enumerate(ALL_SAID):
         corner = max(
             ((row, column) for row in (0, 15) for column in (0, 15)),
-            key=lambda at: -answers[index, :, :, accuracy.PRESENT][_around(*at)].max(),
+            key=lambda at: -answers[index, :, :, prompt_accuracy.PRESENT][_around(*at)].max(),
         )
         shapes = {thing.shape for thing in scene.things}
         answers[index][corner] = 0
-        answers[index][corner][accuracy.PRESENT] = 9  # surer than any other
-        answers[index][corner][accuracy.SHAPE] = np.eye(8)[min(set(range(8)) - shapes)]
+        answers[index][corner][prompt_accuracy.PRESENT] = 9  # surer than any other
+        answers[index][corner][prompt_accuracy.SHAPE] = np.eye(8)[min(set(range(8)) - shapes)]
     result = score(read(answers, paint(SCENES)), ALL_SAID)
-    assert result.attributes == dict.fromkeys(accuracy.ATTRIBUTES, 1.0) | {"count": 0.0}
+    assert result.attributes == dict.fromkeys(prompt_accuracy.ATTRIBUTES, 1.0) | {"count": 0.0}
     assert result.everything == 0
 
 
@@ -187,9 +187,9 @@ def test_an_object_between_two_cells_is_found_once() -> None:
     one = SCENES[(SCENES.count == 1) & (SCENES.cell == 4)][:1]
     for sure, found in ((0.4, 1), (0.2, 0)):
         answers = _answers(one, sure)
-        row, column = divmod(int(answers[0, ..., accuracy.PRESENT].argmax()), CELLS)
+        row, column = divmod(int(answers[0, ..., prompt_accuracy.PRESENT].argmax()), CELLS)
         answers[0, row, column + 1] = answers[0, row, column]
-        answers[0, row, column + 1, accuracy.PRESENT] -= 0.1
+        answers[0, row, column + 1, prompt_accuracy.PRESENT] -= 0.1
         (reading,) = read(answers, paint(one))
         assert len(reading.objects) == found
 
@@ -224,7 +224,7 @@ def test_the_network_is_the_one_that_was_trained(
         weight.mul_(2)  # so that what the picture says outweighs the biases
     save_file(reference.state_dict(), tmp_path / "judge.safetensors")
     judge = load_judge(tmp_path / "judge.safetensors")
-    monkeypatch.setattr("lydite.embedded.judge.BATCH", 2)
+    monkeypatch.setattr("lydite.evaluate.judge.BATCH", 2)
     pictures = paint(SCENES[:3])  # more than one batch
     answers, features = _run(reference, pictures)
     ours = np.concatenate([np.array(part) for part, _ in judge._batches(pictures)])

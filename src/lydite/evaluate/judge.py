@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.checkpoint import open_checkpoint
-from lydite.embedded.accuracy import ANSWERS, DEPTH, STEM, WIDTH, Reading, read
+from lydite.evaluate.prompt_accuracy import ANSWERS, DEPTH, STEM, WIDTH, Reading, read
 from lydite.weights.audit import TensorView
 from lydite.weights.load import load
 from lydite.weights.rules import OIHW_TO_OHWI, Convert

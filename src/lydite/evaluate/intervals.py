@@ -1,0 +1,89 @@
+"""Mean, median and spread of a metric over pictures, with a 95 % confidence interval of the mean.
+
+The interval is the bootstrap-t (Efron and Tibshirani, 1993, chapter 12): it holds its coverage for
+skewed values and few pictures, where the percentile bootstrap is too narrow. For fewer than
+`FEWEST_BOOTSTRAP` values it is Student's.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RESAMPLES = 2000
+SEED = 0  # of the resampling: the same values give the same interval
+FEWEST_BOOTSTRAP = 10
+# The 97.5 % quantile of Student's t with 1 to 8 degrees of freedom.
+STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.306)
+PIECE = 2**22  # values that are resampled at a time
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """A metric over `n` pictures."""
+
+    mean: float
+    median: float
+    std: float | None  # with n - 1; None: of one value
+    ci95: tuple[float, float] | None  # of the mean
+    min: float
+    max: float
+    n: int
+
+
+def summarize(values: ArrayLike) -> Summary:
+    """Of one value per picture; all finite."""
+    x = np.asarray(values, np.float64)
+    if x.ndim != 1 or not x.size or not np.isfinite(x).all():
+        raise ValueError(f"{x.shape} values, expected one finite number per picture.")
+    return Summary(
+        mean=float(x.mean()),
+        median=float(np.median(x)),
+        std=float(x.std(ddof=1)) if x.size > 1 else None,
+        ci95=mean_interval(x),
+        min=float(x.min()),
+        max=float(x.max()),
+        n=x.size,
+    )
+
+
+def mean_interval(values: ArrayLike) -> tuple[float, float] | None:
+    """The 95 % interval of the mean; None of a single value."""
+    x = np.asarray(values, np.float64)
+    if x.size < 2:
+        return None
+    mean, error = float(x.mean()), float(x.std(ddof=1)) / x.size**0.5
+    if error == 0:
+        return mean, mean
+    if x.size < FEWEST_BOOTSTRAP:
+        reach = STUDENT[x.size - 2] * error
+        return mean - reach, mean + reach
+    low, high = np.quantile(_studentized(x), (0.025, 0.975))
+    return mean - float(high) * error, mean - float(low) * error
+
+
+def _studentized(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(mean of a resample − mean) / its standard error, of many resamples."""
+    generator, n = np.random.default_rng(SEED), x.size
+    ratios: list[NDArray[np.float64]] = []
+    at_once = max(1, PIECE // n)
+    for first in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - first)
+        resamples = x[generator.integers(0, n, (count, n))]
+        errors = resamples.std(axis=1, ddof=1) / n**0.5
+        varied = errors > 0  # a resample of one value alone says nothing
+        ratios.append((resamples.mean(axis=1)[varied] - x.mean()) / errors[varied])
+    return np.concatenate(ratios)
+
+
+def growth(errors: Sequence[float]) -> float | None:
+    """The factor by which errors grow from one step to the next: a line through their logarithms.
+
+    None of fewer than two errors above 0.
+    """
+    y = np.asarray(errors, np.float64)
+    steps = np.flatnonzero(y > 0)
+    if steps.size < 2:
+        return None
+    slope = np.polyfit(steps, np.log(y[steps]), 1)[0]
+    return float(np.exp(slope))

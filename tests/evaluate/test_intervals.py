@@ -1,0 +1,61 @@
+"""Confidence intervals: they cover, and agree with scipy where it has the same."""
+
+import numpy as np
+import pytest
+
+from lydite.evaluate.intervals import growth, mean_interval, summarize
+
+
+@pytest.mark.parametrize("kind", ["normal", "skewed"])
+def test_the_interval_contains_the_true_mean_in_95_of_100(kind: str) -> None:
+    g = np.random.Generator(np.random.PCG64(7))
+    inside, repetitions = 0, 500
+    for _ in range(repetitions):
+        noise = g.normal(size=30) if kind == "normal" else g.gamma(4.0, size=30) - 4.0
+        low, high = mean_interval(3.0 + noise) or (0.0, 0.0)
+        inside += low <= 3.0 <= high
+    assert 0.93 <= inside / repetitions <= 0.97
+
+
+@pytest.mark.parity
+def test_the_interval_of_few_values_is_students() -> None:
+    from scipy import stats
+
+    for n in range(2, 10):
+        x = np.random.Generator(np.random.PCG64(n)).normal(size=n)
+        theirs = stats.ttest_1samp(x, 0).confidence_interval(0.95)
+        assert mean_interval(x) == pytest.approx((theirs.low, theirs.high), rel=1e-4)
+
+
+@pytest.mark.parity
+def test_the_interval_of_many_values_is_near_scipys_bootstrap() -> None:
+    from scipy import stats
+
+    x = np.random.Generator(np.random.PCG64(1)).gamma(2.0, size=300)
+    theirs = stats.bootstrap((x,), np.mean, method="BCa", random_state=1).confidence_interval
+    ours = mean_interval(x)
+    assert ours is not None
+    width = theirs.high - theirs.low
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.08 * width)
+
+
+def test_summary_of_one_of_two_and_of_equal_values() -> None:
+    one = summarize([2.0])
+    assert (one.mean, one.median, one.std, one.ci95, one.n) == (2.0, 2.0, None, None, 1)
+    two = summarize([1.0, 3.0])
+    assert two.mean == 2 and two.ci95 is not None and two.ci95[0] < 1 < 3 < two.ci95[1]
+    assert summarize([5.0] * 30).ci95 == (5.0, 5.0)
+    assert summarize([1.0, 2.0, 9.0]).median == 2
+    for wrong in [], [1.0, float("nan")], [[1.0]]:
+        with pytest.raises(ValueError):
+            summarize(wrong)
+
+
+def test_the_same_values_give_the_same_interval() -> None:
+    x = np.random.Generator(np.random.PCG64(3)).normal(size=50)
+    assert mean_interval(x) == mean_interval(x.copy())
+
+
+def test_growth_is_the_factor_of_a_step() -> None:
+    assert growth([0.0, 1e-3 * 1.5, 1e-3 * 1.5**2, 1e-3 * 1.5**3]) == pytest.approx(1.5)
+    assert growth([0.0, 1.0]) is None
