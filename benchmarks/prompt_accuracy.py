@@ -22,8 +22,8 @@ from rich.progress import track
 
 from lydite import embedded
 from lydite.core.request import Request
-from lydite.evaluate.prompt_accuracy import PromptAccuracy, Reading, check, score
 from lydite.embedded.captions import Prompt, bare_nouns, held_out_prompts
+from lydite.evaluate.prompt_accuracy import PromptAccuracy, Reading, check, score
 
 if TYPE_CHECKING:  # imports MLX, which reads the variable below
     from lydite.pipelines.pipeline import Pipeline

@@ -25,11 +25,11 @@ from rich.progress import track
 
 from lydite import embedded
 from lydite.core.request import Request
-from lydite.evaluate.prompt_accuracy import score
 from lydite.embedded.captions import Prompt, held_out_prompts
+from lydite.embedded.scenes import paint, sample_scenes
 from lydite.evaluate.distributions import Moments, frechet_distance
 from lydite.evaluate.judge import Judge, load_judge
-from lydite.embedded.scenes import paint, sample_scenes
+from lydite.evaluate.prompt_accuracy import score
 from lydite.models.layers import Linear
 from lydite.pipelines.pipeline import Pipeline
 from post_gelu_activations import plot
@@ -96,7 +96,8 @@ def main() -> None:
     for setting in chosen:
         rounded = draw(setting, prompts, judge, ranges, options)
         figures[setting.name] = against(rounded, full, scenes, prompts, judge)
-    figures["other drawn scenes"] = {"fid_to_drawn": frechet_distance(Moments.of(others), Moments.of(scenes))}
+    drawn = frechet_distance(Moments.of(others), Moments.of(scenes))
+    figures["other drawn scenes"] = {"fid_to_drawn": drawn}
     print(markdown(figures))
     if options.json:
         run = Pipeline.open(options.model).plan(request_of(options))

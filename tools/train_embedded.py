@@ -43,7 +43,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from lydite.embedded import captions, scenes
 from lydite.embedded.captions import MAX_TOKENS, Prompt
-from lydite.evaluate import prompt_accuracy
+from lydite.evaluate import prompt_accuracy as accuracy
 
 START = time.monotonic()
 LOG = logging.getLogger("train_embedded")
@@ -496,7 +496,7 @@ class Judge(nn.Module):
 
     def __init__(self, normalized: bool = True) -> None:
         super().__init__()
-        width = prompt_accuracy.WIDTH
+        width = accuracy.WIDTH
 
         def layer(before: int, after: int, stride: int) -> Any:
             if not normalized:
@@ -504,9 +504,9 @@ class Judge(nn.Module):
             conv = nn.Conv2d(before, after, 3, stride, 1, bias=False)
             return nn.Sequential(conv, nn.BatchNorm2d(after, eps=1e-5))
 
-        self.stem = nn.ModuleList(layer(*sizes) for sizes in prompt_accuracy.STEM)
-        self.body = nn.ModuleList(layer(width, width, 1) for _ in range(prompt_accuracy.DEPTH))
-        self.head = nn.Conv2d(width, prompt_accuracy.ANSWERS, 1)
+        self.stem = nn.ModuleList(layer(*sizes) for sizes in accuracy.STEM)
+        self.body = nn.ModuleList(layer(width, width, 1) for _ in range(accuracy.DEPTH))
+        self.head = nn.Conv2d(width, accuracy.ANSWERS, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         for layer in self.stem:
@@ -539,7 +539,7 @@ def train_judge(args: argparse.Namespace, recipe: Recipe) -> None:
     truth = drawn.map(lambda array: torch.as_tensor(array).to(DEVICE))
     judge, half = Judge().to(DEVICE), recipe.judge_batch // 2
     assert judge.head.bias is not None
-    judge.head.bias.data[prompt_accuracy.PRESENT] = -4.0  # most cells are empty
+    judge.head.bias.data[accuracy.PRESENT] = -4.0  # most cells are empty
 
     def loss() -> Tensor:
         first = torch.randint(len(pictures), (half,), device=DEVICE)
@@ -562,8 +562,8 @@ def train_judge(args: argparse.Namespace, recipe: Recipe) -> None:
     shown = draw(unseen)
     through_vae = torch.cat([rebuild(vae, part, noise=0.0) for part in shown.split(500)])
     results = {
-        "drawn": asdict(prompt_accuracy.score(look(judge, shown), says)),
-        "through the VAE": asdict(prompt_accuracy.score(look(judge, through_vae), says)),
+        "drawn": asdict(accuracy.score(look(judge, shown), says)),
+        "through the VAE": asdict(accuracy.score(look(judge, through_vae), says)),
     }
     record(args, "judge", {"steps": step.count, **results})
     LOG.info("judge: %s", json.dumps(results))
@@ -577,20 +577,20 @@ def judge_loss(answers: Tensor, truth: scenes.Scenes) -> Tensor:
     total = torch.zeros((), device=DEVICE)
     for slot in range(scenes.MOST_OBJECTS):
         there = (truth.count > slot).float()
-        x, y = truth.x[:, slot] / prompt_accuracy.STRIDE, truth.y[:, slot] / prompt_accuracy.STRIDE
+        x, y = truth.x[:, slot] / accuracy.STRIDE, truth.y[:, slot] / accuracy.STRIDE
         column, row = (each.long().clamp(0, cells - 1) for each in (x, y))
         cell = (row * cells + column)[:, None]
         present.scatter_reduce_(1, cell, there[:, None], "amax")
         at = flat.gather(2, cell[:, None].expand(-1, flat.shape[1], 1))[..., 0]  # (B, ANSWERS)
         place = torch.stack([x - column - 0.5, y - row - 0.5], dim=1)
-        size = truth.radius[:, slot] / prompt_accuracy.RADIUS_UNIT
-        each = F.cross_entropy(at[:, prompt_accuracy.SHAPE], truth.shape[:, slot], reduction="none")
-        each = each + F.cross_entropy(at[:, prompt_accuracy.COLOR], truth.color[:, slot], reduction="none")
-        each = each + (at[:, prompt_accuracy.OFFSET] - place).abs().sum(dim=1)
-        each = each + (at[:, prompt_accuracy.RADIUS] - size).abs()
+        size = truth.radius[:, slot] / accuracy.RADIUS_UNIT
+        each = F.cross_entropy(at[:, accuracy.SHAPE], truth.shape[:, slot], reduction="none")
+        each = each + F.cross_entropy(at[:, accuracy.COLOR], truth.color[:, slot], reduction="none")
+        each = each + (at[:, accuracy.OFFSET] - place).abs().sum(dim=1)
+        each = each + (at[:, accuracy.RADIUS] - size).abs()
         total = total + (each * there).mean()
     missed = F.binary_cross_entropy_with_logits(
-        flat[:, prompt_accuracy.PRESENT], present, reduction="none"
+        flat[:, accuracy.PRESENT], present, reduction="none"
     )
     return total + 0.5 * (missed * (1 - torch.exp(-missed)) ** 2).sum(dim=1).mean()
 
@@ -611,11 +611,11 @@ def load_judge(args: argparse.Namespace) -> Judge:
 
 
 @torch.no_grad()
-def look(judge: Judge, pictures: Tensor) -> list[prompt_accuracy.Reading]:
+def look(judge: Judge, pictures: Tensor) -> list[accuracy.Reading]:
     """Read pictures (N, 3, SIDE, SIDE) given as bytes."""
     answers = torch.cat([judge(from_bytes(part))[0] for part in pictures.split(256)])
     shown = pictures.permute(0, 2, 3, 1).cpu().numpy()
-    return prompt_accuracy.read(answers.permute(0, 2, 3, 1).float().cpu().numpy(), shown)
+    return accuracy.read(answers.permute(0, 2, 3, 1).float().cpu().numpy(), shown)
 
 
 # --- transformer and text encoders ----------------------------------------------------------------
@@ -897,7 +897,7 @@ def train_transformer(args: argparse.Namespace, recipe: Recipe) -> None:
     def probe(fraction: float) -> None:
         noise = make_noise(len(prompts), seed=31)
         pictures = generate(transformer, encoders, vae, prompts, noise)
-        result = prompt_accuracy.score(look(judge, pictures), [prompt.says for prompt in prompts])
+        result = accuracy.score(look(judge, pictures), [prompt.says for prompt in prompts])
         LOG.info("probe at %.2f: everything %.3f  %s", fraction, result.everything,
                  {name: round(share, 3) for name, share in result.attributes.items()})  # fmt: skip
 
@@ -1040,11 +1040,11 @@ def evaluate(args: argparse.Namespace, recipe: Recipe) -> None:
         ]  # fmt: skip
         pictures = torch.cat(parts)
         readings, says = look(judge, pictures), [prompt.says for prompt in prompts]
-        results[name] = asdict(prompt_accuracy.score(readings, says))
+        results[name] = asdict(accuracy.score(readings, says))
         for count in (1, 2, 3):
             chosen = [i for i, scene in enumerate(says) if len(scene.things) == count]
             if chosen and len(chosen) < len(says):
-                part = prompt_accuracy.score([readings[i] for i in chosen], [says[i] for i in chosen])
+                part = accuracy.score([readings[i] for i in chosen], [says[i] for i in chosen])
                 results[f"{name}, {count} objects"] = asdict(part)
         LOG.info("%s: %s", name, json.dumps(results[name]))
         return pictures

@@ -3,9 +3,9 @@
 import pytest
 
 from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
-from lydite.evaluate.prompt_accuracy import ATTRIBUTES, Reading, SeenObject
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
+from lydite.evaluate.prompt_accuracy import ATTRIBUTES, Reading, SeenObject
 
 
 def thing(words: str) -> Thing:

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.evaluate import prompt_accuracy
-from lydite.evaluate.prompt_accuracy import PromptAccuracy, read, score
 from lydite.embedded.captions import caption
-from lydite.evaluate.judge import load_judge
 from lydite.embedded.scenes import (
     COLORS,
     RADII,
@@ -25,6 +22,9 @@ from lydite.embedded.scenes import (
     sample_scenes,
 )
 from lydite.embedded.shapes import SHAPES
+from lydite.evaluate import prompt_accuracy
+from lydite.evaluate.judge import load_judge
+from lydite.evaluate.prompt_accuracy import PromptAccuracy, read, score
 from support.distance import relative_l2
 
 ROOT = Path(__file__).parents[2]
@@ -44,10 +44,15 @@ def _answers(scenes: Scenes, sure: float = 0.9) -> np.ndarray:
     answers[..., prompt_accuracy.PRESENT] = -9
     for slot in range(3):
         index = (scenes.count > slot).nonzero()[0]
-        x, y = scenes.x[index, slot] / prompt_accuracy.STRIDE, scenes.y[index, slot] / prompt_accuracy.STRIDE
+        x, y = (
+            scenes.x[index, slot] / prompt_accuracy.STRIDE,
+            scenes.y[index, slot] / prompt_accuracy.STRIDE,
+        )
         column, row = x.astype(int), y.astype(int)
         one = np.zeros((len(index), prompt_accuracy.ANSWERS), np.float32)
-        one[:, prompt_accuracy.PRESENT] = np.log(sure / (1 - sure)) + 0.01 * slot  # the last is surest
+        one[:, prompt_accuracy.PRESENT] = (
+            np.log(sure / (1 - sure)) + 0.01 * slot
+        )  # the last is surest
         one[:, prompt_accuracy.OFFSET] = np.stack([x - column - 0.5, y - row - 0.5], axis=1)
         one[:, prompt_accuracy.RADIUS] = scenes.radius[index, slot] / prompt_accuracy.RADIUS_UNIT
         one[:, prompt_accuracy.SHAPE] = np.eye(len(SHAPES))[scenes.shape[index, slot]]

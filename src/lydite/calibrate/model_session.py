@@ -30,7 +30,13 @@ OnStep = Callable[[int], None]  # called with the number of each finished step
 
 def open_pipeline(model: Model, dtype: str) -> Pipeline:
     """The pipeline, nothing of it loaded yet."""
-    return Pipeline.open(model.name, components=model.components, dtype=dtype, fetch=model.fetch)
+    return Pipeline.open(
+        model.name,
+        components=model.components,
+        dtype=dtype,
+        fetch=model.fetch,
+        bits=model.bits,
+    )
 
 
 class ModelSession:

@@ -31,6 +31,7 @@ class Model:
     name: str
     components: str | None = None
     fetch: bool = True  # a hub id may be downloaded; not so where only the set names it
+    bits: int | None = None  # weights are rounded when the model is loaded
 
 
 def resume_command(folder: Path, model: Model, *options: object) -> str:

@@ -20,6 +20,7 @@ from lydite import embedded
 from lydite.cli.picture_files import check_template, picture_path, save_new, save_picture
 from lydite.cli.progress import StepBar
 from lydite.cli.request_options import (
+    bits_option,
     dtype_option,
     idle_options,
     image_options,
@@ -71,9 +72,7 @@ MOST_PROMPT_BYTES = 2**20  # on standard input
 @click.option("--preview", metavar="N", type=click.IntRange(min=1),
               help="Also write the denoised estimate every N steps.")  # fmt: skip
 @click.option("--low-memory", is_flag=True, help="Load and free the networks one after the other.")
-@click.option("--bits", type=click.Choice(("4", "8")),
-              help="Round the weights of transformers and large text encoders to the nearest value "
-                   "while reading them. A calibrated export is better.")  # fmt: skip
+@bits_option
 @click.option("--tile", metavar="PIXELS", type=int,
               help="Decode pictures larger than this in overlapping tiles: less memory, almost the "
                    "same picture.")  # fmt: skip

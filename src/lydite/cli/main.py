@@ -60,6 +60,7 @@ VERBS = {
     "diff": "lydite.cli.diff",
     "sampler": "lydite.cli.sampler",
     "calibrate": "lydite.cli.calibrate",
+    "evaluate": "lydite.cli.evaluate",
     "doctor": "lydite.cli.doctor",
 }
 
@@ -88,6 +89,7 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     lydite diff    reference/ port/                 the first wrong value of the port
     lydite sampler list                             samplers and schedules; test your own
     lydite calibrate run --prompts p.txt --out set/ inputs of the network, for a quantizer
+    lydite evaluate A --against B --prompts p.txt   how far apart are two models?
     lydite doctor                                   does this machine compute exactly?
 
     lydite VERB --help has the options and examples. Exit status: 0 fine, 1 something is wrong with

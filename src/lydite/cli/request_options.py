@@ -11,6 +11,7 @@ from lydite.cli.complete import complete_convention, complete_sampler, complete_
 from lydite.core.device import DEVICES, request_device
 from lydite.core.errors import InputError
 from lydite.core.request import Request
+from lydite.weights.quantize import BITS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -291,6 +292,12 @@ def read_seeds(texts: tuple[str, ...], batch: int = 1) -> tuple[int, ...]:
     return tuple(seeds)
 
 
+bits_option = click.option(
+    "--bits",
+    type=click.Choice([str(bits) for bits in BITS]),
+    help="Round the weights of transformers and large text encoders to the nearest value while "
+    "reading them. A calibrated export is better.",
+)
 overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace output files that exist; never an input."
 )

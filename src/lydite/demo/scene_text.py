@@ -1,9 +1,9 @@
 """What a prompt states and what the judge read off the picture, in comparable words."""
 
-from lydite.evaluate.prompt_accuracy import THIRDS, Reading, SeenObject
 from lydite.embedded.captions import CELL_KEYWORDS
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
+from lydite.evaluate.prompt_accuracy import THIRDS, Reading, SeenObject
 
 ATTRIBUTE_NAMES = {
     "count": "number of objects",

@@ -84,7 +84,7 @@ def frechet_distance(one: Moments, other: Moments) -> float:
     return max(float(distance), 0.0)  # equal sets end a rounding below
 
 
-def _without_rounding(values: Floats) -> Floats:
+def _without_rounding(values: NDArray[Any]) -> NDArray[Any]:
     """Eigenvalues that are 0 but for rounding as 0: a root would make them large."""
     least = values.max(initial=0.0) * values.size * np.finfo(np.float64).eps
     return np.where(values > least, values, 0.0)

@@ -76,6 +76,14 @@ def _studentized(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate(ratios)
 
 
+def share_interval(right: Sequence[bool]) -> tuple[float, float]:
+    """The 95 % interval of a share: Wilson's, which is not empty where all are right."""
+    n, share, z = len(right), float(np.mean(right)), 1.959964
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    reach = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+    return max(centre - reach, 0.0), min(centre + reach, 1.0)
+
+
 def growth(errors: Sequence[float]) -> float | None:
     """The factor by which errors grow from one step to the next: a line through their logarithms.
 

@@ -71,9 +71,9 @@ def _similarities(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     for first in range(0, rows, STRIP):
         part = slice(first, min(first + STRIP, rows) + TAPS - 1)
         x, y = a[part], b[part]
-        mean_x, mean_y = _blur(x), _blur(y)
-        spread = _blur(x * x + y * y) - mean_x**2 - mean_y**2  # both variances
-        shared = _blur(x * y) - mean_x * mean_y
+        mean_x, mean_y = blur(x, WINDOW), blur(y, WINDOW)
+        spread = blur(x * x + y * y, WINDOW) - mean_x**2 - mean_y**2  # both variances
+        shared = blur(x * y, WINDOW) - mean_x * mean_y
         term = (2 * shared + c2) / (spread + c2)
         contrast += term.sum(axis=(0, 1))
         term *= (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
@@ -82,26 +82,26 @@ def _similarities(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     return similarity / count, contrast / count
 
 
-def _window() -> Floats:
-    offsets = np.arange(TAPS) - TAPS // 2
-    weights = np.exp(-0.5 * (offsets / SIGMA) ** 2)
+def gaussian(sigma: float, taps: int) -> Floats:
+    """The weights of a Gaussian window, an odd number of them, with the sum 1."""
+    weights = np.exp(-0.5 * ((np.arange(taps) - taps // 2) / sigma) ** 2)
     return weights / weights.sum()
 
 
-def _blur(x: Floats) -> Floats:
-    """A Gaussian over rows and columns, where the window fits."""
-    return _blur_along(_blur_along(x, 0), 1)
+def blur(x: Floats, window: Floats) -> Floats:
+    """A symmetric window over rows and columns, at the places where it fits."""
+    return _blur_along(_blur_along(x, window, 0), window, 1)
 
 
-def _blur_along(x: Floats, axis: int) -> Floats:
-    length, half = x.shape[axis] - TAPS + 1, TAPS // 2
+def _blur_along(x: Floats, window: Floats, axis: int) -> Floats:
+    length, half = x.shape[axis] - window.size + 1, window.size // 2
 
     def shifted(start: int) -> Floats:
         return x[(slice(None),) * axis + (slice(start, start + length),)]
 
-    blurred = shifted(half) * WINDOW[half]
-    for tap in range(half):  # the window is symmetric
-        blurred += (shifted(tap) + shifted(TAPS - 1 - tap)) * WINDOW[tap]
+    blurred = shifted(half) * window[half]
+    for tap in range(half):
+        blurred += (shifted(tap) + shifted(window.size - 1 - tap)) * window[tap]
     return blurred
 
 
@@ -112,4 +112,4 @@ def _half(x: Floats) -> Floats:
     return (x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2]) / 4
 
 
-WINDOW = _window()
+WINDOW = gaussian(SIGMA, TAPS)

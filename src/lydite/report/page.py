@@ -88,6 +88,24 @@ class Exhibits:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Two pictures, one above the other to be uncovered, and their difference; all PNGs."""
+
+    reference: bytes
+    candidate: bytes
+    difference: bytes
+    title: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Pairs of pictures."""
+
+    items: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows under a head; columns in `numeric` stand to the right."""
 
@@ -116,7 +134,7 @@ class Fold:
     blocks: "tuple[Block, ...]"
 
 
-Block = Text | Callout | Facts | Figures | Exhibits | Table | Commands | Fold
+Block = Text | Callout | Facts | Figures | Exhibits | Comparisons | Table | Commands | Fold
 
 
 @dataclass(frozen=True)

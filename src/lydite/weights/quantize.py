@@ -9,7 +9,7 @@ from math import prod
 from lydite.core.errors import InputError
 from lydite.weights.rules import Shape
 
-BITS = (4, 8)
+BITS = (2, 3, 4, 5, 6, 8)  # MLX's affine formats
 GROUP = 64  # inputs of a linear that share a scale and an offset
 # Linears inside the repeated blocks of a network; embeddings, first and last layers stay.
 _IN_A_BLOCK = re.compile(r"(^|\.)(\w*blocks|block|layers|\w*refiner)\.\d+\..*\.weight")
@@ -26,7 +26,7 @@ class Quantization:
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
-            raise InputError(f"bits is {self.bits}; expected {' or '.join(map(str, BITS))}.")
+            raise InputError(f"bits is {self.bits}; expected {', '.join(map(str, BITS))}.")
 
     def bits_of(self, path: str, shape: Shape) -> int | None:
         """How many bits a weight gets; None: it stays as it is."""

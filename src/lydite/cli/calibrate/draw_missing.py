@@ -70,17 +70,19 @@ def draw_missing(
     model: "Model",
     options: WorkerOptions,
     begin: str | None = None,
-) -> None:
-    """Draw all that the set misses; the pipeline is loaded, and its hash is the settings'.
+    command: str | None = None,
+) -> str:
+    """Draw all that the set misses, and return the hash of its content.
 
-    `begin` is for errors before there is a set: the command that makes it.
+    The pipeline is loaded, and its hash is the settings'. `begin` is for errors before there is a
+    set: the command that makes it. `command` resumes it; by default `lydite calibrate run`.
     """
     from lydite.calibrate.model_session import item_sizes
     from lydite.calibrate.request_conditions import request_of
     from lydite.calibrate.run import require_space_for, resume_command
     from lydite.calibrate.store.writer import Writer, resumable
 
-    command = resume_command(folder, model, *options.words)
+    command = command or resume_command(folder, model, *options.words)
     run = pipeline.plan(request_of(settings.conditions)[0])
     sizes = item_sizes(pipeline, run, conditioning=plan.conditioning)
     with resumable(command):
@@ -103,8 +105,7 @@ def draw_missing(
             )
         held = len(writer.plan.images) - len(writer.missing())
         _print_note(options, f"{folder}: {held} of {len(writer.plan.images)} images complete.")
-        if not options.quiet:
-            click.echo(f"content   {writer.content_hash}")
+        return writer.content_hash
 
 
 def resume(folder: Path, name: str | None, components: str | None, options: WorkerOptions) -> None:
@@ -126,7 +127,15 @@ def resume(folder: Path, name: str | None, components: str | None, options: Work
     pipeline.model.prepare()
     require_model(description.settings, pipeline)
     settings = msgspec.structs.replace(description.settings, model=model.name)
-    draw_missing(folder, settings, description.plan, pipeline, model, options)
+    print_content(
+        draw_missing(folder, settings, description.plan, pipeline, model, options), options
+    )
+
+
+def print_content(content_hash: str, options: WorkerOptions) -> None:
+    """By which two sets are compared."""
+    if not options.quiet:
+        click.echo(f"content   {content_hash}")
 
 
 def absolute_model(name: str, components: str | None, *, fetch: bool = True) -> "Model":

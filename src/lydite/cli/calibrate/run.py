@@ -11,6 +11,7 @@ from lydite.cli.calibrate.draw_missing import (
     WorkerOptions,
     absolute_model,
     draw_missing,
+    print_content,
     resume,
     worker_options,
 )
@@ -143,7 +144,10 @@ def _start(options: dict[str, Any], worker_settings: WorkerOptions, command: str
         _note_prompts(options["prompts"], prompts)
     pipeline.model.prepare()
     settings = Settings(model_hash(pipeline), conditions, stored, model.name)
-    draw_missing(options["out"], settings, plan, pipeline, model, worker_settings, begin=command)
+    content = draw_missing(
+        options["out"], settings, plan, pipeline, model, worker_settings, begin=command
+    )
+    print_content(content, worker_settings)
 
 
 def _note_prompts(path: Path, prompts: "Prompts") -> None:

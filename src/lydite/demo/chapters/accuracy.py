@@ -9,9 +9,9 @@ from lydite import embedded
 from lydite.demo.chapter import DemoChapter, Result, Settings
 from lydite.demo.gallery import Drawn, Gallery, Tick
 from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
-from lydite.evaluate.prompt_accuracy import Reading, check
 from lydite.embedded.captions import Prompt, held_out_prompts
 from lydite.evaluate.judge import load_judge
+from lydite.evaluate.prompt_accuracy import Reading, check
 from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes
 from lydite.report.page import (
     Block,

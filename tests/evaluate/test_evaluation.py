@@ -1,0 +1,128 @@
+"""One comparison of two folders: every figure, the cache of features, and the page."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from lydite.evaluate.distributions import Moments, frechet_distance
+from lydite.evaluate.evaluation import Evaluation, Networks, Options, evaluate
+from lydite.evaluate.feature_table import feature_table
+from lydite.evaluate.flat_field import residual_noise
+from lydite.evaluate.paired import psnr
+from lydite.evaluate.pictures import common_names, open_source
+from lydite.report.evaluation import page
+
+
+def _folders(tmp_path: Path, noises: tuple[int, ...] = (0, 4, 30)) -> tuple[Path, Path]:
+    g = np.random.Generator(np.random.PCG64(3))
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in one, other:
+        folder.mkdir()
+    for noise in noises:
+        picture = g.integers(30, 220, (40, 32, 3)).astype(np.uint8)
+        Image.fromarray(picture).save(one / f"noise {noise}.png")
+        changed = picture + g.integers(-noise, noise + 1, picture.shape)
+        Image.fromarray(changed.clip(0, 255).astype(np.uint8)).save(other / f"noise {noise}.png")
+    return one, other
+
+
+def _evaluate(folders: tuple[Path, Path], options: Options) -> Evaluation:
+    sources = open_source(folders[0]), open_source(folders[1])
+    return evaluate(*sources, common_names(*sources), options)
+
+
+def test_figures_of_two_folders(tmp_path: Path) -> None:
+    folders = _folders(tmp_path)
+    evaluation = _evaluate(folders, Options())
+    assert [pair.name for pair in evaluation.worst] == ["noise 30", "noise 4", "noise 0"]
+    assert evaluation.identical == 1
+    read = [np.asarray(Image.open(folder / "noise 30.png")) for folder in folders]
+    assert evaluation.paired["psnr"].min == psnr(*read)
+    assert evaluation.paired["ssim"].n == 3 and "ms_ssim" not in evaluation.paired
+    assert any("ms_ssim" in warning for warning in evaluation.warnings)
+    plain = msgspec.json.decode(evaluation.to_json())
+    assert {"mean", "median", "ci95", "n"} <= plain["paired"]["psnr"].keys()
+    assert plain["record"]["pictures"] == {"reference": 3, "candidate": 3, "pairs": 3}
+    assert evaluation.to_json() == _evaluate(folders, Options()).to_json()
+
+
+class _Means:
+    """A feature network of a few numbers that counts its calls."""
+
+    name, digest, preprocess = "means", "0" * 64, "none"
+
+    def __init__(self) -> None:
+        self.pictures = 0
+
+    def __call__(self, pixels: NDArray[np.uint8]) -> Mapping[str, NDArray[np.float32]]:
+        self.pictures += len(pixels)
+        means = pixels.reshape(len(pixels), -1, 3).mean(axis=1).astype(np.float32)
+        return {"pool3": means, "spatial": means[:, :2], "logits": means}
+
+
+def test_features_come_from_the_cache_the_second_time(tmp_path: Path) -> None:
+    g = np.random.Generator(np.random.PCG64(4))
+    pictures = [g.integers(0, 256, (8 + n % 2, 8, 3)).astype(np.uint8) for n in range(40)]
+    network, cache = _Means(), tmp_path / "cache"
+    first = feature_table(pictures, 40, network, cache)
+    assert network.pictures == 40
+    expected = [picture.reshape(-1, 3).mean(axis=0) for picture in pictures]
+    np.testing.assert_allclose(first["pool3"], expected, rtol=1e-6)
+    damaged = next(cache.rglob("*.npz"))
+    damaged.write_bytes(b"damaged")
+    again = feature_table(pictures, 40, network, cache)
+    assert network.pictures == 41  # the damaged one alone
+    for name in first:
+        assert np.array_equal(first[name], again[name])
+
+
+def test_distances_are_those_of_the_features(tmp_path: Path) -> None:
+    folders = _folders(tmp_path, (0, 4, 8, 16, 30))
+    network: Any = _Means()
+    evaluation = _evaluate(folders, Options(Networks(inception=network)))
+    one, other = (
+        np.stack([p.reshape(-1, 3).mean(axis=0) for _, p in open_source(folder).pictures()])
+        for folder in folders
+    )
+    expected = frechet_distance(Moments.of(one), Moments.of(other))
+    assert evaluation.distribution["fid_none"].value == pytest.approx(expected, rel=1e-4)
+    assert {
+        "sfid_none",
+        "kid_none",
+        "precision_none",
+        "recall_none",
+    } <= evaluation.distribution.keys()
+    assert any("biased" in warning for warning in evaluation.warnings)
+
+
+def test_latent_errors_make_a_curve(tmp_path: Path) -> None:
+    one, other = (open_source(folder) for folder in _folders(tmp_path))
+    errors = np.array([[0.0, 0.01, 0.02, 0.04]] * 3)
+    evaluation = evaluate(
+        one, other, set(one.names), Options(), latent_errors=errors, kept_steps=(0, 1, 2, 3)
+    )
+    assert evaluation.growth == pytest.approx(2)
+    assert [step.error.mean for step in evaluation.steps] == pytest.approx([0, 0.01, 0.02, 0.04])
+    html = page(evaluation, one, other).decode()
+    for text in "Error over steps", "noise 30", "95 % interval", 'class="slider"':
+        assert text in html
+    assert "<script" not in html
+
+
+def test_noise_of_a_flat_field() -> None:
+    g = np.random.Generator(np.random.PCG64(5))
+    flat = np.full((80, 80, 3), 128.0)
+    ramp = flat + np.linspace(-40, 40, 80)[None, :, None]
+    for surface in flat, ramp:
+        noises = [
+            residual_noise((surface + g.normal(0, s, flat.shape)).round().astype(np.uint8))
+            for s in (0, 2, 8)
+        ]
+        assert noises[0] < 0.5
+        assert noises[1:] == pytest.approx([2, 8], rel=0.05)
