@@ -55,6 +55,9 @@ MOST_PROMPT_BYTES = 2**20  # on standard input
                    "diffusers' denoising_end and denoising_start.")  # fmt: skip
 @click.option("--lora", "loras", multiple=True, metavar="FILE[:WEIGHT]",
               help="Add a LoRA, with weight 1 by default; repeatable.")  # fmt: skip
+@click.option("--embedding", "embeddings", multiple=True, metavar="FILE[:WORD]",
+              help="Textual inversion (Stable Diffusion 1.x, 2.x, XL): take the vectors of a word "
+                   "of the prompt from FILE; repeatable.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
               help="Draw each prompt of a txt, csv or jsonl file.")  # fmt: skip
 @click.option("-s", "--seed", "seeds", multiple=True, metavar="N|A-B|N,N…",
@@ -108,6 +111,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     """
     typed = typed_options(ctx)
     options["loras"] = [read_lora_option(text) for text in options["loras"]]
+    options["embeddings"] = [read_embedding_option(text) for text in options["embeddings"]]
     record = _read_source(options, typed)
     base = record.request if record else Request()
     request = read_request(options, base)
@@ -140,6 +144,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         tile=options["tile"],
         loras=options["loras"],
         refiner=options["refiner"],
+        embeddings=options["embeddings"],
     )
     runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
     notes = [*idle_options(runs[0], typed), *_truncations(pipeline, runs)]
@@ -150,7 +155,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     for note in fit_in_memory(pipeline, runs, options["batch"]):
         click.echo(f"note: {note}", err=True)
     if record and not pipeline.made(record):
-        if not typed & {"model", "refiner", "loras"}:
+        if not typed & {"model", "refiner", "loras", "embeddings"}:
             raise InputError(
                 f"{options['source']}: was made with another model than the one at "
                 f"{shown(options['model'])}. Name the right one with --model."
@@ -235,6 +240,9 @@ def _save(
         components=_recorded_name(options["components"], options),
         refiner=_recorded_name(options["refiner"], options),
         loras=tuple((_recorded_name(name, options), weight) for name, weight in options["loras"]),
+        embeddings=tuple(
+            (_recorded_name(name, options), word) for name, word in picture.record.embeddings
+        ),
         image=_recorded_name(options["image"], options),
         mask=_recorded_name(options["mask"], options),
     )
@@ -292,13 +300,15 @@ def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
     for name in ("model", "components", "refiner", "image", "mask", "dtype", "bits", "tile"):
         if name not in typed:
             options[name] = getattr(record, name)
-    if "loras" not in typed:
-        options["loras"] = list(record.loras)
-        for name, _ in record.loras:
-            if not Path(name).is_file():
+    for name, what in (("loras", "lora"), ("embeddings", "embedding")):
+        if name in typed:
+            continue
+        options[name] = list(getattr(record, name))
+        for file, _ in options[name]:
+            if not Path(file).is_file():
                 raise InputError(
-                    f"{options['source']}: was made with the LoRA {shown(name)}, which is not "
-                    "found under that name here. Name it with --lora."
+                    f"{options['source']}: was made with the {what} {shown(file)}, which is not "
+                    f"found under that name here. Name it with --{what}."
                 )
     # a picture may name anything: nothing is fetched
     for name in ("model", "components", "refiner", "image", "mask"):
@@ -405,6 +415,14 @@ def read_lora_option(text: str) -> tuple[str, float]:
     if not isfinite(weight):
         raise InputError(f"--lora {shown(text)}: the weight is {number}; expected a number.")
     return name, weight
+
+
+def read_embedding_option(text: str) -> tuple[str, str | None]:
+    """`FILE` or `FILE:WORD`."""
+    name, colon, word = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return text, None
+    return name, word
 
 
 def read_modes(text: str | None) -> set[str]:

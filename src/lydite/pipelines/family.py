@@ -205,6 +205,8 @@ class Family:
     strength: Meaning = "diffusers_sd3"  # of img2img: how many steps a share of them is
     inpaints: bool = False
     skips_layers: bool = False  # `encode` follows the request's clip_skip
+    # Textual inversion: tensor of a file -> text encoder. Empty: not supported.
+    embeddings: Mapping[str, str] = field(default_factory=dict[str, str])
     refines: bool = False  # a second model of the family may run the last steps
     # What a model cannot draw without: "image", and "mask" where its network takes it.
     needs: Callable[[Model], tuple[str, ...]] = lambda model: ()

@@ -19,6 +19,7 @@ from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, InputError, shown
 from lydite.models.layers import on_cpu
+from lydite.pipelines.embeddings import Embedding, with_vectors
 from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.weights.audit import TensorView, audit, check_values
@@ -165,6 +166,7 @@ class Model:
     low_memory: bool = False
     bits: int | None = None  # of the weights of transformers and large text encoders
     loras: tuple[tuple[Lora, float], ...] = ()  # merged into networks when they are loaded
+    embeddings: tuple[Embedding, ...] = ()  # words of textual inversion
     _loaded: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
     _tokenizers: dict[tuple[str, int | None], AnyTokenizer] = field(
         default_factory=dict[tuple[str, int | None], AnyTokenizer]
@@ -191,9 +193,12 @@ class Model:
     def network(self, name: str) -> Any:
         """The network, loaded now if it is not in memory."""
         if name not in self._loaded:
-            network = self.components[name].load(self.dtype_of(name), self.bits)
+            network: Any = self.components[name].load(self.dtype_of(name), self.bits)
             where = ", ".join(str(lora.path) for lora, _ in self.loras)
             add_changes(network, changes(self.loras, name), where=where)
+            if words := self._words(name):
+                tokens = network.text_model.embeddings.token_embedding
+                tokens.weight = with_vectors(tokens.weight, self._known_ids(name), words, name)
             self._loaded[name] = network
         return self._loaded[name]
 
@@ -229,8 +234,24 @@ class Model:
         key = encoder, length
         if key not in self._tokenizers:
             folder, load_tokenizer = self.tokenizers[encoder]
-            self._tokenizers[key] = load_tokenizer(folder, length)
+            tokenizer = load_tokenizer(folder, length)
+            for word in self._words(encoder):
+                assert isinstance(tokenizer, Tokenizer)
+                tokenizer.add_word(word.token, len(word.vectors[encoder]))
+            self._tokenizers[key] = tokenizer
         return self._tokenizers[key]
+
+    def _words(self, encoder: str) -> list[Embedding]:
+        return [each for each in self.embeddings if encoder in each.vectors]
+
+    def _known_ids(self, encoder: str) -> int:
+        """How many ids the tokenizer has without the words of textual inversion."""
+        tokenizer = self.tokenizer(encoder)
+        assert isinstance(tokenizer, Tokenizer)
+        return tokenizer.vocab_size - self._added_ids(encoder)
+
+    def _added_ids(self, encoder: str) -> int:
+        return sum(len(word.vectors[encoder]) for word in self._words(encoder))
 
     def token_ids(
         self, encoder: str, prompts: Sequence[str], length: int | None = None
@@ -239,6 +260,8 @@ class Model:
         tokenizer = self.tokenizer(encoder, length)
         ids = np.stack([tokenizer(prompt) for prompt in prompts])
         vocabulary = self.config(encoder).vocab_size
+        if self._words(encoder) and self._known_ids(encoder) <= vocabulary:
+            vocabulary = self._known_ids(encoder) + self._added_ids(encoder)
         if int(ids.max()) >= vocabulary:  # MLX would read past the table without an error
             raise ConfigError(
                 f"{self.tokenizers[encoder][0]}: gives token {ids.max()}, but {encoder} has only "

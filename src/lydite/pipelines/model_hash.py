@@ -39,6 +39,8 @@ def model_hash(model: Model) -> str:
             total.update(f"{name} {file} {digest}\n".encode())
     for lora, weight in model.loras:
         total.update(f"lora {_file_hash(lora.path)} {weight}\n".encode())
+    for word in model.embeddings:
+        total.update(f"embedding {_file_hash(word.path)} {word.token}\n".encode())
     return total.hexdigest()
 
 
@@ -97,7 +99,7 @@ def _text(value: Any) -> bytes:
 
 
 def _file_hash(path: Path) -> str:
-    """Of a file whose size was checked before: a LoRA."""
+    """Of a file whose size was checked before."""
     total = hashlib.sha256()
     with open_regular(path) as file:
         while piece := file.read(PIECE):

@@ -158,6 +158,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     components: str | None = None
     refiner: str | None = None  # the model of the last steps
     loras: tuple[tuple[str, float], ...] = ()  # files and their weights
+    embeddings: tuple[tuple[str, str], ...] = ()  # files of textual inversion and their words
     image: str | None = None  # img2img
     image_hash: str | None = None
     mask: str | None = None  # inpainting

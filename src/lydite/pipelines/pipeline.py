@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, is_unicode, shown
 from lydite.core.request import Request
+from lydite.pipelines.embeddings import Embedding, read_embedding
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
 from lydite.pipelines.inpainting import (
     Inpainting,
@@ -95,6 +96,7 @@ class Pipeline:
         tile: int | None = None,
         loras: Sequence[tuple[Path | str, float]] = (),
         refiner: Path | str | None = None,
+        embeddings: Sequence[tuple[Path | str, str | None]] = (),
     ) -> Self:
         """A diffusers folder, a single file, a hub id or `embedded`; no weights are read yet.
 
@@ -102,6 +104,7 @@ class Pipeline:
         and large text encoders are rounded while they are read. `tile`: larger pictures are decoded
         in overlapping squares of this many pixels a side. `loras`, files with their weights, change
         the networks when these are loaded. `refiner` is a second model, which runs the last steps.
+        `embeddings` are files of textual inversion, each with its word or None for its own.
         Without `fetch` nothing is downloaded.
         """
         if dtype not in ("auto", *DTYPES):
@@ -118,6 +121,7 @@ class Pipeline:
             raise InputError("LoRAs change weights before they are rounded; leave out --bits.")
         networks = family.lora_networks(opened.components) if loras else []
         opened.loras = tuple((read_lora(Path(path), networks), weight) for path, weight in loras)
+        opened.embeddings = _read_embeddings(embeddings, family, opened)
         pipeline = cls(family, opened, defaults, str(model))
         pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.factor)
         pipeline.components = str(components) if components else None
@@ -125,6 +129,7 @@ class Pipeline:
             second = cls.open(
                 refiner, dtype=dtype, low_memory=low_memory, fetch=fetch, bits=bits, tile=tile
             )
+            second.model.embeddings = opened.embeddings
             pipeline.refiner = pipeline._checked_refiner(second)
         return pipeline
 
@@ -369,6 +374,7 @@ class Pipeline:
             components=self.components,
             refiner=self.refiner.name if self.refiner else None,
             loras=tuple((str(lora.path), weight) for lora, weight in self.model.loras),
+            embeddings=tuple((str(word.path), word.token) for word in self.model.embeddings),
             image_hash=run.image_hash,
             mask_hash=run.mask_hash,
         )
@@ -678,6 +684,18 @@ def _resumed(run: Run, states: Iterable[_State], observer: Observer) -> Iterator
     for state in states:
         observer.begin_batch(state.first, state.seeds)
         yield replace(state, x=state.x * scale)
+
+
+def _read_embeddings(
+    embeddings: Sequence[tuple[Path | str, str | None]], family: Family, model: Model
+) -> tuple[Embedding, ...]:
+    widths = {
+        name: model.config(name).hidden_size
+        for name in family.embeddings.values()
+        if name in model.components
+    }
+    encoders = {tensor: name for tensor, name in family.embeddings.items() if name in widths}
+    return tuple(read_embedding(Path(path), word, encoders, widths) for path, word in embeddings)
 
 
 def _observed_schedule(run: Run, observer: Observer) -> Run:

@@ -311,20 +311,30 @@ class Tokenizer:
         self.max_length = max_length
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self._backend, self._before, self._after, self._pad = backend, before, after, pad
+        self._words: dict[int, range] = {}  # id of an added word -> the ids that stand for it
 
     def __call__(self, text: str) -> NDArray[np.int32]:
         """Ids of `text`: (max_length,), or fewer without padding."""
-        ids = [*self._before, *self._encode(text).ids[: self._capacity], *self._after]
+        ids = [*self._before, *self._encode(text)[0][: self._capacity], *self._after]
         if self._pad is not None:
             ids += [self._pad] * (self.max_length - len(ids))
         return np.array(ids, dtype=np.int32)
+
+    def add_word(self, text: str, ids: int) -> None:
+        """A word, looked for before the text is split, for which so many new ids stand."""
+        if self._backend.token_to_id(text) is not None:
+            raise InputError(f"the tokenizer knows {text!r} already; choose another word.")
+        self._backend.add_tokens([tokenizers.AddedToken(text, normalized=True, special=False)])
+        known = self._backend.get_vocab(with_added_tokens=True)[text]
+        self._words[known] = range(self.vocab_size, self.vocab_size + ids)
+        self.vocab_size += ids
 
     def truncated(self, text: str, length: int | None = None) -> str | None:
         """The end of `text` that does not fit and is cut off; None when everything fits.
 
         `length` is a limit lower than `max_length`.
         """
-        offsets = self._encode(text).offsets
+        offsets = self._encode(text)[1]
         capacity = self._capacity - (0 if length is None else self.max_length - length)
         return text[offsets[capacity][0] :] if len(offsets) > capacity else None
 
@@ -332,11 +342,20 @@ class Tokenizer:
     def _capacity(self) -> int:
         return self.max_length - len(self._before) - len(self._after)
 
-    def _encode(self, text: str) -> tokenizers.Encoding:
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids, and where the text of each begins and ends."""
         try:
-            return self._backend.encode(text, add_special_tokens=False)
+            encoding = self._backend.encode(text, add_special_tokens=False)
         except TypeError as error:  # half of a surrogate pair
             raise InputError(f"the prompt is not valid Unicode: {text[:40]!r}.") from error
+        if not self._words:
+            return encoding.ids, encoding.offsets
+        pairs = [
+            (each, offset)
+            for index, offset in zip(encoding.ids, encoding.offsets, strict=True)
+            for each in self._words.get(index, (index,))
+        ]
+        return [index for index, _ in pairs], [offset for _, offset in pairs]
 
 
 def load_clip_tokenizer(folder: Path) -> Tokenizer:

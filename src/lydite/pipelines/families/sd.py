@@ -16,6 +16,7 @@ from lydite.core.request import Request
 from lydite.models.layers import on_cpu
 from lydite.models.text.clip import CLIPTextOutput
 from lydite.models.unet import UNet
+from lydite.pipelines.embeddings import ANY_NAME
 from lydite.pipelines.families import sd_single_file
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.family import (
@@ -213,6 +214,7 @@ FAMILY = Family(
     strength="diffusers",
     inpaints=True,
     skips_layers=True,
+    embeddings={ANY_NAME: "text_encoder"},
     needs=needs,
     names=UNET_NAMES,
     blocks=UNET_BLOCKS,

@@ -135,6 +135,7 @@ FAMILY = Family(
     strength="diffusers",
     inpaints=True,
     skips_layers=True,
+    embeddings={"clip_l": "text_encoder", "clip_g": "text_encoder_2"},
     refines=True,
     needs=needs,
     names=replace(
