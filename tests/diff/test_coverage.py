@@ -164,7 +164,7 @@ def test_a_map_may_name_more_than_a_sparse_dump_has(tmp_path: Path) -> None:
     renames = {name: Rename(tuple(map(Site, refs))) for name, refs in names.items()}
     found = judge(tmp_path, VALUES, renames=renames)
     assert found.verdict == "agree"
-    assert any("other.7, other.8" in remark for remark in found.remarks)
+    assert {"other.7", "other.8"} <= set(" ".join(found.remarks).replace("'", " ").split())
 
 
 def test_a_map_may_leave_the_step_out_of_a_name(tmp_path: Path) -> None:

@@ -260,3 +260,72 @@ def test_two_bugs_are_two_places_when_the_port_runs_on_the_references_values(
     reference = write(tmp_path / "ref", net.run(REFERENCE))
     found = isolate(reference, run(tmp_path / "port"), rerun, tmp_path)
     assert [row.site for row in found.sources] == [REFERENCE["up"].format(i) for i in (1, 3)]
+
+
+def rows_of(*errors: float) -> list[Row]:
+    about: dict[str, Any] = {"floor": 1e-7, "limit": 1e-6}
+    return [
+        Row(f"net/{i}", f"net/{i}", "out", 0, 0, "activation", (4,), "f32", error=error, **about,
+            wrong=error > 1e-6)
+        for i, error in enumerate(errors)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("errors", "first"),
+    [
+        ((1e-7, 9e-6, 8e-6, 0.5, 0.4), 3),  # a jump that the small error does not explain
+        ((1e-7, 9e-6, 2e-4, 5e-3, 0.5), 1),  # an error that grows
+        ((1e-7, 1e-3, 0.9), 1),  # not a small one
+    ],
+)
+def test_the_error_that_explains_what_follows_is_the_bug(
+    errors: tuple[float, ...], first: int
+) -> None:
+    assert first_divergence(rows_of(*errors), lambda _: False).first == first
+
+
+def test_a_guessed_pair_is_no_bug_while_what_follows_agrees() -> None:
+    rows = rows_of(1e-7, 0.5, 1e-7, 1e-7, 1e-7, 1e-7)
+    assert first_divergence(rows, lambda _: False).first == 1
+    assert first_divergence(rows, lambda _: False, is_guessed=lambda at: at == 1).first is None
+
+
+@pytest.mark.parametrize(("error", "undecided"), [(3e-5, True), (3e-4, False)])
+def test_an_estimate_decides_only_what_is_far_from_it(error: float, undecided: bool) -> None:
+    rows = rows_of(error)
+    for anchored in (True, False):
+        found = first_divergence(
+            rows, lambda _: False, estimated=True, is_anchored=lambda _, known=anchored: known
+        )
+        assert (found.first, found.undecided) == (0, undecided and not anchored)
+
+
+def test_a_tensor_pairs_with_a_field_and_outputs_in_another_order(tmp_path: Path) -> None:
+    draw = np.random.default_rng(12)
+    text, image, end = (draw.standard_normal(shape) for shape in ((1, 5, 8), (1, 9, 8), (1, 3)))
+    reference = write(tmp_path / "ref", [
+        ("block", text, {}), ("block", image, {"slot": "out.1"}),
+        ("net", end, {"slot": "out.sample"}),
+    ])  # fmt: skip
+    port = write(tmp_path / "port", [
+        ("block", image, {}), ("block", text, {"slot": "out.1"}), ("net", end, {}),
+    ])  # fmt: skip
+    found = compare(reference, port)
+    assert found.verdict == "agree" and len(found.rows) == 3
+
+
+def test_the_last_agreement_is_upstream_not_the_last_in_time(tmp_path: Path) -> None:
+    draw = np.random.default_rng(13)
+    x, a, other, b = (draw.standard_normal((2, 5, 8)) for _ in range(4))
+
+    def events(wrong: float) -> list[tuple[Any, ...]]:
+        return [
+            ("net", x, {"slot": "in.0"}), ("net.a", x, {"slot": "in.0"}), ("net.a", a, {}),
+            ("net.other", x, {"slot": "in.0"}), ("net.other", other, {}),
+            ("net.b", a, {"slot": "in.0"}), ("net.b", b + wrong, {}), ("net", b + wrong, {}),
+        ]  # fmt: skip
+
+    port = [event for event in events(0.5) if event[2].get("slot") is None]
+    found = compare(write(tmp_path / "ref", events(0.0)), write(tmp_path / "port", port))
+    assert (found.site, found.last_agreement) == ("net.b", "net.a")

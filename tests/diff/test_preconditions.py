@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
+from lydite.diff.name_map import Rename
+from lydite.diff.preconditions import GateResult, check_weights
 from lydite.diff.result import Verdict
-from lydite.trace.events import Header
+from lydite.trace.events import Header, Site
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
@@ -105,3 +107,57 @@ def test_conditions(
         write(tmp_path / "ref", conditions=theirs), write(tmp_path / "port", conditions=ours)
     )
     assert found.verdict == answer
+
+
+def weights_gate(
+    tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any], **more: Any
+) -> GateResult:
+    for name, weights in (("ref", theirs), ("port", ours)):
+        with TraceWriter(tmp_path / name, Header()) as writer:
+            writer.add("net", X)
+            writer.add_weights(weights)
+    return check_weights(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"), **more)[0]
+
+
+BLOCKS = {
+    f"up.{i}.{name}": np.random.default_rng(10 * i + j).standard_normal((8, 8)).astype("f4")
+    for i in range(3)
+    for j, name in enumerate(("q.weight", "k.weight", "v.weight"))
+}
+
+
+def test_blocks_counted_from_the_other_end_are_no_difference(tmp_path: Path) -> None:
+    ours = {f"up.{2 - int(name[3])}{name[4:]}": value for name, value in BLOCKS.items()}
+    assert weights_gate(tmp_path, BLOCKS, ours).gate.word == "ok"
+
+
+@pytest.mark.parametrize(
+    "names", [("up.1.q.weight", "up.1.k.weight"), ("up.0.q.weight", "up.1.q.weight")]
+)
+def test_two_exchanged_parameters_are_a_difference(tmp_path: Path, names: tuple[str, str]) -> None:
+    a, b = names
+    found = weights_gate(tmp_path, BLOCKS, {**BLOCKS, a: BLOCKS[b], b: BLOCKS[a]})
+    assert not found.gate.passed and f"it equals the reference's {b}" in found.gate.detail
+
+
+def test_parameters_of_other_names_are_compared(tmp_path: Path) -> None:
+    ours = {f"l{name[3]}/{name[5]}": value.T for name, value in BLOCKS.items() if name[3] != "2"}
+    ours["l2/qkv"] = np.concatenate([BLOCKS[f"up.2.{n}.weight"] for n in "qkv"])
+    detail = weights_gate(tmp_path, BLOCKS, ours).gate.detail
+    assert detail == "6 parameters equal, 1 fused or split"
+
+
+def test_a_map_holds_for_parameters(tmp_path: Path) -> None:
+    renames = {"a": Rename((Site("up.0.q"),))}
+    found = weights_gate(
+        tmp_path, BLOCKS, {"a.weight": 2 * BLOCKS["up.0.q.weight"]}, renames=renames
+    )
+    assert found.parameters == (("up.0.q.weight", "a.weight"),)
+
+
+@pytest.mark.parametrize("customary", [False, True])
+def test_a_weight_that_alone_is_transposed_or_not_is_named(tmp_path: Path, customary: bool) -> None:
+    ours = {n: value.T if customary else value for n, value in BLOCKS.items()}
+    ours["up.1.k.weight"] = ours["up.1.k.weight"].T
+    found = weights_gate(tmp_path, BLOCKS, ours)
+    assert found.gate.passed and found.turned == (("up.1.k.weight", "up.1.k.weight"),)

@@ -173,14 +173,13 @@ def _print_sources(isolated: "Verdict", everything: bool) -> None:
     from lydite.diff.verdict_text import error_text
 
     sources = isolated.sources
-    count = {0: "no module is", 1: "1 module is"}.get(len(sources), f"{len(sources)} modules are")
-    click.echo(f"{count} still wrong when given the reference's inputs")
+    count = {0: "no value is", 1: "1 value is"}.get(len(sources), f"{len(sources)} values are")
     shown = sources if everything else sources[:MAX_SOURCES]
+    part = "" if len(shown) == len(sources) else f"; the first {len(shown)}, --all for the rest"
+    click.echo(f"{count} still wrong when computed from the reference's values{part}")
     for row in shown:
         text = row.note if row.error is None else f"error {error_text(row.error)}"
         click.echo(f"  {row.full_name}, step {row.step}: {text}")
-    if len(sources) > len(shown):
-        click.echo(f"  … and {len(sources) - len(shown)} more (--all)")
 
 
 def _print_layers(

@@ -1,8 +1,9 @@
 """`compare`: two traces in, one verdict out."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from lydite.core.files import open_regular
 from lydite.diff import preconditions
+from lydite.diff.divergence.data_flow import DataFlow, Upstream
 from lydite.diff.divergence.first import (
     ESTIMATE_MARGIN,
     Divergence,
@@ -28,12 +30,18 @@ from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
 from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
 from lydite.diff.name_map import Rename, check_name_map
-from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.names import module_of
+from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
 from lydite.diff.pairing.paired_events import Pair, Pairing
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.diff.trace_health import examine
-from lydite.diff.verdict_text import agreement_text, divergence_text, uncovered_text
-from lydite.trace.events import dtype_name
+from lydite.diff.verdict_text import (
+    agreement_text,
+    divergence_text,
+    uncovered_text,
+    undecided_text,
+)
+from lydite.trace.events import EventId, dtype_name
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
@@ -49,18 +57,22 @@ def compare(
     tolerance: float | None = None,
     isolated: bool = False,
     without: Collection[str] = (),
+    least: Mapping[EventId, float] | None = None,
     progress: Progress | None = None,
 ) -> Verdict:
     """Compare a port's trace with the reference's: gates, pairs, rounding, first divergence.
 
     With `isolated` the port ran on the reference's values, so errors do not propagate. Names of the
-    port in `without` have no counterpart. An entry of `renames` that names nothing in the traces is
-    an InputError.
+    port in `without` have no counterpart. No limit is below that in `least`. A map without any
+    entry that fits both traces is an InputError.
     """
-    remarks = () if isolated else check_name_map(renames or {}, reference, port)
+    remarks: tuple[str, ...] = ()
+    names = dict(renames or {})
+    if not isolated:
+        names, remarks = check_name_map(names, reference, port)
     verdict = _compare(
-        Comparison(reference, port, floor, tolerance, isolated),
-        {**(renames or {}), **{name: Rename(()) for name in without}},
+        Comparison(reference, port, floor, tolerance, isolated, least or {}),
+        {**names, **{name: Rename(()) for name in without}},
         progress,
     )
     sides = (("reference", reference), ("port", port))
@@ -83,8 +95,7 @@ def _compare(
     if not pairing.pairs:
         reason = "no value of the port could be paired with one of the reference"
         return _cannot_compare(reason, conditions.gate, pairing)
-    without = {name for name, rename in renames.items() if not rename.ref}
-    comparer = _Comparer(traces, pairing, without)
+    comparer = _Comparer(traces, pairing, renames)
     comparer.gates.append(conditions.gate)
     comparer.remarks += [*remarks, *pairing.remarks]
     return comparer.verdict(progress)
@@ -93,14 +104,25 @@ def _compare(
 class _Comparer:
     """What the steps of one comparison share."""
 
-    def __init__(self, traces: Comparison, pairing: Pairing, without: Collection[str]) -> None:
-        self.traces, self.pairing, self.without = traces, pairing, without
+    def __init__(self, traces: Comparison, pairing: Pairing, renames: Mapping[str, Rename]) -> None:
+        self.traces, self.pairing, self.renames = traces, pairing, renames
+        self.without = {name for name, rename in renames.items() if not rename.ref}
+        self.turned: tuple[tuple[str, str], ...] = ()  # parameters in an axis order of their own
         self.gates: list[Gate] = []
         self.failed: list[preconditions.GateResult] = []
         self.remarks: list[str] = []
         self.layouts = Layouts()
         self.pairs = [pair for pair in pairing.pairs if pair.event.kind not in GATED]
         self.ignored_rows: tuple[Row, ...] = ()
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the limits are estimates, not measured and not the user's."""
+        return self.traces.floor is None and self.traces.tolerance is None
+
+    @cached_property
+    def flow(self) -> DataFlow:
+        return DataFlow(self.traces.reference)
 
     def verdict(self, progress: Progress | None) -> Verdict:
         self._check_gates()
@@ -122,8 +144,9 @@ class _Comparer:
 
     def _check_gates(self) -> None:
         reference, port, pairs = self.traces.reference, self.traces.port, self.pairing.pairs
-        weights, remarks = preconditions.check_weights(reference, port)
+        weights, remarks = preconditions.check_weights(reference, port, self.renames)
         self.remarks += remarks
+        self.turned = weights.turned
         results = [
             preconditions.check_ids(pairs, reference, port),
             preconditions.check_schedule(pairs, reference, port),
@@ -146,14 +169,29 @@ class _Comparer:
                 explained.add(index)
             return remark is not None
 
-        estimated = self.traces.floor is None and self.traces.tolerance is None
-        divergence = first_divergence(rows, is_misplaced, estimated=estimated)
+        divergence = first_divergence(
+            rows,
+            is_misplaced,
+            estimated=self.estimated,
+            is_guessed=lambda index: self.pairs[index].how in GUESSES,
+            is_anchored=lambda index: self._upstream(rows, index).is_anchored,
+        )
         self.ignored_rows = tuple(rows[index] for index in divergence.ignored)
         names = {rows[index].name for index in explained}
-        for row in self.ignored_rows:
-            if row.name not in names:
-                self.remarks.append(_why_ignored(row))
+        for index in divergence.ignored:
+            if rows[index].name not in names:
+                self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _upstream(self, rows: Sequence[Row], index: int) -> Upstream:
+        """The agreeing values from which this one was computed."""
+        agreeing = {
+            event.i
+            for row, pair in zip(rows, self.pairs, strict=True)
+            if row.agrees
+            for event in pair.reference
+        }
+        return self.flow.upstream(self.pairs[index].event, agreeing)
 
     def _at_gate(self, failed: preconditions.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()
@@ -186,18 +224,23 @@ class _Comparer:
         assert divergence.first is not None
         pair, row = self.pairs[divergence.first], rows[divergence.first]
         row = replace(row, site=self._wrong_part(pair, row))
-        findings = (*more, *find(self._evidence(pair, row.floor or 0.0)))
+        findings = (*more, *self._turned_weight(row))
+        findings += find(self._evidence(pair, row.floor or 0.0))
         if row.error is None:
             findings = (_shape_finding(pair), *findings)
         last, unpaired = None, 0
-        if divergence.last_agreement is not None:
-            last, before = rows[divergence.last_agreement], self.pairs[divergence.last_agreement]
+        if (before := self._last_agreement(rows, divergence.first)) is not None:
+            last = rows[before]
             unpaired = count_unpaired_between(
-                self.traces.port, before, pair, self.pairing.pairs, self.without
+                self.traces.port, self.pairs[before], pair, self.pairing.pairs, self.without
             )
-        sentence = divergence_text(rows, row, last, findings, unpaired)
+        if divergence.undecided:
+            answer = "cannot-compare"
+            sentence = undecided_text(rows, row, estimated=self.estimated)
+        else:
+            answer, sentence = "diverge", divergence_text(rows, row, last, findings, unpaired)
         return self._finish(
-            "diverge",
+            answer,
             sentence,
             rows,
             findings=findings,
@@ -210,6 +253,29 @@ class _Comparer:
             limit=row.limit,
             last_agreement=last.site if last else None,
         )
+
+    def _turned_weight(self, row: Row) -> tuple[Finding, ...]:
+        """That a parameter of the wrong module has another axis order than the others."""
+        for name, port_name in self.turned:
+            module = module_of(name)
+            if module and row.site in (module, f"{row.scope}/{module}"):
+                return (
+                    Finding(
+                        "weight-transposed",
+                        f"{port_name} holds the reference's numbers in another axis order, unlike "
+                        "the other weights of its shape",
+                        "Transpose this weight when it is loaded as the others are, or not at all.",
+                    ),
+                )
+        return ()
+
+    def _last_agreement(self, rows: Sequence[Row], index: int) -> int | None:
+        """The nearest agreeing value upstream; the last in time where the trace shows none."""
+        of_event = {event.i: at for at, pair in enumerate(self.pairs) for event in pair.reference}
+        for event in self._upstream(rows, index).nearest:
+            if event.i in of_event:
+                return of_event[event.i]
+        return next((at for at in reversed(range(index)) if rows[at].agrees), None)
 
     def _wrong_part(self, pair: Pair, row: Row) -> str:
         """The part of a fused value that is wrong: to_k, where the port fuses q, k and v."""
@@ -291,7 +357,10 @@ class _Comparer:
         return inputs
 
 
-def _why_ignored(row: Row) -> str:
+def _why_ignored(row: Row, later: Sequence[Row]) -> str:
+    times = f"{row.error / row.limit:.2g} × its limit" if row.error and row.limit else ""
+    if times and any(other.wrong for other in later):
+        return f"{row.name} is {times}; that does not explain the much larger error behind it"
     if row.error is not None and row.limit and row.error <= ESTIMATE_MARGIN * row.limit:
         return (
             f"{row.name} is {row.error / row.limit:.2g} × its limit, and no later value is above "

@@ -12,6 +12,8 @@ from lydite.diff.pairing.names import StepsFromNames
 from lydite.trace.events import Site
 from lydite.trace.reader import Trace
 
+MAX_REMARKS = 4  # about entries of a map that are of no use
+
 
 @dataclass(frozen=True)
 class Rename:
@@ -30,31 +32,33 @@ def read_name_map(path: Path) -> dict[str, Rename]:
     return {name: _rename(path, name, value) for name, value in read_json(path).items()}
 
 
-def check_name_map(renames: Mapping[str, Rename], reference: Trace, port: Trace) -> tuple[str, ...]:
-    """InputError at the first entry that is a mistake; a remark about entries of no use here.
+def check_name_map(
+    renames: Mapping[str, Rename], reference: Trace, port: Trace
+) -> tuple[dict[str, Rename], tuple[str, ...]]:
+    """The entries that name values of both traces, and a remark about each of the others.
 
-    One map serves dumps that hold more and less, so a name may be missing in the port. It is a
-    mistake when another name of the port is nearly the same, or when no entry fits at all.
+    One map serves dumps that hold more and less. A map of which no entry fits is an InputError.
     """
     names, reference_names = (StepsFromNames.of(trace).names for trace in (port, reference))
-    unused = [name for name in renames if name not in names]
-    for name in unused:
-        others = names - renames.keys()
-        if len(unused) == len(renames) or get_close_matches(name, others, n=1, cutoff=0.8):
-            raise InputError(
-                f"map: {shown(name)} is not a value of the port{_similar(name, names)}"
-            )
+    useful: dict[str, Rename] = {}
+    remarks: list[str] = []
     for name, rename in renames.items():
-        for ref in rename.ref if name in names else ():
-            if ref.name not in reference_names:
-                raise InputError(
-                    f"map: {shown(name)}: {shown(ref.name)} is not a value of the reference"
-                    f"{_similar(ref.name, reference_names)}"
-                )
-    if not unused:
-        return ()
-    some = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-    return (f"names in the map that the port's trace does not have: {some}",)
+        missing = next((ref.name for ref in rename.ref if ref.name not in reference_names), None)
+        if name not in names:
+            remarks.append(f"map: {shown(name)} is not a value of the port{_similar(name, names)}")
+        elif missing is not None:
+            remarks.append(
+                f"map: {shown(name)}: {shown(missing)} is not a value of the reference"
+                f"{_similar(missing, reference_names)}"
+            )
+        else:
+            useful[name] = rename
+    if renames and not useful:
+        raise InputError(f"{remarks[0].rstrip('.')}. No entry of the map fits the two traces.")
+    if len(remarks) > MAX_REMARKS:
+        more = f"map: {len(remarks) - MAX_REMARKS + 1} more entries without a counterpart"
+        remarks[MAX_REMARKS - 1 :] = [more]
+    return useful, tuple(remarks)
 
 
 def _similar(name: str, names: Collection[str]) -> str:

@@ -1,6 +1,6 @@
 """What has to be equal before activations are worth comparing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import Any
@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.aligned import Layouts, align_values, measure_pair
 from lydite.diff.measure.rounding import UNIT, coarser
-from lydite.diff.pairing.names import close_stats, match_spelling, same_values
+from lydite.diff.name_map import Rename
+from lydite.diff.pairing.names import close_stats, same_values
 from lydite.diff.pairing.paired_events import Pair
+from lydite.diff.pairing.parameters import pair_parameters
 from lydite.diff.result import Gate, with_port_name
 from lydite.trace.events import WeightInfo
 from lydite.trace.reader import Trace
@@ -29,6 +31,7 @@ class GateResult:
     gate: Gate
     pair: Pair | None = None
     parameters: tuple[tuple[str, str], ...] = ()  # names in the reference and in the port
+    turned: tuple[tuple[str, str], ...] = ()  # the same, of another axis order than the rest
 
 
 def check_conditions(reference: Trace, port: Trace) -> tuple[GateResult, tuple[str, ...]]:
@@ -115,22 +118,26 @@ def check_inputs(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateRe
     return _passed("inputs", compared, chosen, "value")
 
 
-def check_weights(reference: Trace, port: Trace) -> tuple[GateResult, tuple[str, ...]]:
-    """Parameters of one name: the same values, in any layout."""
+def check_weights(
+    reference: Trace, port: Trace, renames: Mapping[str, Rename] | None = None
+) -> tuple[GateResult, tuple[str, ...]]:
+    """Parameters that belong together: the same values, in any layout."""
     expected, weights = reference.weights(), port.weights()
     if not expected or not weights:
         return _weights_unknown("not recorded on both sides"), ()
-    names = match_spelling(weights, expected)
-    known = {a: b for a, b in names.items() if _is_comparable(weights[a], expected[b])}
+    found = pair_parameters(weights, expected, renames or {})
+    names = found.pairs
+    known = {
+        a: names[a]
+        for a in weights
+        if a in names and _is_comparable(weights[a], expected[names[a]])
+    }
     wrong = [(a, b) for a, b in known.items() if not _are_equal(weights[a], expected[b])]
-    moved = [
-        b
-        for a, b in known.items()
-        if (a, b) not in wrong and _are_reordered(weights[a], expected[b])
-    ]
+    right = {a: b for a, b in known.items() if (a, b) not in wrong}
+    turned = _turned_otherwise(right, weights, expected)
     remarks = (
-        (f"{len(moved)} parameters have the same values in another order, such as {moved[0]}",)
-        if moved
+        (f"{len(turned)} parameters have another axis order than the rest, such as {turned[0][0]}",)
+        if turned
         else ()
     )
     if wrong:
@@ -143,12 +150,43 @@ def check_weights(reference: Trace, port: Trace) -> tuple[GateResult, tuple[str,
         if swapped:
             detail += f"; it equals the reference's {swapped[0]}"
         parameters = tuple((b, a) for a, b in wrong)
-        return GateResult(Gate("weights", False, detail), parameters=parameters), remarks
-    if not names:
+        return GateResult(Gate("weights", False, detail), None, parameters, turned), remarks
+    if not names and not found.fused:
         return _weights_unknown("no parameter has a counterpart"), remarks
-    if not known:
+    if not known and not found.fused:
         return _weights_unknown("no hashes or statistics on both sides"), remarks
-    return GateResult(Gate("weights", True, f"{len(known)} parameters equal")), remarks
+    detail = f"{len(known)} parameters equal"
+    if found.fused:
+        detail += f", {found.fused} fused or split"
+    if left := len(weights) - len(names) - found.fused:
+        detail += f", {left} of the port without a counterpart"
+    return GateResult(Gate("weights", True, detail), turned=turned), remarks
+
+
+def _turned_otherwise(
+    pairs: Mapping[str, str],
+    weights: Mapping[str, WeightInfo],
+    expected: Mapping[str, WeightInfo],
+) -> tuple[tuple[str, str], ...]:
+    """Parameters of which only their axis order differs, against the custom of the other ones.
+
+    Names in the reference and in the port. A port may keep all its matrices transposed; of a square
+    one only the hash shows it.
+    """
+    same: list[tuple[str, str]] = []
+    moved: list[tuple[str, str]] = []
+    reshaped = 0
+    for name, other in pairs.items():
+        a, b = weights[name], expected[other]
+        if len(a.shape) < 2 or not a.hash or not b.hash or a.dtype != b.dtype:
+            continue
+        reshaped += a.shape != b.shape
+        if a.shape == b.shape and a.hash.split(":")[0] == b.hash.split(":")[0]:
+            (same if a.hash == b.hash else moved).append((other, name))
+    customary = reshaped + len(moved) > len(same)  # to transpose
+    unusual = same if customary else moved
+    usual = reshaped + len(moved) if customary else len(same)
+    return tuple(unusual) if 0 < 2 * len(unusual) <= usual else ()
 
 
 def _weights_unknown(detail: str) -> GateResult:
@@ -165,12 +203,6 @@ def _are_equal(a: WeightInfo, b: WeightInfo) -> bool:
     if a.stats is None or b.stats is None:
         return False
     return close_stats(a.stats, b.stats, 1e-5 if a.dtype == b.dtype else 2e-2)
-
-
-def _are_reordered(a: WeightInfo, b: WeightInfo) -> bool:
-    if not a.hash or not b.hash or a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return a.hash != b.hash and a.hash.split(":")[0] == b.hash.split(":")[0]
 
 
 def _difference(port: WeightInfo, reference: WeightInfo) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from lydite.diff.divergence.first import Coverage
+from lydite.diff.measure.rounding import FINE
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.result import Finding, Row
 
@@ -43,6 +44,24 @@ def divergence_text(
             parts.append(f"between the two, {_unpaired(unpaired_between)}")
     sentence = "; ".join(parts) + "."
     return f"{sentence} {findings[0].evidence.rstrip('.')}." if findings else sentence
+
+
+def undecided_text(rows: Sequence[Row], row: Row, *, estimated: bool) -> str:
+    """That an error may be rounding, and how to find out."""
+    assert row.error is not None and row.limit is not None
+    step = f" at step {row.step}" if len({other.step for other in rows}) > 1 else ""
+    text = (
+        f"Not decided: {row.full_name}{step} has the error {error_text(row.error)}, "
+        f"{row.error / row.limit:.2g} × its limit, which may be rounding: the values from which it "
+        "is computed were not compared."
+    )
+    if not estimated:
+        return f"{text} Record more values of the port before it."
+    second = "float64" if row.dtype in FINE else {"bf16": "bfloat16"}.get(row.dtype, "float16")
+    return (
+        f"{text} The limit is an estimate: record the reference once more in {second} and give "
+        "that folder with --floor, or record more values of the port before it."
+    )
 
 
 def agreement_text(rows: Sequence[Row], covered: Coverage, pairing: Pairing) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import best_fit, possible_fits
 from lydite.diff.measure.distance import relative_error, wide
+from lydite.diff.measure.rounding import FINE, UNIT
 from lydite.diff.measure.rows import Comparison
 from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.result import Row
@@ -24,6 +25,11 @@ from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
 ESTIMATE_MARGIN = 3.0  # times the limit: by how much an estimated limit may be too low
+# The same where nothing shows how much error came in: unrecorded operations, and a dtype's width.
+OPEN_MARGIN, OPEN_MARGIN_COARSE = 100.0, 20.0
+SMALL_FINE = 1e-4  # an error in float32 that sines of large angles give
+SPREAD = 12.0  # largest over mean error of rounding, which is in every number
+JUMP = 300.0  # times the largest error over limit before it: not the same error, grown
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
 FOLLOWING = 4  # agreeing values after a misplaced one that prove the computation is right
 NEARBY = 60  # events around a value among which a misplaced value is searched
@@ -34,35 +40,50 @@ class Divergence:
     """The first wrong row that is the bug, by index."""
 
     first: int | None
-    last_agreement: int | None = None
     ignored: tuple[int, ...] = ()  # wrong rows that are not the bug
+    undecided: bool = False  # the first wrong row may be within the limit, which is an estimate
+
+
+Test = Callable[[int], bool]  # of a row by its index
 
 
 def first_divergence(
-    rows: Sequence[Row], is_misplaced: Callable[[int], bool], *, estimated: bool = False
+    rows: Sequence[Row],
+    is_misplaced: Test,
+    *,
+    estimated: bool = False,
+    is_guessed: Test = lambda _: False,
+    is_anchored: Test = lambda _: True,
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
 
-    `is_misplaced` tells whether a row's value was recorded at another point. With `estimated`
-    limits, a value a little above its limit is ignored when no later value is.
+    `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed` whether
+    its pair is a guess, `is_anchored` whether the values it was computed from agree. With
+    `estimated` limits, a value a little above its limit is ignored when no later value is.
     """
     ignored: list[int] = []
     for index, row in enumerate(rows):
         if not row.wrong:
             continue
-        misplaced = _agrees_after(rows, index) and (row.error is None or is_misplaced(index))
+        agrees_after = _agrees_after(rows, index)
+        misplaced = agrees_after and (row.error is None or is_misplaced(index))
         marginal = estimated and _is_marginal(rows, index)
-        if misplaced or marginal or _outer_module_agrees(rows, index):
+        mispaired = is_guessed(index) and (agrees_after or is_misplaced(index))
+        overtaken = _is_overtaken(rows, index)
+        if misplaced or marginal or mispaired or overtaken or _outer_module_agrees(rows, index):
             ignored.append(index)
-        else:
-            return Divergence(index, _last_agreement(rows, index), tuple(ignored))
-    return Divergence(None, ignored=tuple(ignored))
+            continue
+        small = estimated or _is_small(rows[index])
+        certain = [rows[at] for at in range(index, len(rows)) if not is_guessed(at)]
+        near = all(_may_be_rounding(other) for other in certain if other.wrong)
+        unsure = small and near and not is_anchored(index)
+        return Divergence(index, tuple(ignored), unsure)
+    return Divergence(None, tuple(ignored))
 
 
 def first_isolated(rows: Sequence[Row]) -> Divergence:
     """The first wrong row of a run on the reference's values, where errors do not propagate."""
-    first = next((index for index, row in enumerate(rows) if row.wrong), None)
-    return Divergence(first, None if first is None else _last_agreement(rows, first))
+    return Divergence(next((index for index, row in enumerate(rows) if row.wrong), None))
 
 
 def _is_marginal(rows: Sequence[Row], index: int) -> bool:
@@ -76,6 +97,44 @@ def _is_marginal(rows: Sequence[Row], index: int) -> bool:
         and (other.error is None or other.error > ESTIMATE_MARGIN * (other.limit or 0.0))
         for other in later
     )
+
+
+def _is_overtaken(rows: Sequence[Row], index: int) -> bool:
+    """Whether a value is little above its limit, and a later one so far that this is not its cause.
+
+    An error that grows does so little by little; one that appears at once was made there.
+    """
+    largest = _over_limit(rows[index])
+    if not 1 < largest <= OPEN_MARGIN:
+        return False
+    for other in rows[index + 1 :]:
+        over = _over_limit(other)
+        if over >= JUMP * largest:
+            return True
+        largest = max(largest, over)
+    return False
+
+
+def _may_be_rounding(row: Row) -> bool:
+    """Whether an error is near its limit, and in all numbers of the value, not in a few."""
+    if row.dtype not in UNIT or row.error is None or (row.peak or 0.0) > SPREAD * row.error:
+        return False
+    return _over_limit(row) <= (OPEN_MARGIN if row.dtype in FINE else OPEN_MARGIN_COARSE)
+
+
+def _is_small(row: Row) -> bool:
+    """Whether an error is as small as operations give that a reference does in one precision only.
+
+    A second run does not measure those: sinusoids are float32 in most references.
+    """
+    return row.dtype in FINE and row.error is not None and row.error < SMALL_FINE
+
+
+def _over_limit(row: Row) -> float:
+    """The error in limits; infinite where there is none to compare."""
+    if row.error is None:
+        return inf if row.wrong else 0.0
+    return row.error / row.limit if row.limit else inf if row.error else 0.0
 
 
 def _outer_module_agrees(rows: Sequence[Row], index: int) -> bool:
@@ -105,10 +164,6 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
         and other.error is not None
     ][:FOLLOWING]
     return bool(following) and not any(other.wrong for other in following)
-
-
-def _last_agreement(rows: Sequence[Row], index: int) -> int | None:
-    return next((at for at in reversed(range(index)) if rows[at].agrees), None)
 
 
 def misplaced_value(traces: Comparison, pair: Pair, row: Row) -> str | None:

@@ -20,7 +20,7 @@ from lydite.diff.name_map import Rename
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import BY_NAME, Pair
 from lydite.diff.result import Verdict
-from lydite.trace.events import Event, Header
+from lydite.trace.events import Event, EventId, Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
@@ -62,8 +62,18 @@ def isolate(
             tolerance=tolerance,
             isolated=True,
             without=misplaced,
+            least=None if floor else _limits(free),
         )
     return replace(verdict, remarks=(*free.remarks, *verdict.remarks))
+
+
+def _limits(free: Verdict) -> dict[EventId, float]:
+    """The limits without injection: what one module rounds is not measured, only estimated."""
+    return {
+        (row.site, row.slot, row.step, row.call): row.limit
+        for row in free.rows
+        if row.limit is not None
+    }
 
 
 def _guessed(reference: Trace, port: Trace, renames: dict[str, Rename] | None) -> dict[str, Rename]:

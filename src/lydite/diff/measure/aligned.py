@@ -1,6 +1,6 @@
 """The values of a pair in one axis order, and the distance between them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -17,7 +17,7 @@ from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
 
 CLOSE = 0.3  # relative error below which an axis order is accepted
-EQUAL = 1e-3  # relative error below which two values are equal in an order nothing else supports
+FAR = 0.5  # relative error above which two values are not equal in an order
 LEARN_FROM = 16  # values read first, for the axis orders they need
 
 
@@ -44,17 +44,17 @@ class Layouts:
     """Axis orders needed so far; a value whose shape does not decide its order follows them."""
 
     orders: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    by_site: dict[Site, Fit] = field(default_factory=dict)  # of a value in earlier steps
+    by_site: dict[Site, Fit] = field(default_factory=dict)  # one order for all steps and calls
 
     def add(self, fit: Fit) -> None:
         """Remember an order that a shape or the axis names forced."""
         if not fit.plain and len(fit.order) >= 3:
-            self.orders[_moved_axes(fit)] += 1
+            self.orders[fit.moved_axes] += 1
 
     def prefer(self, fits: Sequence[Fit]) -> Fit | None:
         """The fit in an order needed before, if there is one."""
-        known = [fit for fit in fits if self.orders[_moved_axes(fit)]]
-        return max(known, key=lambda fit: self.orders[_moved_axes(fit)], default=None)
+        known = [fit for fit in fits if self.orders[fit.moved_axes]]
+        return max(known, key=lambda fit: self.orders[fit.moved_axes], default=None)
 
     def learn(self, pairs: Sequence[Pair], reference: Trace, port: Trace) -> None:
         """Learn from inputs, axis names and shapes that decide the order, anywhere in the trace."""
@@ -71,6 +71,14 @@ class Layouts:
         ]
         for pair in decided[:: max(1, len(decided) // LEARN_FROM)]:
             align_values(pair, reference, port, self)
+        undecided: dict[Site, list[Pair]] = defaultdict(list)
+        for pair in single:
+            shape = pair.event.shape
+            if shape == pair.port_event.shape and len(possible_fits(shape, shape)) > 1:
+                undecided[pair.event.site].append(pair)
+        for site, group in undecided.items():
+            if (fit := _common_order(group, reference, port)) is not None:
+                self.by_site[site] = fit
 
 
 def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) -> AlignedPair:
@@ -129,26 +137,55 @@ def _fit_of_equal_shapes(
     layouts: Layouts,
     event: Event,
 ) -> Fit:
-    """Equal shapes are compared as they are, unless an order that was needed elsewhere fits here.
+    """The order that all steps and calls of a value have; else as it is, or an order in use.
 
-    An input is one value on both sides, so any order that makes it equal is its layout. A value
-    that was equal in another order in one step is tried in that order in the steps after it.
+    An input is one value on both sides, so any order that makes it equal is its layout.
     """
-    plain = fits[0]
-    known = [
-        fit
-        for fit in (layouts.prefer(fits), layouts.by_site.get(event.site))
-        if fit is not None and fit in fits
-    ]
-    chosen, error = best_fit((plain, *known), value, expected)
+    plain, known = fits[0], layouts.by_site.get(event.site)
+    if known is not None and known in fits:
+        return known
+    common = layouts.prefer(fits)
+    chosen, error = best_fit((plain, common) if common else (plain,), value, expected)
     plain_error = best_fit((plain,), value, expected)[1]
     if chosen is not None and (error < CLOSE or 2 * error < plain_error):
         return chosen
-    other, error = best_fit(fits, value, expected)
-    if other is None or error >= EQUAL:
-        return plain
-    layouts.by_site[event.site] = other
-    return other if event.kind == "input" else plain
+    other = _other_order(fits, value, expected) if event.kind == "input" else None
+    return other or plain
+
+
+def _common_order(pairs: Sequence[Pair], reference: Trace, port: Trace) -> Fit | None:
+    """The order other than the plain one that makes a value equal at its steps and calls.
+
+    Channels at the other end are a layout. Any other order may be a bug, unless the value has it
+    again and again: a wrong value would spoil its next one.
+    """
+    chosen = pairs[:: max(1, len(pairs) // LEARN_FROM)]
+    found: Counter[Fit] = Counter()
+    for pair in chosen:
+        if not reference.has_values(pair.event) or not port.has_values(pair.port_event):
+            continue
+        expected, value = reference.read(pair.event), port.read(pair.port_event)
+        fits = possible_fits(value.shape, expected.shape)
+        if best_fit(fits[:1], value, expected)[1] < CLOSE:
+            return None
+        if (fit := _other_order(fits, value, expected)) is not None:
+            found[fit] += 1
+    if len(found) != 1:
+        return None
+    fit, count = found.most_common(1)[0]
+    repeated = count >= 2 and 2 * count > len(chosen)
+    return fit if repeated or fit.moves_channels or pairs[0].event.kind == "input" else None
+
+
+def _other_order(fits: Sequence[Fit], value: NDArray[Any], expected: NDArray[Any]) -> Fit | None:
+    """The only order in which two values of equal shape are close, where they are not as they are.
+
+    Rounding to 16 bits over a network may take a tenth.
+    """
+    near = [fit for fit in fits if best_fit((fit,), value, expected)[1] < FAR]
+    if len(near) != 1 or near[0].plain:
+        return None
+    return near[0] if best_fit(near, value, expected)[1] < CLOSE else None
 
 
 def _align_part(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
@@ -190,14 +227,6 @@ def _align_calls(pair: Pair, expected: NDArray[Any], port: Trace) -> AlignedPair
     note = f"{len(arrays)} calls joined" + ("" if order == tuple(sorted(order)) else " in reverse")
     note = "; ".join(text for text in (note, fit.note) if text)
     return AlignedPair(expected, value, fit, note, order=order)
-
-
-def _moved_axes(fit: Fit) -> tuple[int, ...]:
-    """An order without the leading axes that stay: it is the same with and without a batch."""
-    kept = 0
-    while kept < len(fit.order) and fit.order[kept] == kept:
-        kept += 1
-    return tuple(axis - kept for axis in fit.order[kept:])
 
 
 def _concatenated(trace: Trace, events: Sequence[Event], axis: int) -> NDArray[Any]:

@@ -24,6 +24,7 @@ MAX_AXES = 6  # of a search: 720 orders
 MAX_PARTS = 8  # into which the reference's value may be cut
 SAMPLES = 4096  # values compared while searching
 WHOLE: Cut = (1, 0)
+PICTURE_AXES = {4: ("b", "c", "h", "w"), 5: ("b", "c", "t", "h", "w")}  # channels first
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,21 @@ class Fit:
         """Whether values stay where they are in memory."""
         kept = [axis for axis in self.order if self.split[axis] != 1]
         return kept == sorted(kept)
+
+    @property
+    def moved_axes(self) -> tuple[int, ...]:
+        """The order without the leading axes that stay: the same with and without a batch."""
+        kept = 0
+        while kept < len(self.order) and self.order[kept] == kept:
+            kept += 1
+        return tuple(axis - kept for axis in self.order[kept:])
+
+    @property
+    def moves_channels(self) -> bool:
+        """Whether the channels of a picture or a film move from one end to the other."""
+        moved = self.moved_axes
+        last = len(moved) - 1
+        return last >= 2 and moved in ((last, *range(last)), (*range(1, last + 1), 0))
 
 
 def fit_dims(port: Shape, port_dims: str | None, ref: Shape, ref_dims: str | None) -> Fit | None:
@@ -94,8 +110,7 @@ def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
                 moved_fits.append((_rarity(order), Fit(moved, back, ref)))
     for _, fit in sorted(moved_fits, key=lambda pair: pair[0]):
         if not fit.plain:
-            note = f"axis order {_arrow(port, ref)} ({_transpose(fit, port, ref)})"
-            fits.append(Fit(fit.split, fit.order, ref, note))
+            fits.append(Fit(fit.split, fit.order, ref, _order_text(fit, port, ref)))
     return tuple(fits)
 
 
@@ -216,11 +231,18 @@ def part_of(port: Shape, reference: Shape, axis: int) -> Shape | None:
     return tuple(part) if same and (axis == 0 or len(reference) > 1) else None
 
 
-def _transpose(fit: Fit, port: Shape, ref: Shape) -> str:
+def _order_text(fit: Fit, port: Shape, ref: Shape) -> str:
     """The fit's axis order for people; shapes with equal axes do not show it."""
+    if fit.moves_channels and len(port) == len(ref) and len(ref) in PICTURE_AXES:
+        axes = PICTURE_AXES[len(ref)]
+        last = " ".join((axes[0], *axes[2:], axes[1]))
+        first = " ".join(axes)
+        is_last = fit.moved_axes[0] != 1
+        return f"axes {f'{last} → {first}' if is_last else f'{first} → {last}'}"
     if fit.split == port and len(fit.order) == len(ref):
-        return f"transpose {fit.order}"
-    return f"reshape {'×'.join(map(str, fit.split))}, transpose {fit.order}"
+        return f"axis order {_arrow(port, ref)} (transpose {fit.order})"
+    split = "×".join(map(str, fit.split))
+    return f"axis order {_arrow(port, ref)} (reshape {split}, transpose {fit.order})"
 
 
 def _arrow(port: Shape, ref: Shape) -> str:

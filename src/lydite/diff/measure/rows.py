@@ -1,7 +1,7 @@
 """Every pair measured and judged, in the reference's order of execution."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -30,6 +30,8 @@ NEIGHBOURS = 4  # values of any component before it: a sampler takes what a netw
 BELIEVED = 0.1  # a float32 reference that rounds by more is broken
 MODULE_DEPTH = {"f32": 16, "f64": 16}  # operations inside one module, on injected values
 PIXEL = 3e-4  # of an 8-bit image: one pixel in seven hundred rounds to the other side
+SINUSOID_RMS = 0.5**0.5  # of sines and cosines of the same angles
+MAX_SINUSOID = 2**20  # values of an embedding of timesteps
 GATED = ("ids", "schedule", "input")
 
 Progress = Callable[[int, int], None]
@@ -44,6 +46,7 @@ class Comparison:
     floor: Trace | None = None
     tolerance: float | None = None  # the user's limit instead of the measured one
     isolated: bool = False  # the port ran on the reference's values: errors do not add up
+    least: Mapping[EventId, float] = field(default_factory=dict)  # limits at least
 
 
 def measure_rows(
@@ -54,9 +57,14 @@ def measure_rows(
     second = {event.id: event for event in traces.floor.events} if traces.floor else {}
     by_scope: dict[str, _RecentErrors] = defaultdict(_RecentErrors)
     latest = _RecentErrors(deque(maxlen=NEIGHBOURS))
-    depths = _depths(traces.reference, {pair.scope for pair in chosen})
+    depths = _depths(traces.reference)
+    sinusoids = _sinusoids_not_compared(traces.reference, chosen)
     rows: list[Row] = []
     for number, pair in enumerate(chosen):
+        while sinusoids and sinusoids[0].i < pair.event.i:
+            error = fixed_rounding(_run_dtype(traces.port, pair.port_event))
+            for errors in (by_scope[scope_of(sinusoids.popleft().name)], latest):
+                errors.recent.append((error, 0.0))
         values = align_values(pair, traces.reference, traces.port, layouts)
         before = (by_scope[pair.scope], latest)
         rows.append(_measure_row(traces, pair, values, second, before, depths[pair.event.i]))
@@ -72,14 +80,35 @@ class _RecentErrors:
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
 
-def _depths(reference: Trace, scopes: Collection[str]) -> dict[int, int]:
-    """How many values of these components come before each, paired or not."""
-    depths: dict[int, int] = {}
-    before = 0
-    for event in reference.events:
-        depths[event.i] = before
-        before += event.kind not in (*GATED, "selftest") and scope_of(event.name) in scopes
-    return depths
+def _depths(reference: Trace) -> dict[int, int]:
+    """How many operations come before each value: those recorded, paired or not.
+
+    Where fewer modules were recorded than there are parameters, each parameter is an operation of
+    every step.
+    """
+    events = [event for event in reference.events if event.kind not in (*GATED, "selftest")]
+    parameters = len(reference.weights() or ())
+    hidden = parameters if 2 * len({event.name for event in events}) < parameters else 0
+    return {event.i: before + hidden * (event.step + 1) for before, event in enumerate(events)}
+
+
+def _sinusoids_not_compared(reference: Trace, pairs: Sequence[Pair]) -> deque[Event]:
+    """Embeddings of timesteps that the port does not record.
+
+    Sines of large angles lose digits; the error is first seen in the value computed from them.
+    """
+    compared = {event.i for pair in pairs for event in pair.reference}
+    return deque(
+        event
+        for event in reference.events
+        if event.i not in compared
+        and event.stats is not None
+        and event.stats.rms is not None
+        and abs(event.stats.rms - SINUSOID_RMS) < 0.02
+        and event.stats.count <= MAX_SINUSOID
+        and reference.has_values(event)
+        and is_sinusoid(reference.read(event))
+    )
 
 
 def _run_dtype(trace: Trace, event: Event) -> str:
@@ -111,6 +140,7 @@ def _measure_row(
     depth = MODULE_DEPTH.get(dtype, 0) if traces.isolated else depth
     estimate = _estimate(event.dtype, values, dtype, depth)
     limit = _limit(traces, dtype, rounding, before, estimate, measured.count)
+    limit = replace(limit, limit=max(limit.limit, traces.least.get(event.id, 0.0)))
     wrong = not measured.error <= limit.limit
     if not wrong and limit.rounding and not traces.isolated:
         explained = rounding is not None and measured.error <= EXPLAINED * rounding

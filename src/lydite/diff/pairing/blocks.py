@@ -16,7 +16,7 @@ Sites = tuple[Site, ...]
 Choice = TypeVar("Choice")
 NUMBER = "\0"  # stands for the number in a template
 MIN_SUPPORT = 2  # examples with different numbers that make a rule
-MIN_SUPPORT_OF_ONE = 4  # pairs that make a rule where only one block has any: block 0 is block 0
+MIN_SUPPORT_OF_ONE = 2  # pairs that make a rule where only one block has any: block 0 is block 0
 MIN_SHARE = 0.9  # of the pairs in numbered blocks that have to agree on which block is which
 
 

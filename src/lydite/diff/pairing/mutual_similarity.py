@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import log10, prod
 from statistics import fmean
 
 import numpy as np
@@ -26,6 +26,7 @@ MIN_CORRELATION = 0.25  # that supports a pair
 MIN_CORRELATION_OF_PART = 0.9  # where one value would be a part of the other's batch
 MIN_LEAD = 0.03  # over the next best, for either side
 NAME_WEIGHT = 0.3  # of an equal name beside content
+SIZE_WEIGHT = 0.3  # of values ten times larger or smaller than each other
 ORDER_BONUS = 0.2  # for pairs on the best path through both traces in order
 NEIGHBOURS = 2  # pairs before and after a value that show its position
 MAX_BLOCKS = 6  # compared for one pair of roles
@@ -118,6 +119,7 @@ class _RoleComparer:
                 continue
             value, other = pairs[0]
             score = correlation + NAME_WEIGHT * name_similarity(other.name, value.name)
+            score -= SIZE_WEIGHT * fmean(self._decades(a, b) for a, b in pairs[:MAX_BLOCKS])
             if score > best[0]:
                 best = score, {value.name: other.site for value, other in pairs}
         return best
@@ -129,6 +131,13 @@ class _RoleComparer:
             if complete and all(self._is_possible(a, b) and _same_axes(a, b) for a, b in pairs):
                 return {value.name: other.site for value, other in pairs}
         return None
+
+    def _decades(self, port: Event, reference: Event) -> float:
+        """How far apart the sizes of two values are; a norm returns its input in another size."""
+        a, b = self.comparer.port.stats(port), self.comparer.reference.stats(reference)
+        if a is None or b is None or not a.rms or not b.rms:
+            return 0.0
+        return abs(log10(a.rms / b.rms))
 
     def _is_possible(self, port: Event, reference: Event) -> bool:
         return (

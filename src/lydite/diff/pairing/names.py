@@ -4,9 +4,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import sqrt
 
 import msgspec
 
+from lydite.diff.measure.rounding import UNIT
 from lydite.trace.events import Event, Stats, WeightInfo
 from lydite.trace.reader import Trace
 
@@ -88,7 +90,7 @@ def module_renames(weights: Mapping[str, str]) -> dict[str, str]:
     """Port module → reference module, from parameters that were matched."""
     votes: dict[str, set[str]] = defaultdict(set)
     for name, reference_name in weights.items():
-        votes[_module(name)].add(_module(reference_name))
+        votes[module_of(name)].add(module_of(reference_name))
     return {name: next(iter(modules)) for name, modules in votes.items() if len(modules) == 1}
 
 
@@ -100,7 +102,11 @@ def same_values(a: WeightInfo, b: WeightInfo) -> bool:
         return False
     if a.stats.rms == 0.0 or a.stats.std == 0.0:
         return False  # many parameters are constant
-    return close_stats(a.stats, b.stats, 1e-5 if a.dtype == b.dtype else 1e-2)
+    tolerance = 1e-5
+    if a.dtype != b.dtype:  # one is rounded: that averages out in the moments
+        unit = max(UNIT.get(info.dtype, 0.0) for info in (a, b))
+        tolerance = max(unit / 4, 3 * unit / sqrt(max(a.stats.count, 1)))
+    return close_stats(a.stats, b.stats, tolerance)
 
 
 def close_stats(a: Stats, b: Stats, tolerance: float) -> bool:
@@ -141,7 +147,8 @@ def _size(info: WeightInfo) -> tuple[int, ...]:
     return tuple(sorted(size for size in info.shape if size != 1))
 
 
-def _module(parameter: str) -> str:
+def module_of(parameter: str) -> str:
+    """The module that a parameter belongs to."""
     return re.split(r"[./](?=[^./]*$)", parameter)[0]
 
 

@@ -10,7 +10,8 @@ from lydite.diff.result import scope_of
 from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
-BY_NAME = ("map", "name", "spelling")  # methods of pairing that hold for inputs too
+BY_NAME = ("map", "name", "spelling")
+SAME_MODULE = (*BY_NAME, "weights")  # methods of pairing that hold for inputs too
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _one_to_one(
 ) -> Iterable[Pair]:
     """Events of one name by slot, step and call; a batch run as several calls is joined."""
     slots = _match_slots(reference, port, rename)
-    if rename.how not in BY_NAME:  # two modules may return one value and take different ones
+    if rename.how not in SAME_MODULE:  # two modules may return one value and take different ones
         slots = {slot: other for slot, other in slots.items() if not slot.startswith("in")}
     extra = {"how": rename.how, "dims": rename.dims, "ref_dims": rename.ref_dims}
     for slot, reference_slot in slots.items():
@@ -130,18 +131,46 @@ def _fused(
 def _match_slots(
     reference: Sequence[Event], port: Sequence[Event], rename: Rename
 ) -> dict[str, str]:
-    """The port's slot → the reference's; inputs may be positional in one and named in the other."""
-    slots = list(dict.fromkeys(event.slot for event in port))
-    reference_slots = list(dict.fromkeys(event.slot for event in reference))
+    """The port's slot → the reference's.
+
+    Inputs may be positional in one and named in the other. An output may be alone in one and a
+    field of a dataclass in the other, and outputs may have another order; their sizes tell.
+    """
     if rename.slots:
-        return {slot: rename.slots.get(slot, slot) for slot in slots}
-    matched = {slot: slot for slot in slots if slot in reference_slots}
-    left = [slot for slot in slots if slot not in matched and slot.startswith("in")]
-    free = [slot for slot in reference_slots if slot not in matched and slot.startswith("in")]
-    sizes = {event.slot: prod(event.shape) for event in [*reference, *port]}
-    if len(left) == len(free):
-        matched |= {a: b for a, b in zip(left, free, strict=True) if sizes[a] == sizes[b]}
+        return {event.slot: rename.slots.get(event.slot, event.slot) for event in port}
+    shapes, reference_shapes = _shapes(port), _shapes(reference)
+    matched: dict[str, str] = {}
+    for prefix in ("in", "out"):
+        slots = [slot for slot in shapes if slot.startswith(prefix)]
+        free = [slot for slot in reference_shapes if slot.startswith(prefix)]
+        fits = {
+            (slot, other)
+            for slot in slots
+            for other in free
+            if prod(shapes[slot]) == prod(reference_shapes[other])
+        }
+        same = [slot for slot in slots if (slot, slot) in fits]
+        matched |= {slot: slot for slot in same}
+        left = [slot for slot in slots if slot not in same]
+        free = [slot for slot in free if slot not in same]
+        if prefix == "in" and len(left) == len(free):
+            matched |= {a: b for a, b in zip(left, free, strict=True) if (a, b) in fits}
+        for slot in [slot for slot in left if slot not in matched]:
+            others = [other for other in free if (slot, other) in fits]
+            rivals = [a for a in left if others and (a, others[0]) in fits]
+            if prefix == "out" and len(others) == len(rivals) == 1:
+                matched[slot] = others[0]
+            elif slot in free:
+                matched[slot] = slot  # of another size
     return matched
+
+
+def _shapes(events: Sequence[Event]) -> dict[str, tuple[int, ...]]:
+    """The shape of each slot, of its first event."""
+    first: dict[str, tuple[int, ...]] = {}
+    for event in events:
+        first.setdefault(event.slot, event.shape)
+    return first
 
 
 def _step_offset(reference: Trace, port: Trace) -> tuple[int, tuple[str, ...]]:

@@ -36,7 +36,7 @@ class Sides:
         cls, verdict: Verdict, reference: Trace, port: Trace, renames: Renames | None = None
     ) -> "Sides":
         """Paired again; without the map that `compare` had, its names follow from the verdict."""
-        if verdict.verdict == "cannot-compare":  # the traces may not be comparable at all
+        if verdict.verdict == "cannot-compare" and verdict.site is None:  # not comparable at all
             return cls(reference, port, Pairing((), (), ()))
         pairing = pair_traces(reference, port, renames)
         known = {(pair.event.name, pair.port_event.name) for pair in pairing.pairs}

@@ -1,0 +1,126 @@
+"""From which recorded values a value was computed, as far as the reference's trace shows it.
+
+The input of a module is the earlier value with the same content. Where no value has it (a sum, a
+product), it was computed from what the module around it was given and from what the modules beside
+it returned last.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+
+from lydite.trace.events import Event
+from lydite.trace.reader import Trace
+
+BESIDE = 3  # outputs of modules beside a value that it may have been computed from
+FEW = 16  # values between known ones and the next: little rounding adds up
+MAX_VISITED = 200  # values looked at on the way back
+GIVEN = ("input", "ids", "schedule")  # kinds of values that a run starts from
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What lies before a value: the nearest known values, and those passed on the way to them."""
+
+    nearest: tuple[Event, ...]  # known, the nearest first
+    passed: tuple[Event, ...]  # not known, in order of execution
+    is_open: bool  # some way back meets no known value
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether known values lead to this one on every way, and in few operations."""
+        return bool(self.nearest) and not self.is_open and len(self.passed) <= FEW
+
+
+class DataFlow:
+    """The values of one trace, and what each was computed from."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._events = [event for event in trace.events if event.kind != "selftest"]
+        self._position = {event.i: at for at, event in enumerate(self._events)}
+        self._inputs: dict[tuple[str, int, int], list[Event]] = defaultdict(list)
+        self._same: dict[str, list[Event]] = defaultdict(list)  # by content
+        for event in self._events:
+            if _is_input(event):
+                self._inputs[event.name, event.step, event.call].append(event)
+            if event.hash:
+                self._same[event.hash].append(event)
+
+    def upstream(self, event: Event, known: Collection[int]) -> Upstream:
+        """The nearest values before `event` whose numbers are `known`."""
+        nearest: list[Event] = []
+        passed: list[Event] = []
+        is_open = False
+        waiting = deque(self._sources(event))
+        seen = {event.i}
+        while waiting:
+            other = waiting.popleft()
+            if other.i in seen:
+                continue
+            seen.add(other.i)
+            if other.i in known:
+                nearest.append(other)
+                continue
+            passed.append(other)
+            sources = self._sources(other)
+            is_open |= not sources and other.kind not in GIVEN
+            if len(seen) >= MAX_VISITED:
+                is_open = True
+                break
+            waiting.extend(sources)
+        passed.sort(key=lambda other: other.i)
+        return Upstream(tuple(nearest), tuple(passed), is_open)
+
+    def _sources(self, event: Event) -> list[Event]:
+        if event.kind in GIVEN:
+            return []
+        if same := [other for other in self._same.get(event.hash or "", ()) if other.i < event.i]:
+            return same[-1:]
+        if _is_input(event):
+            return self._beside(event)
+        inputs = self._inputs.get((event.name, event.step, event.call), [])
+        inner = self._inner(event, min((e.i for e in inputs), default=-1))
+        if inner or inputs:
+            return [*inner[-1:], *inputs]
+        return self._before(event)
+
+    def _inner(self, event: Event, start: float) -> list[Event]:
+        """Outputs of modules inside the one that returned `event`."""
+        beginnings = (f"{event.name}.", f"{event.name}/")
+        return [
+            other
+            for other in self._recent(event, start)
+            if other.name.startswith(beginnings) and not _is_input(other)
+        ]
+
+    def _beside(self, event: Event) -> list[Event]:
+        """What the module around `event`'s was given, and what its other modules returned last."""
+        around, inputs = event.name, []
+        while around and not inputs:
+            around = around[: max(around.rfind("."), around.rfind("/"), 0)]
+            calls = [
+                self._inputs[key]
+                for key in ((around, event.step, call) for call in range(event.call + 1))
+                if key in self._inputs and self._inputs[key][0].i < event.i
+            ]
+            inputs = calls[-1] if calls else []
+        if not inputs:
+            return self._before(event)
+        start = min(other.i for other in inputs)
+        outputs = [e for e in self._recent(event, start) if not _is_input(e)]
+        return [*outputs[-BESIDE:], *inputs]
+
+    def _before(self, event: Event) -> list[Event]:
+        """The value recorded before this one, of a trace that records no inputs."""
+        at = self._position[event.i]
+        return [] if self._inputs or at == 0 else [self._events[at - 1]]
+
+    def _recent(self, event: Event, start: float) -> list[Event]:
+        at = self._position[event.i]
+        first = self._position.get(int(start), 0) if start not in (-1, inf) else 0
+        return [e for e in self._events[max(first, at - MAX_VISITED) : at] if e.step == event.step]
+
+
+def _is_input(event: Event) -> bool:
+    return event.slot.startswith("in")
