@@ -11,7 +11,7 @@ COMPUTE = ("float32", "bfloat16", "float16")
 # The prompt is in the key of each item; a picture to start from is no part of a calibration run.
 _ELSEWHERE = ("prompt", "strength", "feather")
 # Fields that version 0.1 did not have: left out where they are None.
-_LATER = ("true_guidance", "clip_skip", "refine_from")
+_LATER = ("true_guidance", "clip_skip", "weighting", "refine_from")
 
 
 def conditions_of(request: Request, dtype: str) -> dict[str, Any]:

@@ -58,6 +58,9 @@ MOST_PROMPT_BYTES = 2**20  # on standard input
 @click.option("--embedding", "embeddings", multiple=True, metavar="FILE[:WORD]",
               help="Textual inversion (Stable Diffusion 1.x, 2.x, XL): take the vectors of a word "
                    "of the prompt from FILE; repeatable.")  # fmt: skip
+@click.option("--weighting", type=click.Choice(("a1111", "compel")),
+              help="Read weights in the prompts (Stable Diffusion 1.x, 2.x, XL): a1111 has "
+                   "(word:1.2) ((word)) [word], compel has word++ (some words)1.2.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
               help="Draw each prompt of a txt, csv or jsonl file.")  # fmt: skip
 @click.option("-s", "--seed", "seeds", multiple=True, metavar="N|A-B|N,N…",

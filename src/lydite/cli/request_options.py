@@ -197,6 +197,7 @@ _AS_GIVEN = (
     "strength",
     "feather",
     "clip_skip",
+    "weighting",
     "refine_from",
 )
 

@@ -30,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip_skip: int | None = None  # layers of CLIP left out for the prompt, from the last one
     feather: int = 0  # inpainting: pixels of the mask's soft edge, outside of which nothing changes
     true_guidance: float | None = None  # of models whose `guidance` is an input of the network
+    weighting: str | None = None  # syntax of weights in the prompts: a1111 or compel
     refine_from: float | None = None  # with a refiner: the share of the timesteps before it
 
     def replace(self, **changes: Any) -> "Request":
@@ -61,5 +62,6 @@ _OFTEN_OFF = (
     "feather",
     "clip_skip",
     "true_guidance",
+    "weighting",
     "refine_from",
 )

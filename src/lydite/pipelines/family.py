@@ -205,6 +205,7 @@ class Family:
     strength: Meaning = "diffusers_sd3"  # of img2img: how many steps a share of them is
     inpaints: bool = False
     skips_layers: bool = False  # `encode` follows the request's clip_skip
+    weighs_prompts: bool = False  # `encode` follows the request's weighting
     # Textual inversion: tensor of a file -> text encoder. Empty: not supported.
     embeddings: Mapping[str, str] = field(default_factory=dict[str, str])
     refines: bool = False  # a second model of the family may run the last steps

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from numpy.typing import NDArray
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
@@ -258,7 +259,10 @@ class Model:
     ) -> mx.array:
         """One row of ids for each prompt: (prompts, length)."""
         tokenizer = self.tokenizer(encoder, length)
-        ids = np.stack([tokenizer(prompt) for prompt in prompts])
+        return self.checked_ids(encoder, np.stack([tokenizer(prompt) for prompt in prompts]))
+
+    def checked_ids(self, encoder: str, ids: NDArray[np.int32]) -> mx.array:
+        """Ids that the encoder has, or ConfigError."""
         vocabulary = self.config(encoder).vocab_size
         if self._words(encoder) and self._known_ids(encoder) <= vocabulary:
             vocabulary = self._known_ids(encoder) + self._added_ids(encoder)

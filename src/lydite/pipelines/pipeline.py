@@ -41,6 +41,7 @@ from lydite.pipelines.picture import (
     pixel_hash,
     resize,
 )
+from lydite.pipelines.prompt_weights import PARSERS, plain_text
 from lydite.pipelines.tiles import check_tile, decode_tiles
 from lydite.sampling.conventions import (
     find_convention,
@@ -354,7 +355,8 @@ class Pipeline:
             if encoder in self.defaults.untrained:
                 continue
             tokenizer = self.model.tokenizer(encoder, run.request.text_length)
-            if lost := tokenizer.truncated(run.request.prompt):
+            words = plain_text(run.request.prompt, run.request.weighting)
+            if lost := tokenizer.truncated(words):
                 notes.append(
                     f"{encoder} reads {tokenizer.max_length} tokens; it does not read: "
                     f"…{shown(lost.strip())}"
@@ -460,6 +462,14 @@ class Pipeline:
         elif request.strength is None:
             usual = self.defaults.strength if mask is None else self.defaults.mask_strength
             request = request.replace(strength=usual)
+        if request.weighting is not None and not self.family.weighs_prompts:
+            raise InputError(f"{self.family.title}: weights in prompts are not supported.")
+        if request.weighting not in (None, *PARSERS):
+            raise InputError(
+                f"weighting is {request.weighting!r:.60}; expected one of {', '.join(PARSERS)}."
+            )
+        for text in (request.prompt, request.negative or ""):
+            plain_text(text, request.weighting)  # what cannot be read is refused now
         if self.refiner is None and request.refine_from is not None:
             raise InputError("refine_from without a refiner; add --refiner MODEL.")
         if self.refiner is not None and request.refine_from is None:

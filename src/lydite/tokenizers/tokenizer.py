@@ -315,10 +315,19 @@ class Tokenizer:
 
     def __call__(self, text: str) -> NDArray[np.int32]:
         """Ids of `text`: (max_length,), or fewer without padding."""
-        ids = [*self._before, *self._encode(text)[0][: self._capacity], *self._after]
+        return self.join([text])[0]
+
+    def join(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], list[int]]:
+        """Ids of texts one after the other, and of each the number of its text or -1."""
+        pairs = [
+            (index, number) for number, text in enumerate(texts) for index in self._encode(text)[0]
+        ][: self._capacity]
+        ids = [*self._before, *(index for index, _ in pairs), *self._after]
+        owners = [-1] * len(self._before) + [number for _, number in pairs]
         if self._pad is not None:
             ids += [self._pad] * (self.max_length - len(ids))
-        return np.array(ids, dtype=np.int32)
+        owners += [-1] * (len(ids) - len(owners))
+        return np.array(ids, dtype=np.int32), owners
 
     def add_word(self, text: str, ids: int) -> None:
         """A word, looked for before the text is split, for which so many new ids stand."""

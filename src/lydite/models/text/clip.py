@@ -92,12 +92,14 @@ class CLIPAttention(nn.Module):
         self.v_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
         self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, mask: mx.array | None = None) -> mx.array:
         q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, S, D/H)
         k = split_heads(self.k_proj(x), self.num_heads)
         v = split_heads(self.v_proj(x), self.num_heads)
         scale = q.shape[-1] ** -0.5
-        if self.causal:
+        if mask is not None:
+            x = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+        elif self.causal:
             x = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
         else:
             x = attention(q, k, v, scale=scale)
@@ -123,8 +125,8 @@ class CLIPEncoderLayer(nn.Module):
         self.mlp = CLIPMLP(config)
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        x = x + self.self_attn(self.layer_norm1(x))
+    def __call__(self, x: mx.array, *mask: mx.array) -> mx.array:
+        x = x + self.self_attn(self.layer_norm1(x), *mask)
         return x + self.mlp(self.layer_norm2(x))
 
 
@@ -136,10 +138,10 @@ class CLIPEncoder(nn.Module):
         layers = range(config.num_hidden_layers)
         self.layers = [CLIPEncoderLayer(config, causal=causal) for _ in layers]
 
-    def __call__(self, x: mx.array) -> tuple[mx.array, ...]:
+    def __call__(self, x: mx.array, *mask: mx.array) -> tuple[mx.array, ...]:
         states = [x]
         for layer in self.layers:
-            states.append(layer(states[-1]))
+            states.append(layer(states[-1], *mask))
         return tuple(states)
 
 
@@ -151,8 +153,8 @@ class CLIPTextTransformer(nn.Module):
         self.encoder = CLIPEncoder(config, causal=True)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def __call__(self, input_ids: mx.array) -> CLIPTextOutput:
-        states = self.encoder(self.embeddings(input_ids))  # each (B, S, D)
+    def __call__(self, input_ids: mx.array, *mask: mx.array) -> CLIPTextOutput:
+        states = self.encoder(self.embeddings(input_ids), *mask)  # each (B, S, D)
         last = self.final_layer_norm(states[-1])
         return CLIPTextOutput(last, last[mx.arange(last.shape[0]), self.eos(input_ids)], states)
 
@@ -177,12 +179,19 @@ class CLIPTextModel(nn.Module):
                 )
             self.text_projection = Linear(config.hidden_size, config.projection_dim, bias=False)
 
-    def __call__(self, input_ids: mx.array) -> CLIPTextOutput:
-        """Encode ids (B, S); every row attends causally, padding included, as diffusers has it."""
+    def __call__(self, input_ids: mx.array, hidden: mx.array | None = None) -> CLIPTextOutput:
+        """Encode ids (B, S); every row attends causally, padding included, as diffusers has it.
+
+        `hidden` (B, S): tokens that are seen by none.
+        """
         length = input_ids.shape[1]
         if length > self.max_length:  # MLX would read past the table
             raise InputError(f"CLIPTextModel: {length} tokens for {self.max_length} positions.")
-        output = self.text_model(input_ids)
+        if hidden is None:
+            output = self.text_model(input_ids)
+        else:
+            earlier = mx.tril(mx.ones((length, length), dtype=mx.bool_))
+            output = self.text_model(input_ids, earlier & ~hidden[:, None, None, :])  # (B, 1, S, S)
         if "text_projection" in self:
             output = output._replace(pooled=self.text_projection(output.pooled))  # (B, P)
         return output

@@ -31,6 +31,7 @@ from lydite.pipelines.family import (
 )
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
+from lydite.pipelines.prompt_weights import encoder_rows
 from lydite.tokenizers.tokenizer import load_clip_tokenizer
 from lydite.weights.maps import unet as unet_map
 from lydite.weights.rules import Rule
@@ -44,11 +45,14 @@ def encode(
 ) -> Conditioning:
     """Text features `text` (C, S, D) of C prompts, negative first."""
     encoder = model.network("text_encoder")
-    output = encoder(model.token_ids("text_encoder", prompts))
-    text = output.last
+    rows = encoder_rows(model, "text_encoder", prompts, request.weighting)
+    output = encoder(rows.ids) if rows.hidden is None else encoder(rows.ids, rows.hidden)
+    text = rows.combine(output.last)
     if request.clip_skip:  # of the prompt alone, as the reference has it
         skipped = skipped_states(output, request.clip_skip)
-        text = mx.concatenate([text[:-1], encoder.text_model.final_layer_norm(skipped[-1:])])
+        skipped = skipped[-1:] if request.weighting is None else skipped
+        skipped = encoder.text_model.final_layer_norm(skipped)
+        text = mx.concatenate([text[:-1], rows.combine(skipped)[-1:]])
     text = observer.observe("encoder_output", text, name="text_encoder")
     mx.eval(text)  # before the encoder may be freed
     del output, encoder
@@ -214,6 +218,7 @@ FAMILY = Family(
     strength="diffusers",
     inpaints=True,
     skips_layers=True,
+    weighs_prompts=True,
     embeddings={ANY_NAME: "text_encoder"},
     needs=needs,
     names=UNET_NAMES,

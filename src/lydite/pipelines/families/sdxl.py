@@ -27,6 +27,7 @@ from lydite.pipelines.families.sd import (
 from lydite.pipelines.family import Conditioning, Defaults, Family, Variant
 from lydite.pipelines.model import Component, Model, join_features
 from lydite.pipelines.observer import Observer
+from lydite.pipelines.prompt_weights import encoder_rows
 from lydite.tokenizers.tokenizer import load_clip_tokenizer
 
 DEFAULTS = Defaults(steps=50, guidance=5.0, strength=0.3, mask_strength=0.9999)
@@ -46,17 +47,18 @@ def encode(
     for name in ENCODERS:
         if name not in model:
             continue
-        output = model.network(name)(model.token_ids(name, encoded))
-        state = output.penultimate
+        encoder, rows = model.network(name), encoder_rows(model, name, encoded, request.weighting)
+        output = encoder(rows.ids) if rows.hidden is None else encoder(rows.ids, rows.hidden)
+        state = rows.combine(output.penultimate)
         if request.clip_skip:  # of the prompt alone, as the reference has it
             skipped = sd.skipped_states(output, request.clip_skip + 1)
-            state = mx.concatenate([state[:-1], skipped[-1:]])
+            state = mx.concatenate([state[:-1], rows.combine(skipped)[-1:]])
         states.append(observer.observe("encoder_output", state, name=name))
-        pooled = output.pooled
+        pooled = output.pooled[mx.array(rows.pooled)]
         if name == "text_encoder_2":  # the first encoder's is not used
             pooled = observer.observe("encoder_output", pooled, name=f"{name} pooled")
         mx.eval(states[-1], pooled)  # before the encoder may be freed
-        del output
+        del output, encoder
         model.release(name)
     text = join_features(states, model.path)  # (C, S, D1 + D2)
     if zeros:
@@ -135,6 +137,7 @@ FAMILY = Family(
     strength="diffusers",
     inpaints=True,
     skips_layers=True,
+    weighs_prompts=True,
     embeddings={"clip_l": "text_encoder", "clip_g": "text_encoder_2"},
     refines=True,
     needs=needs,
