@@ -91,9 +91,9 @@ def test_eight_bits_are_closer_than_four() -> None:
     assert apart[8] < 2 < 30 > apart[4] > apart[8]
 
 
-def test_only_4_and_8_bits() -> None:
-    with pytest.raises(InputError, match="bits is 3"):
-        Pipeline.open("embedded", bits=3)
+def test_which_weights_get_how_many_bits() -> None:
+    with pytest.raises(InputError, match="bits is 7"):
+        Pipeline.open("embedded", bits=7)
     quantization = Quantization(4)
     assert quantization.bits_of("transformer_blocks.0.ff.net.2.weight", (64, 256)) == 4
     assert quantization.bits_of("transformer_blocks.0.ff.net.2.weight", (64, 100)) is None

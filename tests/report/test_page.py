@@ -15,6 +15,8 @@ from lydite.report.page import (
     Callout,
     Chapter,
     Commands,
+    Comparison,
+    Comparisons,
     Exhibit,
     Exhibits,
     Fact,
@@ -37,6 +39,7 @@ BLOCKS: tuple[Block, ...] = (
     Callout(f"callout {EVIL}", "warn"),
     Facts((Fact(f"value {EVIL}", f"label {EVIL}"),)),
     Figures((FIGURE, FIGURE), size="small", crisp=True),
+    Comparisons((Comparison(PNG, PNG, PNG, f"pair {EVIL}", f"apart {EVIL}"),)),
     Exhibits((Exhibit(FIGURE, f"title {EVIL}", ((f"term {EVIL}", f"detail {EVIL}"),)),)),
     Table((f"head {EVIL}", "number"), ((f"cell {EVIL}", "1"),), numeric=frozenset({1})),
     Commands((f"command {EVIL}",)),
@@ -91,16 +94,20 @@ def test_all_text_arrives_as_text() -> None:
     assert not seen.open and not seen.all("script")
     assert not [row for _, row in seen.tags if "onerror" in row]
     places = "page opening top under footer chapter lead text callout value label caption note"
-    places += " title term detail head cell command summary folded"
+    places += " pair apart title term detail head cell command summary folded"
     for place in places.split():
         assert f"{place} {EVIL}" in seen.text, place
 
 
 def test_every_picture_is_inside_and_has_words_for_it() -> None:
     images = Seen(render(page(*BLOCKS))).all("img")
-    assert len(images) == 3 * 4
+    assert len(images) == 3 * (4 + 3)
     for image in images:
-        assert image["alt"] == f"alt {EVIL}"
+        assert str(image["alt"]).split(": ")[-1] in (
+            f"alt {EVIL}",
+            f"pair {EVIL}",
+            "difference of candidate and reference",
+        )
         kind, _, data = str(image["src"]).partition(",")
         assert kind == "data:image/png;base64" and base64.b64decode(data) == PNG
 

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
+from typing import TYPE_CHECKING
 
 from lydite.core.errors import InputError
-from lydite.weights.rules import Shape
+
+if TYPE_CHECKING:  # the command line reads BITS, and starts without NumPy
+    from lydite.weights.rules import Shape
 
 BITS = (2, 3, 4, 5, 6, 8)  # MLX's affine formats
 GROUP = 64  # inputs of a linear that share a scale and an offset
@@ -28,7 +31,7 @@ class Quantization:
         if self.bits not in BITS:
             raise InputError(f"bits is {self.bits}; expected {', '.join(map(str, BITS))}.")
 
-    def bits_of(self, path: str, shape: Shape) -> int | None:
+    def bits_of(self, path: str, shape: "Shape") -> int | None:
         """How many bits a weight gets; None: it stays as it is."""
         if len(shape) != 2 or shape[1] % GROUP or not _IN_A_BLOCK.search(path):
             return None
@@ -39,7 +42,7 @@ class Quantization:
 
 
 def bytes_in_memory(
-    shapes: Mapping[str, Shape], itemsize: int, quantization: Quantization | None = None
+    shapes: "Mapping[str, Shape]", itemsize: int, quantization: Quantization | None = None
 ) -> int:
     """What parameters take when they are loaded."""
     total = 0
