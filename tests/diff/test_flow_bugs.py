@@ -1,8 +1,7 @@
 """Mistakes of published ports of FLUX and Qwen-Image, planted in ours and found by `diff`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,22 +11,16 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from lydite.cli.recording import read_capture, reference_job
 from lydite.core.request import Request
-from lydite.diff.compare import compare
-from lydite.diff.result import Verdict
 from lydite.models import layers, modulation, qwen_image, rotary
 from lydite.models.text import qwen
 from lydite.models.vae import qwen_image as vae
 from lydite.pipelines.families import packed
 from lydite.pipelines.families import qwen_image as family
 from lydite.pipelines.pipeline import Pipeline
-from lydite.pipelines.recording import record
-from lydite.reference import recording as reference_recording
-from lydite.reference.jobs import TraceOutput
 from lydite.sampling.denoiser import cfg
-from lydite.trace.reader import Trace
 from support import tiny_qwen_image
+from support.planted_bugs import Bug, Subject, check_found, recorded
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -35,44 +28,14 @@ pytestmark = pytest.mark.parity
 REQUEST = Request(
     prompt="a red star", negative="blue fox in the snow", steps=5, width=48, height=64
 )
-CAPTURE = read_capture("full", (), "2GB")
 BLOCK, LAYER = "transformer/transformer_blocks.0", "text_encoder/model.language_model.layers.0"
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Trace, Trace]]:
-    """The model, and what diffusers does with it in float32 and float64."""
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     root = tmp_path_factory.mktemp("bugs")
-    pipeline = Pipeline.open(tiny_qwen_image.make_pipeline(root / "model"))
-    outputs = TraceOutput(str(root / "reference")), TraceOutput(str(root / "floor"), "float64")
-    job = reference_job(pipeline, pipeline.plan(REQUEST), 1, outputs, CAPTURE)
-    for output in outputs:
-        reference_recording.record(job, output)
-    with Trace.open(root / "reference") as reference, Trace.open(root / "floor") as floor:
-        yield root / "model", reference, floor
-
-
-NOTHING = nullcontext()
-
-
-@dataclass(frozen=True)
-class Bug:
-    """What is changed in the port; where the first wrong value is, and what is said of it."""
-
-    site: str
-    cause: str | None
-    plant: AbstractContextManager[Any] = NOTHING
-    change: Callable[[Pipeline], None] = lambda pipeline: None
-
-
-def verdict_of(traces: tuple[Path, Trace, Trace], bug: Bug, folder: Path) -> Verdict:
-    model, reference, floor = traces
-    with bug.plant:
-        pipeline = Pipeline.open(model)
-        bug.change(pipeline)
-        record(pipeline, pipeline.plan(REQUEST), 1, folder, capture=CAPTURE)
-    with Trace.open(folder) as port:
-        return compare(reference, port, floor=floor)
+    with recorded(tiny_qwen_image.make_pipeline(root / "model"), REQUEST, root) as subject:
+        yield subject
 
 
 def scheduler(**changes: Any) -> Callable[[Pipeline], None]:
@@ -203,16 +166,11 @@ BUGS = {
 }
 
 
-def test_the_port_itself_agrees(traces, tmp_path: Path) -> None:
-    verdict = verdict_of(traces, Bug("", None), tmp_path / "port")
+def test_the_port_itself_agrees(subject: Subject, tmp_path: Path) -> None:
+    verdict = subject.verdict(Bug("", None), tmp_path / "port")
     assert verdict.verdict == "agree", verdict.sentence
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_found(traces, tmp_path: Path, name: str) -> None:
-    bug = BUGS[name]
-    verdict = verdict_of(traces, bug, tmp_path / "port")
-    assert verdict.verdict == "diverge"
-    assert verdict.site == bug.site, verdict.sentence
-    causes = [finding.cause for finding in verdict.findings]
-    assert (bug.cause in causes) if bug.cause else not causes
+def test_the_bug_is_found(subject: Subject, tmp_path: Path, name: str) -> None:
+    check_found(subject, BUGS[name], tmp_path / "port")
