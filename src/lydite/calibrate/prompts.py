@@ -11,12 +11,12 @@ from typing import Any
 from lydite.core.config import JsonError, parse_object
 from lydite.core.errors import InputError, at, is_unicode, shown
 from lydite.core.files import read_bounded
+from lydite.core.request import LONGEST_PROMPT
 
 COLUMN = "prompt"
 HEADINGS = (COLUMN, "caption", "text")  # of the column of a csv file, the first that is there
 DELIMITERS = (",", ";", "\t")  # spreadsheets of half the world write the second
 MAX_BYTES = 64 * 2**20
-LONGEST = 10_000  # characters of a prompt; the encoders of SD3 read a few hundred tokens
 _Lines = Iterator[tuple[int, str]]  # the number of the line, from 1, and the prompt on it
 
 
@@ -48,7 +48,7 @@ def read_prompts(path: Path) -> Prompts:
         prompt = part.strip()
         if not prompt:
             continue
-        _check(path, line, prompt)
+        _check(at(path), line, prompt)
         repeated += prompt in found
         found.setdefault(prompt, line)
     if not found:
@@ -57,24 +57,35 @@ def read_prompts(path: Path) -> Prompts:
     return Prompts(tuple(found), repeated, guessed)
 
 
+def read_lines(data: bytes, where: str) -> list[str]:
+    """The prompts of a text that has one a line, however often; `where` is for errors."""
+    lines = enumerate(_lines(_decode(data, where)), 1)
+    found = [(line, text.strip()) for line, text in lines if text.strip()]
+    for line, prompt in found:
+        _check(where, line, prompt)
+    return [prompt for _, prompt in found]
+
+
 def _text(path: Path) -> str:
-    data = read_bounded(path, MAX_BYTES, "bytes of prompts")
+    return _decode(read_bounded(path, MAX_BYTES, "bytes of prompts"), at(path))
+
+
+def _decode(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8-sig")  # with or without a byte order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{at(path)}: line {line} is not UTF-8. Save the file as UTF-8."
-        ) from error
+        raise InputError(f"{where}: line {line} is not UTF-8. Save the text as UTF-8.") from error
 
 
-def _check(path: Path, line: int, prompt: str) -> None:
-    if len(prompt) > LONGEST:
+def _check(where: str, line: int, prompt: str) -> None:
+    if len(prompt) > LONGEST_PROMPT:
         raise InputError(
-            f"{at(path)}: line {line} has a prompt of {len(prompt)} characters; at most {LONGEST}."
+            f"{where}: line {line} has a prompt of {len(prompt)} characters; at most "
+            f"{LONGEST_PROMPT}."
         )
     if "\0" in prompt or not is_unicode(prompt):
-        raise InputError(f"{at(path)}: line {line} is no text ({shown(prompt)}).")
+        raise InputError(f"{where}: line {line} is no text ({shown(prompt)}).")
 
 
 def _plain_lines(path: Path, text: str) -> _Lines:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from lydite.pipelines.pipeline import Pipeline
 
 DEBUG = ("nan", "timing", "shapes")
-MOST_PROMPT_BYTES = 2**20  # on standard input
 
 
 @click.command("generate")
@@ -344,13 +343,21 @@ def _read_prompts(words: tuple[str, ...], file: Path | None, remembered: str) ->
 
         return list(read_prompts(file).texts)
     if words == ("-",):
-        text = sys.stdin.read(MOST_PROMPT_BYTES)
-        if lines := [line.strip() for line in text.splitlines() if line.strip()]:
-            return lines
-        raise InputError("no prompt on standard input.")
+        return _prompts_on_stdin()
     if not words and not remembered:
         raise InputError('no prompt. Example: lydite generate "a red star".')
     return [words[0] if words else remembered]
+
+
+def _prompts_on_stdin() -> list[str]:
+    from lydite.calibrate.prompts import MAX_BYTES, read_lines
+
+    data = sys.stdin.buffer.read(MAX_BYTES + 1) if sys.stdin else b""  # None: it was closed
+    if len(data) > MAX_BYTES:
+        raise InputError(f"standard input: more than {MAX_BYTES} bytes of prompts.")
+    if not (prompts := read_lines(data, "standard input")):
+        raise InputError("no prompt on standard input.")
+    return prompts
 
 
 def _check_names(template: str, prompts: Sequence[str], seeds: Sequence[int]) -> None:

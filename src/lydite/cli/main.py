@@ -1,5 +1,6 @@
 """`lydite`: one command, one verb per file, each imported only when it is used."""
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -112,9 +113,8 @@ def main() -> None:
 
 
 def _run() -> int:
-    color = False if os.environ.get("NO_COLOR") else None
     try:
-        lydite.main(standalone_mode=False, color=color)
+        lydite.main(standalone_mode=False, color=_color())
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(bool(error.code))
     except PipeClosed:
@@ -122,28 +122,41 @@ def _run() -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        with _unwritable_stderr():
+            error.show()
         return 2
     except LyditeError as error:
-        label = click.style("error:", fg="red", bold=True)
-        click.echo(f"{label} {one_line(str(error))}", err=True, color=color)
+        _print_error(f"{click.style('error:', fg='red', bold=True)} {one_line(str(error))}")
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):  # Abort is a RuntimeError
-        click.echo("interrupted", err=True)
+        _print_error("interrupted")
         return 130
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
-        click.echo(
+        _print_error(
             "error: not enough memory. Where a model runs, try --low-memory, --bits 4, --batch 1, "
-            "--tile 512 or a smaller --size.",
-            err=True,
+            "--tile 512 or a smaller --size."
         )
         return 2
     except OSError as error:  # of stdout: a full disk behind a redirection
-        click.echo(f"error: {one_line(str(error))}", err=True)
+        _print_error(f"error: {one_line(str(error))}")
         return 2
     return 0
+
+
+def _color() -> bool | None:
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def _print_error(text: str) -> None:
+    with _unwritable_stderr():
+        click.echo(text, err=True, color=_color())
+
+
+def _unwritable_stderr() -> contextlib.AbstractContextManager[None]:
+    """Where stderr is full or its reader has gone, the exit status still says what happened."""
+    return contextlib.suppress(OSError, PipeClosed)
 
 
 def _version(verbose: bool) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+LONGEST_PROMPT = 10_000  # characters; text encoders read a few hundred tokens
+
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`None` means the checkpoint's own value; `Pipeline.plan` fills it in."""

@@ -193,10 +193,12 @@ class Family:
     tokenizers: Mapping[str, LoadTokenizer]  # encoder -> how its tokenizer is read
     defaults: Defaults
     scheduler: Mapping[str, Any]  # the scheduler config of a checkpoint that has none
-    check: Callable[[Path, Mapping[str, Component]], None]  # the components fit each other
+    check: Callable[[Path, Mapping[str, Component]], None]  # their sizes fit each other
     latents: Callable[[Model], LatentSpace]
     encode: Callable[[Model, Sequence[str], Request, Observer], Conditioning]
     bind: Callable[[Model, Conditioning, Run, int, Observer], Network]  # for a size of batch
+    # Component -> the network classes that `check` and the other functions work with.
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     variant: Callable[[Mapping[str, Component]], Variant] | None = None  # instead of the above
     guidance: GuidanceKind = "cfg"
     guide: Guide = cfg  # how the outputs for both prompts are combined
@@ -219,6 +221,18 @@ class Family:
         component.kind.rules,
         component.rules,
     )
+
+    def check_components(self, path: Path, components: Mapping[str, Component]) -> None:
+        """ConfigError for a component of another class than the family's, or of another size."""
+        for name, classes in self.classes.items():
+            kind = components[name].kind if name in components else None
+            if kind is not None and all(self.kinds[known] is not kind for known in classes):
+                found = [known for known in self.kinds if self.kinds[known] is kind]
+                raise ConfigError(
+                    f"{path}: {name} is a {' or '.join(found) or 'network of another family'}; "
+                    f"{self.title} has {' or '.join(classes)} there."
+                )
+        self.check(path, components)
 
     def lora_networks(self, components: Mapping[str, Component]) -> list[LoraNetwork]:
         """The networks that a LoRA may change."""

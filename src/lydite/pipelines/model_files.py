@@ -20,7 +20,8 @@ from lydite.weights.audit import Finding, Ledger
 # The folders of a pipeline, weights as safetensors only: no pickles, no second copy in one file.
 WANTED = ("model_index.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model")
 UNWANTED = ("*.fp16.*", "*.bf16.*", "text_encoders/*")
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")  # owner/name, or owner/name@revision
+# owner/name, or owner/name@revision; as in git, `..` is no part of a revision
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@(?!.*\.\.)[\w./-]+)?")
 _FILES = (".safetensors", ".sft", ".json", ".bin", ".ckpt", ".pt", ".pth", ".pkl", ".gguf", ".npz")
 
 
@@ -133,7 +134,7 @@ def open_model(
         for encoder, load_tokenizer in family.tokenizers.items()
         if encoder in components
     }
-    family.check(path, components)
+    family.check_components(path, components)
     variant = family.variant_of(components)
     config = path / "scheduler" / "scheduler_config.json"
     scheduler = variant.scheduler

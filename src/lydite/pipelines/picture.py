@@ -27,7 +27,8 @@ from lydite.core.request import FIELDS, Request
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # we write
 READ = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP")  # none of them runs another program
-MOST_PIXELS = 2**26  # 8192×8192, more than any model takes; checked before they are decoded
+# 8192×8192, more than any model takes. A side of millions costs far more memory than its pixels.
+MOST_PIXELS, LONGEST_SIDE = 2**26, 2**16  # checked before they are decoded
 UNREADABLE = (  # what Pillow raises for damaged files
     ArithmeticError,
     AssertionError,
@@ -71,7 +72,7 @@ def opened_image(path: Path, formats: tuple[str, ...] = READ) -> Generator[Image
                 warnings.simplefilter("ignore")  # odd EXIF data
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 with Image.open(file, formats=formats) as image:
-                    if image.width * image.height > MOST_PIXELS:
+                    if image.width * image.height > MOST_PIXELS or max(image.size) > LONGEST_SIDE:
                         raise ValueError(f"{image.width}×{image.height} pixels are too many")
                     yield image
         except UNREADABLE as error:

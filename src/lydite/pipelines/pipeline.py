@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, is_unicode, shown
-from lydite.core.request import Request
+from lydite.core.request import LONGEST_PROMPT, Request
 from lydite.pipelines.embeddings import Embedding, read_embedding
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
 from lydite.pipelines.inpainting import (
@@ -446,6 +446,11 @@ class Pipeline:
         for text in (request.prompt, request.negative or ""):
             if not is_unicode(text):
                 raise InputError(f"the prompt {shown(text)} is not valid Unicode.")
+            if len(text) > LONGEST_PROMPT:
+                raise InputError(
+                    f"the prompt {shown(text)} has {len(text)} characters; at most "
+                    f"{LONGEST_PROMPT}."
+                )
         width, height = self._size(request, image)
         request = request.replace(
             steps=self.defaults.steps if request.steps is None else request.steps,

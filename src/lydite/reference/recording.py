@@ -23,6 +23,7 @@ from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.taps import injection
 from lydite.trace.writer import Capture, TraceWriter
 
+NOT_RUN = ("safety_checker", "feature_extractor", "image_encoder")  # for judging and other inputs
 CHANNELS_FIRST = {3: "b c s", 4: "b c h w", 5: "b c t h w"}
 
 
@@ -169,7 +170,12 @@ def _load(
     options: dict[str, Any] = {"dtype": getattr(torch, output.dtype), "local_files_only": True}
     try:
         if path.is_dir():
-            absent = {part: None for part in family.optional if not (path / part).is_dir()}
+            absent = {
+                part: None
+                for part in family.optional
+                if part in NOT_RUN or not (path / part).is_dir()
+            }
+            options["use_safetensors"] = True  # a pickle beside them is never opened
             pipeline = pipeline_class.from_pretrained(path, **options, **absent)
         elif job.components is None:
             raise FileError(

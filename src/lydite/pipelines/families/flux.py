@@ -168,6 +168,12 @@ FAMILY = Family(
     title="FLUX.1",
     pipelines=frozenset({"FluxPipeline", "FluxImg2ImgPipeline"}),
     kinds=KINDS,
+    classes={
+        "transformer": ("FluxTransformer2DModel",),
+        "vae": ("AutoencoderKL",),
+        "text_encoder": ("CLIPTextModel",),
+        "text_encoder_2": ("T5EncoderModel",),
+    },
     required=("transformer", "vae", "text_encoder", "text_encoder_2"),
     network="transformer",
     encoders=("text_encoder", "text_encoder_2"),

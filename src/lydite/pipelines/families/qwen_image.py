@@ -130,6 +130,11 @@ FAMILY = Family(
     title="Qwen-Image",
     pipelines=frozenset({"QwenImagePipeline", "QwenImageImg2ImgPipeline"}),
     kinds=KINDS,
+    classes={
+        "transformer": ("QwenImageTransformer2DModel",),
+        "vae": ("AutoencoderKLQwenImage",),
+        "text_encoder": ("Qwen2_5_VLForConditionalGeneration",),
+    },
     required=("transformer", "vae", "text_encoder"),
     network="transformer",
     encoders=("text_encoder",),

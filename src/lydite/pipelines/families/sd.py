@@ -204,6 +204,11 @@ FAMILY = Family(
         }
     ),
     kinds=KINDS,
+    classes={
+        "unet": ("UNet2DConditionModel",),
+        "vae": ("AutoencoderKL",),
+        "text_encoder": ("CLIPTextModel", "CLIPTextModelWithProjection"),
+    },
     required=("unet", "vae", "text_encoder"),
     network="unet",
     encoders=("text_encoder",),

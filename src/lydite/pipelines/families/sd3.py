@@ -204,6 +204,13 @@ FAMILY = Family(
     title="Stable Diffusion 3 and 3.5",
     pipelines=frozenset({"StableDiffusion3Pipeline", "StableDiffusion3Img2ImgPipeline"}),
     kinds=KINDS,
+    classes={
+        "transformer": ("SD3Transformer2DModel",),
+        "vae": ("AutoencoderKL",),
+        "text_encoder": ("CLIPTextModelWithProjection",),
+        "text_encoder_2": ("CLIPTextModelWithProjection",),
+        "text_encoder_3": ("T5EncoderModel",),
+    },
     required=("transformer", "vae", *CLIP_ENCODERS),
     network="transformer",
     encoders=(*CLIP_ENCODERS, "text_encoder_3"),

@@ -123,6 +123,12 @@ FAMILY = Family(
         }
     ),
     kinds=KINDS,
+    classes={
+        "unet": ("UNet2DConditionModel",),
+        "vae": ("AutoencoderKL",),
+        "text_encoder": ("CLIPTextModel", "CLIPTextModelWithProjection"),
+        "text_encoder_2": ("CLIPTextModelWithProjection",),
+    },
     required=("unet", "vae", "text_encoder_2"),
     network="unet",
     encoders=ENCODERS,

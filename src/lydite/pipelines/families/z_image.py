@@ -143,6 +143,11 @@ FAMILY = Family(
     title="Z-Image",
     pipelines=frozenset({"ZImagePipeline", "ZImageImg2ImgPipeline"}),
     kinds=KINDS,
+    classes={
+        "transformer": ("ZImageTransformer2DModel",),
+        "vae": ("AutoencoderKL",),
+        "text_encoder": ("Qwen3Model", "Qwen3ForCausalLM"),
+    },
     required=("transformer", "vae", "text_encoder"),
     network="transformer",
     encoders=("text_encoder",),
