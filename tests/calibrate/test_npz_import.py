@@ -248,7 +248,7 @@ def test_an_item_that_the_plan_does_not_know_is_not_exported_under_another_name(
     assert not (tmp_path / "npz").exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "npz pipe", "jpeg", "size", "shape", "brackets"])
+@pytest.mark.parametrize("kind", ["pipe", "npz pipe", "jpeg", "size", "shape", "brackets", "bool"])
 def test_files_that_would_hang_or_exhaust_memory_are_refused(tmp_path: Path, kind: str) -> None:
     source = folder_of(tmp_path / "npz")
     picture, sample = source / "images" / "0000.png", next((source / "samples").iterdir())
@@ -262,11 +262,11 @@ def test_files_that_would_hang_or_exhaust_memory_are_refused(tmp_path: Path, kin
     elif kind in ("jpeg", "size"):
         Image.new("RGB", (8, 8)).save(picture, "JPEG" if kind == "jpeg" else "PNG")
     else:
-        shape = "(1000000000000,)" if kind == "shape" else "(" * 5000
+        shape = {"shape": "(1000000000000,)", "brackets": "(" * 5000, "bool": "(True,)"}[kind]
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
         with zipfile.ZipFile(sample, "w") as packed:
             data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-            packed.writestr("x.npy", data)
+            packed.writestr("x.npy", data + bytes(4))
     with pytest.raises(CalibrationError, match=r"not a|expected shape \[64, 48, 3\]"):
         import_npz(source, tmp_path / "set", SIZED)
     assert not (tmp_path / "set").exists()

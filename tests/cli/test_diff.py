@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from lydite.core.errors import InputError
+from lydite.core.errors import InputError, TraceError
+from lydite.trace import json_files
 from lydite.trace.events import Header
+from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 from support.toy_transformer import record
 
@@ -94,6 +96,21 @@ def test_bad_input_is_one_line_and_exit_2(
     error = result.exception  # `main` prints it in one line
     assert getattr(error, "exit_code", result.exit_code) == 2
     assert says in f"{error} {result.stderr}" and not result.stdout
+
+
+def test_f16_a_trace_of_too_many_events_is_refused(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison takes time and memory for each event, and a stranger decides their number."""
+    assert json_files.MAX_EVENTS == 1_000_000  # the limit that SECURITY.md states
+    with Trace.open(folders["reference"]) as reference, Trace.open(folders["clean"]) as port:
+        most = max(len(reference.events), len(port.events))
+    monkeypatch.setattr(json_files, "MAX_EVENTS", most)
+    assert run(folders["reference"], folders["clean"]).exit_code == 0
+    monkeypatch.setattr(json_files, "MAX_EVENTS", most - 1)
+    result = run(folders["reference"], folders["clean"])
+    assert isinstance(result.exception, TraceError) and not result.stdout
+    assert f"more than {most - 1:,} events" in str(result.exception)
 
 
 def test_what_is_printed_says_why_a_value_passes(folders: dict[str, Path]) -> None:

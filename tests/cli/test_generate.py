@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from lydite import embedded
 from lydite.cli.main import lydite
 from lydite.core.errors import FileError, InputError, LyditeError
-from lydite.pipelines.picture import read_pixels, read_record
+from lydite.core.request import Request
+from lydite.pipelines.picture import Record, read_pixels, read_record
 
 SMALL = ["--steps", "2", "--size", "32x32", "--text-length", "4"]
 
@@ -240,6 +243,7 @@ def test_debug_names_every_place(untrained, tmp_path) -> None:
         (["--image", "absent.png"], FileError, "absent.png: no such file"),
         (["--image", __file__], FileError, "cannot be read as an image"),
         (["--guidance", "nan"], InputError, "guidance is nan"),
+        (["--negative", "a" * 10_001], InputError, "10001 characters"),
         (["--text-length", "100000000"], InputError, "text_length is 100000000"),
         (["--overwrite", "--seed", "1-2"], InputError, "add {seed}"),
         (["--width", "32"], InputError, "--size and --width together"),
@@ -292,6 +296,50 @@ def test_a_picture_without_our_metadata_cannot_be_replayed(tmp_path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "plain.png")
     result = run("generate", "--from", tmp_path / "plain.png")
     assert "has no 'lydite' metadata" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": name} for name in ("", "nosuch", "load", "array", "int32", "bool_", "float64")]
+    + [{"dtype": None}, {"dtype": ["float32"]}, {"prompt": "a" * 10_001}],
+)
+def test_f11_values_that_a_picture_remembers_are_checked(tmp_path, changes) -> None:
+    """Metadata is a stranger's text, and a dtype the name of anything in MLX."""
+    record = Record(
+        request=Request("a star", steps=1),
+        seed=1,
+        model=embedded.NAME,
+        model_hash="0" * 64,
+        dtype="float32",
+    )
+    text = PngInfo()
+    text.add_itxt("lydite", json.dumps({**json.loads(record.to_json()), **changes}))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=text)
+    result = run("generate", "--from", tmp_path / "a.png", "-o", tmp_path / "b.png")
+    assert isinstance(result.exception, LyditeError), result.exception
+    assert next(iter(changes)) in str(result.exception) and not (tmp_path / "b.png").exists()
+
+
+def test_f11_nested_metadata_is_refused(tmp_path) -> None:
+    text = PngInfo()
+    text.add_itxt("lydite", '{"zzz": ' + "[" * 20_000)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=text)
+    result = run("generate", "--from", tmp_path / "a.png")
+    assert isinstance(result.exception, FileError), result.exception
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (b"\xff", "not UTF-8"),
+        (b"a" * 10_001, "characters"),
+        (b"a\0b", "no text"),
+        (b"", "no prompt"),
+    ],
+)
+def test_standard_input_that_is_no_prompt_is_refused(given: bytes, message: str) -> None:
+    result = CliRunner().invoke(lydite, ["generate", "-"], input=given)
+    assert isinstance(result.exception, InputError) and message in str(result.exception)
 
 
 def test_the_process_prints_one_line_and_exits_with_2(tmp_path) -> None:

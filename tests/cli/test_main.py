@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -67,3 +68,14 @@ def test_a_closed_pipe_is_no_error(untrained) -> None:
     command = f"{sys.executable} -m lydite inspect {untrained} --all | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert not done.stderr and done.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["dance"], 2), (["inspect", "absent"], 2), (["--version"], 0)]
+)
+def test_the_exit_status_does_not_need_stderr(arguments: list[str], status: int) -> None:
+    command = [sys.executable, "-m", "lydite", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, check=False)
+    assert done.returncode == status

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import MISSING, fields
@@ -12,10 +13,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.core.errors import ConfigError, LyditeError, WeightsError
+from lydite.core.errors import ConfigError, FileError, LyditeError, WeightsError
 from lydite.core.tensorfile import save
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import Component, folder_component
+from lydite.pipelines.model_files import INDEX, open_model
 from lydite.weights.load import parameter_specs
 from support.published_configs import (
     CLIP_G,
@@ -260,3 +262,35 @@ def test_every_error_is_one_of_ours(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"garbage")
     with pytest.raises(LyditeError):
         folder_component(tmp_path, KINDS).load(mx.float32)
+
+
+OTHER_CLASSES = [
+    {"_class_name": "FluxPipeline"},
+    {"_class_name": "QwenImagePipeline"},
+    {"_class_name": "ZImagePipeline"},
+    {"_class_name": "StableDiffusionPipeline"},
+    {"_class_name": "StableDiffusionXLPipeline"},
+    {"text_encoder": "vae"},
+    {"text_encoder_3": "text_encoder"},
+    {"transformer": "vae"},
+    {"vae": "transformer"},
+]
+
+
+@pytest.mark.parametrize("changes", OTHER_CLASSES, ids=str)
+def test_components_of_other_classes_are_an_error(
+    changes: dict[str, str], untrained: Path, tmp_path: Path
+) -> None:
+    """An index may name any family, and any network class at any place of it."""
+    model = shutil.copytree(untrained, tmp_path / "model")
+    index = json.loads((model / INDEX).read_text())
+    for key, value in changes.items():
+        if key == "_class_name":
+            index[key] = value
+        else:
+            index[key] = index[value]
+            shutil.rmtree(model / key, ignore_errors=True)
+            shutil.copytree(untrained / value, model / key)
+    (model / INDEX).write_text(json.dumps(index))
+    with pytest.raises((ConfigError, FileError)):
+        open_model(model)

@@ -49,10 +49,13 @@ def test_no_other_program_is_started_for_a_picture(
     assert not (tmp_path / "called").exists()
 
 
+@pytest.mark.parametrize("size", [(13_000, 13_000), (1, 10**6), (10**6, 1)])
 @pytest.mark.parametrize("mode", ["L", "I;16", "RGB"])
-def test_size_is_checked_before_pixels_are_decoded(tmp_path: Path, mode: str) -> None:
-    side, depth = 13_000, {"L": (8, 0), "I;16": (16, 0), "RGB": (8, 2)}[mode]
-    header = side.to_bytes(4, "big") * 2 + bytes([*depth, 0, 0, 0])
+def test_size_is_checked_before_pixels_are_decoded(
+    tmp_path: Path, mode: str, size: tuple[int, int]
+) -> None:
+    depth = {"L": (8, 0), "I;16": (16, 0), "RGB": (8, 2)}[mode]
+    header = b"".join(side.to_bytes(4, "big") for side in size) + bytes([*depth, 0, 0, 0])
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
     data = b"\x89PNG\r\n\x1a\n" + b"".join(
         len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")

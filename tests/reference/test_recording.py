@@ -1,5 +1,6 @@
 """diffusers recorded, and our pipeline held against it: every variant, every precision."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lydite.reference.jobs import Dtype, Job, ReferenceFailed, TraceOutput
 from lydite.reference.recording import record
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest, has_selftest
-from support import tiny_sd3
+from support import tiny_sd, tiny_sd3
 from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
@@ -232,3 +233,29 @@ def test_what_it_cannot_do_is_said_before_a_trace_is_begun(models: Models, tmp_p
         with pytest.raises(kind, match=message):
             record(job, job.outputs[0])
     assert not (tmp_path / "run").exists()
+
+
+def test_the_reference_opens_no_pickle(tmp_path: Path) -> None:
+    """Beside the weights that we read, a folder may hold pickles that diffusers would read."""
+    pickle = b"cos\nsystem\n(S'false'\ntR."
+    model = tiny_sd.make_pipeline(tmp_path / "model", "sd1")
+    (model / "safety_checker").mkdir()
+    (model / "safety_checker" / "pytorch_model.bin").write_bytes(pickle)
+    index = json.loads((model / "model_index.json").read_text())
+    index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    (model / "model_index.json").write_text(json.dumps(index))
+    planned = Pipeline.open(model).plan(Request("a", steps=1, width=32, height=32))
+    job = Job(
+        family="sd",
+        model=str(model),
+        request=planned.request,
+        seed=1,
+        outputs=(TraceOutput(str(tmp_path / "trace")),),
+        prediction="eps",
+    )
+    record(job, job.outputs[0])  # it is not given the safety checker
+    weights = model / "vae" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_name("weights.safetensors"))
+    weights.with_suffix(".bin").write_bytes(pickle)
+    with pytest.raises(ReferenceFailed, match="safetensors"):
+        record(job, job.outputs[0])
