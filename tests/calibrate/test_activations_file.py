@@ -2,6 +2,8 @@
 
 import contextlib
 import sqlite3
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +92,8 @@ def test_the_file_answers_in_sql(whole: Path) -> None:
         "UPDATE place SET layer = printf('%.*c', 100000, 'x') WHERE id = 1",
         "UPDATE channel SET min = 'text' WHERE place = 1",
         "UPDATE channel SET max = NULL WHERE place = 1",
+        "UPDATE statistic SET count = 0",
+        "UPDATE statistic SET count = 'many'",
         "UPDATE sketch SET counts = x'00'",
         "UPDATE sketch SET counts = zeroblob(20000000)",
         "UPDATE about SET value = printf('%.*c', 100000, '[')",
@@ -113,6 +117,21 @@ def test_a_changed_file_is_neither_merged_nor_drawn(
         read_curves(path)
     with pytest.raises(CalibrationError, match="damaged"):
         merge_files([path], tmp_path / "merged.sqlite")
+
+
+def test_a_histogram_that_unpacks_to_much_more_is_not_unpacked(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "changed.sqlite"
+    path.write_bytes(whole.read_bytes())
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE sketch SET counts = ?", (zlib.compress(bytes(2**26)),))
+        connection.commit()
+    tracemalloc.start()
+    try:
+        with pytest.raises(CalibrationError, match="damaged"):
+            read_curves(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_folder_beside_the_file_keeps_what_is_not_ours(whole: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from lydite.calibrate.activations.moments import BINS, Moments
 from lydite.calibrate.activations.sample_statistics import (
@@ -29,7 +30,7 @@ from lydite.calibrate.store.lock import WriterLock
 from lydite.calibrate.store.set_file import check_output_path
 from lydite.calibrate.store.writer import command_line, resumable
 from lydite.core import files
-from lydite.core.errors import CalibrationError, FileError, at
+from lydite.core.errors import CalibrationError, FileError, at, shown
 from lydite.core.files import open_regular
 
 STATE, FINISHED = "state.safetensors", "finished.sqlite"  # in the work folder
@@ -78,6 +79,7 @@ CREATE VIEW channels AS
 
 _UNREADABLE = (
     sqlite3.Error,
+    ArithmeticError,
     LookupError,
     ValueError,
     TypeError,
@@ -171,7 +173,10 @@ def open_statistics(path: Path) -> Generator[StatisticsFile]:
         size = os.fstat(opened.fileno()).st_size
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+        with (
+            contextlib.closing(sqlite3.connect(uri, uri=True)) as connection,
+            np.errstate(all="ignore"),  # the hash of what is computed from is checked at the end
+        ):
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = OFF")
             (kind,) = connection.execute("PRAGMA application_id").fetchone()
@@ -314,7 +319,9 @@ def _sketches(number: int, band: int, moments: Moments) -> Iterator[tuple[Any, .
         yield number, band, part, *quantiles, zlib.compress(counts.astype("<i8").tobytes(), 6)
 
 
-def _moments(connection: sqlite3.Connection, number: int, band: int, count: int) -> Moments:
+def _moments(connection: sqlite3.Connection, number: int, band: int, count: object) -> Moments:
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"a count of {shown(count)} values")
     here = "WHERE place = ? AND band = ?"
     rows = connection.execute(
         f"SELECT min, max, mean, squares, zeros, negatives FROM channel {here} ORDER BY channel",
@@ -326,7 +333,7 @@ def _moments(connection: sqlite3.Connection, number: int, band: int, count: int)
     packed = connection.execute(
         f"SELECT counts FROM sketch {here} ORDER BY part", (number, band)
     ).fetchall()
-    counts = [np.frombuffer(zlib.decompress(blob), "<i8") for (blob,) in packed]
+    counts = [_unpacked(blob) for (blob,) in packed]
     return Moments(
         count,
         low.astype(np.float32),
@@ -335,5 +342,13 @@ def _moments(connection: sqlite3.Connection, number: int, band: int, count: int)
         squares.astype(np.float64),
         zeros.astype(np.int64),
         negative.astype(np.int64),
-        np.array(counts).reshape(-1, BINS),
+        np.array(counts),
     )
+
+
+def _unpacked(blob: bytes) -> NDArray[np.int64]:
+    """A histogram; a few bytes may unpack to gigabytes, and no more than its own are unpacked."""
+    data = zlib.decompressobj().decompress(blob, 8 * BINS + 1)
+    if len(data) != 8 * BINS:
+        raise ValueError(f"a histogram that is not of {BINS} bins")
+    return np.frombuffer(data, "<i8")
