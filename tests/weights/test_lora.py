@@ -372,6 +372,15 @@ def test_values_that_are_not_finite_are_refused(sd1: Model, tmp_path: Path) -> N
         read_lora(path, sd1.networks)
 
 
+def test_a_weight_beyond_the_range_is_one_error_without_a_warning(
+    sd1: Model, tmp_path: Path
+) -> None:
+    path = tmp_path / "lora.safetensors"
+    save(path, small_file(sd1))
+    with pytest.raises(WeightsError, match="exceeds the range"):
+        merged(sd1, path, "unet", weight=1e308)
+
+
 def test_the_lora_of_another_model_is_refused(model: Model, sd1: Model, tmp_path: Path) -> None:
     path = tmp_path / "lora.safetensors"
     save(path, kohya(model, original=True)[0])

@@ -104,8 +104,10 @@ def changes(loras: Sequence[tuple[Lora, float]], network: str) -> Iterator[tuple
     for target, parts in found.items():
         shape = parts[0][0].network.shapes[target]
         total = np.zeros(shape, np.float32)
-        for layer, recipe, weight in parts:
-            total += np.float32(weight) * recipe.build([_fitting(layer.change(), recipe, shape)])
+        with np.errstate(over="ignore", invalid="ignore"):  # `add_changes` refuses such values
+            for layer, recipe, weight in parts:
+                change = recipe.build([_fitting(layer.change(), recipe, shape)])
+                total += np.float32(weight) * change
         yield target, total
 
 
