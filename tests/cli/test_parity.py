@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
 from lydite.cli.parity import by_component, check_reference
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, InputError
 from lydite.diff.result import Row, Verdict
 from lydite.pipelines import pipeline
 from lydite.reference import jobs
@@ -139,3 +139,8 @@ def test_a_bug_is_found_where_it_is(model: Path, recorded: None, monkeypatch) ->
     assert any(line.startswith("pipeline ") and "diverge" in line for line in lines)
     assert any(line.startswith("vae ") and "follow" in line for line in lines)
     assert lines[-1].endswith("--keep-traces traces") and "lydite parity" in lines[-1]
+
+
+def test_noise_that_the_reference_does_not_draw_is_refused(model: Path) -> None:
+    result = run(model, *SMALL, "--noise", "mlx")
+    assert isinstance(result.exception, InputError) and "torch's noise" in str(result.exception)

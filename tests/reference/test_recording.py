@@ -235,27 +235,35 @@ def test_what_it_cannot_do_is_said_before_a_trace_is_begun(models: Models, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_the_reference_opens_no_pickle(tmp_path: Path) -> None:
-    """Beside the weights that we read, a folder may hold pickles that diffusers would read."""
+def test_the_reference_is_given_no_pickle_no_code_and_no_adapter(tmp_path: Path) -> None:
+    """A folder may hold files that we do not read, and that diffusers or transformers would."""
     pickle = b"cos\nsystem\n(S'false'\ntR."
     model = tiny_sd.make_pipeline(tmp_path / "model", "sd1")
     (model / "safety_checker").mkdir()
     (model / "safety_checker" / "pytorch_model.bin").write_bytes(pickle)
     index = json.loads((model / "model_index.json").read_text())
     index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    index["scheduler"] = ["mine", index["scheduler"][1]]
     (model / "model_index.json").write_text(json.dumps(index))
-    planned = Pipeline.open(model).plan(Request("a", steps=1, width=32, height=32))
+    (model / "scheduler" / "mine.py").write_text("raise SystemExit")
+    adapter = {"peft_type": "LORA", "target_modules": ["q_proj"], "base_model_name_or_path": "a/b"}
+    (model / "text_encoder" / "adapter_config.json").write_text(json.dumps(adapter))
+    (model / "text_encoder" / "adapter_model.bin").write_bytes(pickle)
     job = Job(
         family="sd",
         model=str(model),
-        request=planned.request,
+        request=Pipeline.open(model).plan(Request("a", steps=1, width=32, height=32)).request,
         seed=1,
         outputs=(TraceOutput(str(tmp_path / "trace")),),
         prediction="eps",
     )
-    record(job, job.outputs[0])  # it is not given the safety checker
+    with pytest.raises(ReferenceFailed, match="mine is not one of the libraries"):
+        record(job, job.outputs[0])
+    index["scheduler"][0] = "diffusers"
+    (model / "model_index.json").write_text(json.dumps(index))
+    record(job, job.outputs[0])
     weights = model / "vae" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_name("weights.safetensors"))
     weights.with_suffix(".bin").write_bytes(pickle)
-    with pytest.raises(ReferenceFailed, match="safetensors"):
+    with pytest.raises(ReferenceFailed, match="no file named"):
         record(job, job.outputs[0])

@@ -11,7 +11,6 @@ import msgspec
 
 from lydite.calibrate import npz_files
 from lydite.calibrate.settings import Image, Plan, Settings, differences
-from lydite.calibrate.store.set_file import check_outside
 from lydite.calibrate.store.shards import Item
 from lydite.calibrate.store.value_checks import LatentShapes
 from lydite.calibrate.store.writer import Writer, command_line
@@ -59,7 +58,6 @@ def import_npz(
     `settings` are needed for a manifest that another tool wrote. `options` say where they come
     from, for the command that errors name.
     """
-    check_outside(Path(folder))
     manifest = read_json(source / npz_files.MANIFEST)
     files = npz_files.samples_in(source)
     ours = manifest.get("lydite") is not None

@@ -84,7 +84,8 @@ def command(
         return
     path = locate(with_revision(model, revision))
     if digests:
-        check_output(digests, overwrite=overwrite, inputs=[path])
+        inputs = [path, *([Path(against)] if against else [])]
+        check_output(digests, overwrite=overwrite, inputs=inputs)
     ledgers = audit_model(path, against=against, values=not headers_only)
     clean = all(ledger.clean for ledger in ledgers.values())
     if digests and clean:

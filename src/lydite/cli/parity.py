@@ -125,9 +125,11 @@ def command(
     from lydite.trace.reader import Trace
 
     check_installed()
-    if html:
-        check_output(html, overwrite=overwrite)
     pipeline, run, seed = plan_recording(prompt or PROMPT, {"model": model, **options}, dtype)
+    if html:
+        given = [options[name] for name in ("components", "image", "mask") if options[name]]
+        inputs = [pipeline.model.path, *map(Path, given)]
+        check_output(html, overwrite=overwrite, inputs=inputs)
     capture = read_capture("full", points, budget)
     with _folder(keep) as folder:
         _record(pipeline, run, seed, dtype, folder, capture, quiet=quiet)

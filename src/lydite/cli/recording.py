@@ -126,6 +126,11 @@ def reference_job(
             f"the checkpoint's own, {scheduler.sampler} with {scheduler.schedule}. Leave them out, "
             "or record --side ours only."
         )
+    if request.noise != "torch":
+        raise InputError(
+            f"--noise {request.noise}: the reference draws torch's noise. Leave it out, or record "
+            "--side ours only."
+        )
     return Job(
         family=pipeline.family.name,
         model=str(pipeline.model.path),

@@ -5,6 +5,7 @@ The names are those of lydite.pipelines.recording.
 
 import contextlib
 import io
+import tempfile
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import wraps
@@ -23,6 +24,7 @@ from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.taps import injection
 from lydite.trace.writer import Capture, TraceWriter
 
+GIVEN = (".json", ".safetensors", ".txt", ".model")  # files of a checkpoint that we read too
 NOT_RUN = ("safety_checker", "feature_extractor", "image_encoder")  # for judging and other inputs
 CHANNELS_FIRST = {3: "b c s", 4: "b c h w", 5: "b c t h w"}
 
@@ -167,31 +169,47 @@ def _load(
     job: Job, family: ReferenceFamily, output: TraceOutput, torch: Any, pipeline_class: Any
 ) -> Any:
     path = Path(job.model)
+    if not path.is_dir() and job.components is None:
+        raise FileError(
+            f"{at(path)}: a single file has no configs and no tokenizers, and diffusers would "
+            "fetch them from the hub. Name a diffusers folder that has with --components."
+        )
     options: dict[str, Any] = {"dtype": getattr(torch, output.dtype), "local_files_only": True}
-    try:
-        if path.is_dir():
-            absent = {
-                part: None
-                for part in family.optional
-                if part in NOT_RUN or not (path / part).is_dir()
-            }
-            options["use_safetensors"] = True  # a pickle beside them is never opened
-            pipeline = pipeline_class.from_pretrained(path, **options, **absent)
-        elif job.components is None:
-            raise FileError(
-                f"{at(path)}: a single file has no configs and no tokenizers, and diffusers would "
-                "fetch them from the hub. Name a diffusers folder that has with --components."
-            )
-        else:
-            pipeline = pipeline_class.from_single_file(
-                str(path), config=str(job.components), **options
-            )
-            family.mend_single_file(pipeline)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ReferenceFailed(f"{at(path)}: diffusers cannot load it ({reason:.300}).") from error
+    folder = path if path.is_dir() else Path(job.components or "")
+    with _only_what_we_read(folder) as given:
+        try:
+            if path.is_dir():
+                absent = {part: None for part in family.optional if not (given / part).is_dir()}
+                pipeline = pipeline_class.from_pretrained(
+                    given, use_safetensors=True, **options, **absent
+                )
+            else:
+                pipeline = pipeline_class.from_single_file(str(path), config=str(given), **options)
+                family.mend_single_file(pipeline)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = reason.replace(str(given), str(folder))
+            raise ReferenceFailed(
+                f"{at(path)}: diffusers cannot load it ({reason:.300})."
+            ) from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+@contextlib.contextmanager
+def _only_what_we_read(folder: Path) -> Generator[Path]:
+    """A folder of links to configs, tokenizers and safetensors of a checkpoint.
+
+    Other files may be pickles, code, or adapters that diffusers and transformers would load.
+    """
+    with tempfile.TemporaryDirectory(prefix="lydite-reference-") as name:
+        for file in (*folder.glob("*.json"), *folder.glob("*/*")):
+            known = file.suffix in GIVEN and not file.name.startswith("adapter")
+            if known and file.parent.name not in NOT_RUN and file.is_file():
+                link = Path(name, file.relative_to(folder))
+                link.parent.mkdir(exist_ok=True)
+                link.symlink_to(file.absolute())
+        yield Path(name)
 
 
 def _noise(job: Job, family: ReferenceFamily, pipeline: Any, torch: Any) -> Any:

@@ -20,6 +20,7 @@ from lydite.calibrate.store.set_file import (
     QUARANTINE,
     SHARDS,
     check_description,
+    check_outside,
     extend_plan,
     has_shards,
     read_description,
@@ -91,6 +92,7 @@ class Writer(CalibrationSet):
         """
         folder = Path(folder)
         resume = resume or command_line("lydite", "calibrate", "run", "--out", folder)
+        check_outside(folder)
         check_description(folder, Description(settings, plan))  # before anything is made
         with resumable(resume if (folder / NAME).exists() else begin or resume):
             files.make_folder(folder)

@@ -78,7 +78,7 @@ def plot(
     if path.suffix.lower() != ".png":
         raise InputError(f"--output is {path}; expected a name that ends in .png.")
     for target in (path, *([html] if html else [])):
-        check_output(target, overwrite=overwrite)
+        check_output(target, overwrite=overwrite, inputs=[Path(model)] if model else [])
     if kinds == {"schedule"}:
         if schedule or denoiser:
             raise InputError("--schedule and --denoiser are for samplers; these are schedules.")
