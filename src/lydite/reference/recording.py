@@ -24,7 +24,7 @@ from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.taps import injection
 from lydite.trace.writer import Capture, TraceWriter
 
-GIVEN = (".json", ".safetensors", ".txt", ".model")  # files of a checkpoint that we read too
+GIVEN = (".json", ".safetensors", ".txt", ".model", ".jinja")  # the last: of chats, in a sandbox
 NOT_RUN = ("safety_checker", "feature_extractor", "image_encoder")  # for judging and other inputs
 CHANNELS_FIRST = {3: "b c s", 4: "b c h w", 5: "b c t h w"}
 
