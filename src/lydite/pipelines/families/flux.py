@@ -30,6 +30,7 @@ from lydite.pipelines.family import (
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
+from lydite.weights.maps import flux as flux_map
 
 DEV = Variant(
     Defaults(steps=28, guidance=3.5, text_length=512, true_guidance=4.0),
@@ -201,4 +202,9 @@ FAMILY = Family(
         BlockRule(r"single_transformer_blocks\.\d+\.attn", {"out": "both"}),
     ),
     single_file=SINGLE_FILE,
+    lora_tables=lambda component: (
+        component.kind.rules,
+        component.rules,
+        *((flux_map.ORIGINAL,) if component.name == "transformer" else ()),
+    ),
 )

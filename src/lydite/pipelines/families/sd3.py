@@ -30,6 +30,7 @@ from lydite.pipelines.family import (
 from lydite.pipelines.model import Component, Model, join_features
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
+from lydite.weights.maps import mmdit as mmdit_map
 
 CLIP_ENCODERS = ("text_encoder", "text_encoder_2")
 
@@ -241,4 +242,13 @@ FAMILY = Family(
         BlockRule(r"transformer_blocks\.\d+\.ff_context", {"in.0": "text", "out": "text"}),
     ),
     single_file=SINGLE_FILE,
+    lora_tables=lambda component: (
+        component.kind.rules,
+        component.rules,
+        *(
+            (mmdit_map.original(component.config.num_layers),)
+            if component.name == "transformer"
+            else ()
+        ),
+    ),
 )
