@@ -42,6 +42,13 @@ def test_both_models_are_drawn_and_compared(run: Path) -> None:
     assert record["steps"][0]["error"]["max"] == 0  # the same noise
 
 
+def test_a_record_that_is_not_of_an_evaluation_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text("mine")
+    result = _run("embedded", "--against", "embedded", *DRAW, "--out", tmp_path)
+    assert isinstance(result.exception, LyditeError) and "another folder" in str(result.exception)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_a_run_that_lost_its_end_is_resumed_to_the_same_record(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)

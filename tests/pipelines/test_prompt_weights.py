@@ -12,7 +12,7 @@ from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
-from lydite.pipelines.prompt_weights import parse_a1111, parse_compel, plain_text
+from lydite.pipelines.prompt_weights import parse, parse_a1111, parse_compel, plain_text
 from support import tiny_sd
 from support.against_diffusers import load_reference, off_by, run
 from support.distance import relative_l2
@@ -54,6 +54,23 @@ def test_a1111_reads_its_syntax(prompt: str, parts: list[tuple[str, float]]) -> 
     found = parse_a1111(prompt)
     assert [text for text, _ in found] == [text for text, _ in parts]
     assert np.allclose([weight for _, weight in found], [weight for _, weight in parts], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "prompt"),
+    [
+        ("a1111", "(a:" + "9" * 400 + ")"),
+        ("a1111", "(" * 4000 + "a" + ")" * 4000),
+        ("compel", "(" * 4000 + "a" + ")" * 4000),
+        ("compel", "( " * 4000 + "a"),
+        ("compel", "a" + "+" * 9000),
+        ("compel", "a" + "+" * 1000),
+        ("compel", "(a)" + "9" * 400),
+    ],
+)
+def test_weights_without_bounds_are_refused(weighting: str, prompt: str) -> None:
+    with pytest.raises(InputError, match=f"weighting {weighting}"):
+        parse(prompt, weighting)
 
 
 def test_what_is_not_supported_is_said() -> None:

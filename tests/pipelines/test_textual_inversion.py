@@ -142,6 +142,9 @@ def test_a_known_word_and_another_family_are_refused(folder: Any, tmp_path: Path
     file = tmp_path / "word.safetensors"
     save(file, {"emb_params": vectors(0, 24)})
     ours = Pipeline.open(folder("sd1"), embeddings=[(file, "a")])
+    for word in (" ", "\udcff"):
+        with pytest.raises(InputError, match="the word is"):
+            Pipeline.open(folder("sd1"), embeddings=[(file, word)])
     with pytest.raises(InputError, match="knows 'a' already"):
         next(ours.generate(REQUEST, [1]))
     with pytest.raises(WeightsError, match="clip_g and clip_l"):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.dtypes import widen
-from lydite.core.errors import InputError, WeightsError, shown
+from lydite.core.errors import InputError, WeightsError, at, is_unicode, shown
 from lydite.core.tensorfile import TensorFile
 
 MOST_VECTORS = 75  # tokens that CLIP reads of a prompt
@@ -59,8 +59,10 @@ def read_embedding(
         }
     if token is None:
         token = path.stem if names[0] in _NAMELESS else names[0]
-    if not token.strip():
-        raise InputError(f"{path}: the word is empty; name it with --embedding FILE:WORD.")
+    if not token.strip() or not is_unicode(token):
+        raise InputError(
+            f"{at(path)}: the word is {shown(token)}; name another with --embedding FILE:WORD."
+        )
     return Embedding(path, token, vectors)
 
 

@@ -31,6 +31,7 @@ Part = tuple[str, float]  # text and its weight
 STEP = 1.1  # of one bracket in A1111
 PLUS, MINUS = 1.1, 0.9  # of one sign in compel
 LEAST = 1e-5  # weight in compel: 0 would be an infinite share
+LARGEST = 1000  # weight; people write 0 to 2
 
 
 def parse_a1111(prompt: str) -> list[Part]:
@@ -156,6 +157,23 @@ def _joined(parts: Sequence[Part], between: str) -> list[Part]:
 PARSERS: dict[str, Callable[[str], list[Part]]] = {"a1111": parse_a1111, "compel": parse_compel}
 
 
+def parse(prompt: str, weighting: str) -> list[Part]:
+    """The parts of a prompt; InputError for weights that no text encoder's output can take."""
+    try:
+        parts = PARSERS[weighting](prompt)
+    except (RecursionError, OverflowError):
+        raise InputError(
+            f"weighting {weighting}: too many brackets or signs in {shown(prompt)}."
+        ) from None
+    for text, weight in parts:
+        if not abs(weight) <= LARGEST:
+            raise InputError(
+                f"weighting {weighting}: the weight of {shown(text)} is {weight:g}; expected "
+                f"-{LARGEST} to {LARGEST}."
+            )
+    return parts
+
+
 @dataclass(frozen=True, eq=False)
 class EncoderRows:
     """What a text encoder is given for some prompts, and how its outputs become features."""
@@ -175,7 +193,7 @@ def encoder_rows(
         return EncoderRows(ids, None, lambda features: features, list(range(len(prompts))))
     tokenizer = model.tokenizer(encoder)
     assert isinstance(tokenizer, Tokenizer)
-    parts = [PARSERS[weighting](prompt) for prompt in prompts]
+    parts = [parse(prompt, weighting) for prompt in prompts]
     tokens = [tokenizer.join([text for text, _ in each]) for each in parts]
     weights = [
         np.array([1.0 if owner < 0 else each[owner][1] for owner in owners], np.float32)
@@ -246,4 +264,4 @@ def plain_text(prompt: str, weighting: str | None) -> str:
     if weighting is None:
         return prompt
     between = " " if weighting == "compel" else ""
-    return between.join(text for text, _ in PARSERS[weighting](prompt))
+    return between.join(text for text, _ in parse(prompt, weighting))

@@ -1,5 +1,6 @@
 """`lydite evaluate MODEL --against MODEL`: draw with both, and compare."""
 
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from lydite.cli.request_options import (
     request_options,
     typed_arguments,
 )
-from lydite.core.errors import InputError, at
+from lydite.core.errors import FileError, InputError, at
 from lydite.core.files import write_atomic
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ def _draw_both(options: dict[str, Any], settings: WorkerOptions, resume: str) ->
 
     against, out = Path(options["against"]), options["out"]
     folders = {REFERENCE: out / REFERENCE, CANDIDATE: out / CANDIDATE}
+    if os.path.lexists(out / RECORD) and not (folders[CANDIDATE] / NAME).exists():
+        raise FileError(
+            f"{at(out / RECORD)}: exists and is not of an earlier evaluation. Give another folder."
+        )
     if (against / NAME).exists():
         if options["prompts"] or options["images"]:
             raise InputError(
