@@ -86,6 +86,7 @@ def test_what_cannot_be_compared_exits_with_2(folders: dict[str, Path], tmp_path
         (("{reference}", "{clean}", "--tolerance", "nan"), "tolerance"),
         (("{reference}", "{clean}", "--rerun", ""), "--rerun is empty"),
         (("{reference}", "{clean}", "--rerun", "false"), "ended with status 1"),
+        (("{reference}", "{clean}", "--rerun", "true"), "wrote no trace"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(

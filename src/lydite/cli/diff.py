@@ -145,6 +145,7 @@ def _isolate(
 ) -> "Verdict":
     """Run the port again by its own command, on the reference's values."""
     from lydite.diff.divergence.injected_values import isolate
+    from lydite.trace.reader import is_trace
 
     try:
         command = shlex.split(rerun)
@@ -162,6 +163,8 @@ def _isolate(
             raise InputError(f"--rerun: {rerun!r} cannot be run: {error.strerror}.") from error
         if process.returncode:
             raise InputError(f"--rerun: {rerun!r} ended with status {process.returncode}.")
+        if not is_trace(out):
+            raise InputError(f"--rerun: {rerun!r} wrote no trace to the folder in LYDITE_TRACE.")
 
     with tempfile.TemporaryDirectory() as scratch:
         return isolate(
