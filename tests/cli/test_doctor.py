@@ -71,6 +71,7 @@ def test_shortcuts_are_off_unless_the_user_wants_them(first: str):
 def test_the_device_of_the_variable_is_used(first: str):
     done = run(f"{first}; print(mx.default_device())", LYDITE_DEVICE="cpu")
     assert done.stdout == "Device(cpu, 0)\n"
+    assert run(f"{first}; print('started')", LYDITE_DEVICE="").stdout == "started\n"
 
 
 def test_a_device_that_is_not_there():

@@ -50,6 +50,7 @@ def test_a_problem_comes_back_as_it_was_written(problem: Problem, tmp_path: Path
         ({"sigmas": [-1.0, 1.0, 1.0, 1.0, 0.0]}, "from 0 to"),
         ({"sigmas": [1.0] * 2000}, "sigmas"),
         ({"timesteps": [1.0]}, "there are 1 timesteps for 5 sigmas"),
+        ({"timesteps": [1.0] * 6}, "there are 6 timesteps for 5 sigmas"),
         ({"timesteps": [1e300] * 4}, "timesteps"),
         ({"prediction": "x1"}, "prediction"),
         ({"prediction": "edm"}, "goes without a table"),

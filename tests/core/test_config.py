@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,3 +115,10 @@ def test_whatever_it_says_it_is_a_tower_or_a_config_error(raw: dict[str, Any]) -
 def test_where_may_be_a_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=str(tmp_path)):
         read_config(Tower, {}, where=tmp_path)
+
+
+def test_vocabularies_of_the_largest_models_fit() -> None:
+    known = msgspec.convert(152_064, Size)  # Qwen2.5's
+    assert known == 152_064
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(2**20 + 1, Size)

@@ -9,7 +9,7 @@ import pytest
 
 from lydite.core import files
 from lydite.core.errors import FileError
-from lydite.core.files import atomic_path, write_atomic
+from lydite.core.files import atomic_path, read_bounded, write_atomic
 from support.calibration import FaultyDisk, faulty
 
 
@@ -155,3 +155,11 @@ def test_a_file_system_without_links_and_a_taken_name_are_renamed_over(
         monkeypatch.setattr(files.system, "link", refuse)
         files.move(tmp_path / "a", tmp_path / "b")
         assert (tmp_path / "b").read_bytes() == b"new" and not (tmp_path / "a").exists()
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_bounded(path, 5) == b"12345"
+    with pytest.raises(FileError, match="4"):
+        read_bounded(path, 4)

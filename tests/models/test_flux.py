@@ -14,6 +14,7 @@ from lydite.core.config import read_config
 from lydite.core.errors import ConfigError
 from lydite.core.tensorfile import save
 from lydite.models.flux import FluxTransformer, position_ids
+from lydite.models.modulation import clip_float16
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.pipelines.families.flux_single_file import infer_transformer
 from lydite.pipelines.families.network_classes import KINDS
@@ -238,3 +239,9 @@ def test_geometry_and_weights_come_from_the_original_file_alone(
     assert config == replace(expected.config, out_channels=channels)
     port = Component("transformer", path, kind, config, rules).load(mx.float32)
     assert parameter_hash(port) == parameter_hash(expected.load(mx.float32))
+
+
+def test_an_overflow_of_float16_becomes_its_largest_number() -> None:
+    large = mx.array([1e5, -1e5, 1.0])
+    assert clip_float16(large.astype(mx.float16)).tolist() == [65504, -65504, 1]
+    assert mx.array_equal(clip_float16(large), large)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lydite.pipelines.pipeline as pipeline_module
+from lydite.core.device import current_device
 from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteError
 from lydite.core.request import Request
 from lydite.pipelines.model_files import find_components
@@ -108,6 +109,8 @@ def test_low_memory_holds_one_network_at_a_time(untrained: Path) -> None:
             return value
 
     list(frugal.generate(REQUEST, [1], observer=Memory()))
+    if current_device().kind != "cpu":
+        pytest.skip("a GPU frees buffers when the work that reads them ends, not before")
     assert held["latents"] > sizes["transformer"]
     assert held["vae_input"] < sizes["vae"] + sizes["transformer"] / 2
     assert held["text_encoder_2"] < sizes["text_encoder_2"] + sizes["text_encoder"]

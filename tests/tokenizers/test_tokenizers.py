@@ -382,6 +382,18 @@ def test_a_model_max_length_beyond_counting_means_77(tmp_path):
     assert load_clip_tokenizer(folder).max_length == 77
 
 
+def test_a_model_max_length_below_77_is_the_length(tmp_path):
+    folder = write(tmp_path, SMALL_FILES | {"tokenizer_config.json": {"model_max_length": 10}})
+    assert load_clip_tokenizer(folder)("ab " * 20).shape == (10,)
+
+
+def test_merges_that_begin_with_a_number_sign_count(tmp_path):
+    vocabulary = {**SMALL, "#": 7, "#</w>": 8, "##</w>": 9}
+    merges = "#version: 0.2\n# #</w>\na b</w>\n"
+    folder = write(tmp_path, SMALL_FILES | {"vocab.json": vocabulary, "merges.txt": merges})
+    assert load_clip_tokenizer(folder)("##").tolist()[1] == 9
+
+
 def test_half_a_surrogate_pair_is_an_input_error(tmp_path):
     tokenizer = load_clip_tokenizer(write(tmp_path, SMALL_FILES))
     for call in (tokenizer, tokenizer.truncated):

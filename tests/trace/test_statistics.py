@@ -96,3 +96,8 @@ def test_distance_of_zeros() -> None:
     nothing, something = sketch(np.zeros(4)), sketch(np.ones(4))
     assert distance(nothing, nothing) == 0.0
     assert distance(something, nothing) == float("inf")
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0, 2.0], [-1.0, 0.0, 0.0], [0.0, 0.0]])
+def test_zeros_at_the_end_of_the_range_are_counted(values: list[float]) -> None:
+    assert measure(np.array(values)).zero == 2

@@ -250,17 +250,25 @@ def test_names_of_diffusers_before_it_used_peft(sd1: Model, tmp_path: Path) -> N
     assert modules == expected["unet"].keys()
 
 
-def test_alpha_of_peft_is_read_from_the_header(sd1: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rslora", [False, True])
+def test_alpha_of_peft_is_read_from_the_header(sd1: Model, tmp_path: Path, rslora: bool) -> None:
     module = "mid_block.attentions.0.transformer_blocks.0.attn1"
     tensors: Tensors = {}
     expected: dict[str, Any] = {}
-    settings = {"unet.r": RANK, "unet.lora_alpha": 6, "unet.alpha_pattern": {"attn1.to_k": 1}}
+    settings: dict[str, Any] = {
+        "unet.r": RANK,
+        "unet.lora_alpha": 6,
+        "unet.alpha_pattern": {"attn1.to_k": 1},
+    }
+    settings["unet.use_rslora"] = rslora
     for settings_alpha, last in ((6, "to_q"), (1, "to_k")):
         pair = draw_pair(sd1.modules("unet")[f"{module}.{last}"], 1)
         for role, x in zip("AB", pair, strict=True):
             tensors[f"unet.{module}.{last}.lora_{role}.weight"] = x
         expected[f"{module}.{last}"] = definition(
-            sd1.modules("unet")[f"{module}.{last}"], *pair, settings_alpha / RANK
+            sd1.modules("unet")[f"{module}.{last}"],
+            *pair,
+            settings_alpha / (RANK**0.5 if rslora else RANK),
         )
     path = tmp_path / "lora.safetensors"
     save(path, tensors, {"lora_adapter_metadata": json.dumps(settings)})
