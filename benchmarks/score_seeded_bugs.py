@@ -40,6 +40,7 @@ from lydite.trace.reader import Trace
 from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.taps import injection
 from seeded_bugs.cases import Bug, Control, Part, bugs, controls
+from seeded_bugs.causes import judged
 from seeded_bugs.recording import ENCODING, record_port
 from seeded_bugs.tiny_model import NAME, REQUEST, SEED, make_tiny_model, picture
 
@@ -66,7 +67,7 @@ def main() -> None:
         root.mkdir(parents=True, exist_ok=True)
         scores = run(options, root)
     summaries = scoring.summarize(scores)
-    for text in (table(summaries), spread(scores), misses(scores)):
+    for text in (table(summaries), spread(scores), named_causes(scores), misses(scores)):
         print(text, end="\n" if text else "")
     if options.json:
         rows = {"scores": [asdict(s) for s in scores], "summary": [asdict(s) for s in summaries]}
@@ -270,6 +271,20 @@ def spread(scores: list[scoring.Score]) -> str:
             counts = Counter(getattr(s, what) for s in counted if s.dtype == dtype)
             shown = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
             lines.append(f"injected {dtype}, {what} per bug (number: bugs)  {shown}")
+    return "\n".join(lines)
+
+
+def named_causes(scores: list[scoring.Score]) -> str:
+    """How many bugs the first finding explains, and how many it explains wrongly."""
+    lines: list[str] = []
+    for dtype in dict.fromkeys(s.dtype for s in scores):
+        bugs = [s for s in scores if s.seen and s.dtype == dtype and s.judge == "lydite"]
+        counts = Counter(judged(s.cause, s.causes) for s in bugs)
+        if bugs:
+            lines.append(
+                f"lydite {dtype}: cause named {counts['named']} of {len(bugs)}, "
+                f"wrong {counts['wrong']}, none {counts['none']}"
+            )
     return "\n".join(lines)
 
 

@@ -115,7 +115,7 @@ BUGS = {
     ),
     "scale and shift of norm_out exchanged": Bug(
         "transformer/norm_out",
-        "affine-per-channel",
+        "scale-shift-exchanged",
         patch.object(modulation.AdaLayerNorm, "__call__", scale_last),
     ),
     "positions not centred": Bug(

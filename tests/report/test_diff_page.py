@@ -300,7 +300,7 @@ def test_names_that_only_a_map_pairs(given: bool, reference: Path, tmp_path: Pat
         name_map = read_name_map(path)
         verdict = compare(expected, trace, renames=name_map)
         shown = Page(render_page(verdict, expected, trace, name_map if given else None))
-    assert verdict.site == SITE and f"(in the port: {renames[SITE]})" in shown.text
+    assert verdict.site == SITE and f"{renames[SITE]} (in the reference: {SITE}" in shown.text
     assert any("port − reference" in alt for alt in shown.values("img", "alt"))
 
 

@@ -269,18 +269,22 @@ def _around(verdict: "Verdict") -> "Sequence[Row]":
 
 def _print_rows(rows: "Sequence[Row]", verdict: "Verdict") -> None:
     several = len({row.step for row in verdict.rows}) > 1
+    renamed = any(row.port_site != row.site for row in rows)
+    names = ("value of the port", "of the reference") if renamed else ("value",)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("", "value", *(("step",) if several else ()), "error", "limit", "rounding", "×"):
-        table.add_column(title, justify="left" if title in ("", "value") else "right")
+    for title in ("", *names, *(("step",) if several else ()), "error", "limit", "rounding", "×"):
+        table.add_column(title, justify="left" if title in ("", *names) else "right")
     for row in rows:
         first = (row.site, row.slot, row.step) == (verdict.site, verdict.slot, verdict.step)
         known = row.wrong or row.error is not None
         mark = "[red]→[/]" if first else "[red]·[/]" if row.wrong else "[green]✓[/]"
         name = row.name.replace("[", "\\[")
+        own = row.port_site.replace("[", "\\[") if renamed else name
         times = f"{row.error / row.floor:.3g}" if row.error is not None and row.floor else ""
         table.add_row(
             mark if known else "",
-            f"[bold]{name}[/]" if first else name,
+            f"[bold]{own}[/]" if first else own,
+            *((name,) if renamed else ()),
             *((str(row.step),) if several else ()),
             ("shape" if row.wrong else "not compared") if row.error is None else f"{row.error:.2e}",
             "" if row.limit is None else f"{row.limit:.1e}",

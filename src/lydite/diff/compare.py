@@ -1,7 +1,7 @@
 """`compare`: two traces in, one verdict out."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -38,13 +38,15 @@ from lydite.diff.trace_health import examine
 from lydite.diff.verdict_text import (
     agreement_text,
     divergence_text,
+    narrowing_text,
     uncovered_text,
     undecided_text,
 )
-from lydite.trace.events import EventId, dtype_name
+from lydite.trace.events import Event, EventId, dtype_name
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
+MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
 MAX_NOTES = 8  # assumptions listed as remarks
 
 
@@ -234,6 +236,10 @@ class _Comparer:
             unpaired = count_unpaired_between(
                 self.traces.port, self.pairs[before], pair, self.pairing.pairs, self.without
             )
+        paired = {event.i for pair in self.pairing.pairs for event in pair.reference}
+        passed = self._upstream(rows, divergence.first).passed
+        if hint := narrowing_text(passed, paired):
+            self.remarks.insert(0, hint)
         if divergence.undecided:
             answer = "cannot-compare"
             sentence = undecided_text(rows, row, estimated=self.estimated)
@@ -261,10 +267,10 @@ class _Comparer:
             if module and row.site in (module, f"{row.scope}/{module}"):
                 return (
                     Finding(
-                        "weight-transposed",
-                        f"{port_name} holds the reference's numbers in another axis order, unlike "
-                        "the other weights of its shape",
-                        "Transpose this weight when it is loaded as the others are, or not at all.",
+                        "weight-reordered",
+                        f"{port_name} holds the reference's numbers in another order, unlike most "
+                        "other weights",
+                        "Check how it is converted: transposed, or its rows in another order.",
                     ),
                 )
         return ()
@@ -341,7 +347,22 @@ class _Comparer:
             inputs=self._inputs(pair),
             others=lambda: values_nearby(self.traces.reference, pair.event),
             near=lambda: values_nearby(self.traces.reference, pair.event, any_size=True),
+            before=lambda: self._before(pair.event),
         )
+
+    def _before(self, event: Event) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The reference's values before one in its step, the last first, and what came before it.
+
+        That is the same value in the step before, and what the run began with.
+        """
+        reference = self.traces.reference
+        earlier = [other for other in reference.events if other.i < event.i]
+        same_step = [other for other in earlier if other.step == event.step]
+        begun = [e for e in earlier if e.site == event.site and e.step == event.step - 1]
+        begun += [other for other in earlier if other.kind == "input"]
+        for other in (*reversed(same_step[-MAX_BEFORE:]), *begun):
+            if other.kind in ("activation", "input") and reference.has_values(other):
+                yield str(other), wide(reference.read(other))
 
     def _inputs(self, pair: Pair) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
         """The inputs of the same call of the module, reference's and port's, by slot."""

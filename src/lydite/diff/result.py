@@ -55,7 +55,7 @@ class Row:
 
     @property
     def full_name(self) -> str:
-        """The site for people, and the port's own name where it is another."""
+        """The site for people: the port's own name first, where it is another."""
         return with_port_name(self.name, self.site, self.port_site)
 
     @property
@@ -137,5 +137,5 @@ def scope_of(name: str) -> str:
 
 
 def with_port_name(text: str, site: str, port_site: str | None) -> str:
-    """`text`, and the port's name for the same value where it differs."""
-    return text if port_site in (None, site) else f"{text} (in the port: {port_site})"
+    """The port's name for a value, then `text`, which has the reference's, where they differ."""
+    return text if port_site in (None, site) else f"{port_site} (in the reference: {text})"

@@ -1,11 +1,12 @@
 """The sentence of a verdict: what, where, how large."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lydite.diff.divergence.first import Coverage
 from lydite.diff.measure.rounding import FINE
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.result import Finding, Row
+from lydite.trace.events import Event
 
 MAX_NAMES = 3  # in a sentence
 
@@ -61,6 +62,22 @@ def undecided_text(rows: Sequence[Row], row: Row, *, estimated: bool) -> str:
     return (
         f"{text} The limit is an estimate: record the reference once more in {second} and give "
         "that folder with --floor, or record more values of the port before it."
+    )
+
+
+def narrowing_text(passed: Sequence[Event], paired: Collection[int]) -> str | None:
+    """Which values to record in the port, of those between the last agreement and the bug."""
+    names = dict.fromkeys(
+        str(event.site)
+        for event in passed
+        if event.i not in paired and (event.slot.startswith("out") or not event.alias_of)
+    )
+    if not names:
+        return None
+    chosen = list(names)[:: max(1, len(names) // MAX_NAMES)][:MAX_NAMES]
+    return (
+        f"to narrow it down, record in the port what the reference has as {' or '.join(chosen)}: "
+        "it lies between the last agreement and the first wrong value"
     )
 
 

@@ -3,8 +3,11 @@
 Each hypothesis is a function of the evidence; a new cause is a new function in one of the lists.
 """
 
+import numpy as np
+
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
 from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
+from lydite.diff.findings.attention_replay import other_attention
 from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
 from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
 from lydite.diff.findings.feed_forward import gated_wrongly
@@ -27,6 +30,14 @@ from lydite.diff.findings.rearranged import (
     transposed,
 )
 from lydite.diff.findings.regions import border, slice_of_axis
+from lydite.diff.findings.replay import (
+    other_activation,
+    other_combination,
+    other_modulation,
+    other_norm,
+    other_residual,
+    other_sinusoid,
+)
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.shifts import cropped, displaced
 from lydite.diff.findings.token_ids import IDS, ids_differ
@@ -41,7 +52,7 @@ CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 
 # The right numbers, in other positions or another form; nothing is fitted. One of each line.
 EXACT: tuple[tuple[Hypothesis, ...], ...] = (
-    (passed_through, another_value, residual_wrong),
+    (another_value, residual_wrong),
     (negated,),
     (
         repeated,
@@ -60,6 +71,18 @@ EXACT: tuple[tuple[Hypothesis, ...], ...] = (
     (gated_wrongly,),
     (rounded, low_precision),
     (clipped, truncated),
+)
+
+# The operation computed again from recorded values, in other variants; the most certain of all.
+REPLAYED: tuple[Hypothesis, ...] = (
+    passed_through,
+    other_activation,
+    other_norm,
+    other_modulation,
+    other_residual,
+    other_attention,
+    other_combination,
+    other_sinusoid,
 )
 
 # Where the error is, when its cause is unknown.
@@ -89,6 +112,8 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
     if not evidence.wrong:
         return ()
     exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else []
+    with np.errstate(all="ignore"):  # a variant of the wrong operation may overflow
+        exact = exact or _tried(REPLAYED, evidence, one=True)
     exact = exact or [f for line in EXACT for f in _tried(line, evidence, one=True)]
     located = [] if exact else _tried(LOCATED, evidence, one=True)
     fitted = [] if exact else _tried(FITTED, evidence, one=True)

@@ -49,6 +49,7 @@ class Evidence:
     inputs: Mapping[str, tuple[Array, Array]]  # of the same module, (reference, port) by slot
     others: Callable[[], Iterable[tuple[str, Array]]]  # reference values near it, of its size
     near: Callable[[], Iterable[tuple[str, Array]]] = lambda: ()  # of any size
+    before: Callable[[], Iterable[tuple[str, Array]]] = lambda: ()  # of any size, computed earlier
 
     @property
     def same_shape(self) -> bool:

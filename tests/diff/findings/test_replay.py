@@ -1,0 +1,164 @@
+"""Variant replay: the cause is named with torch's own operations on both sides, or not at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers.models.embeddings import get_timestep_embedding
+
+from lydite.diff.findings import find
+from support.findings import evidence
+
+torch.manual_seed(0)
+X = torch.randn(2, 12, 32)
+MEAN = X + 1.5
+Y = torch.randn(2, 12, 32)
+TABLE = torch.randn(2, 6 * 32)
+CHUNKS = [chunk[:, None] for chunk in TABLE.chunk(6, -1)]
+WEIGHT, BIAS = torch.rand(32) + 0.5, torch.randn(32)
+Q, K, V = (torch.randn(2, 12, 32) for _ in range(3))
+NAMED = {"net/x": X, "net/y": Y, "net/ada": TABLE}
+QKV = {"net/attn.to_q": Q, "net/attn.to_k": K, "net/attn.to_v": V}
+
+
+def found(
+    right: torch.Tensor,
+    wrong: torch.Tensor,
+    before: dict[str, torch.Tensor],
+    *,
+    name: str = "m",
+    given: torch.Tensor | None = None,
+) -> list[str]:
+    """The first cause and its evidence."""
+    inputs = {} if given is None else {"in.0": (given.numpy(), given.numpy())}
+    base = evidence(right.numpy(), wrong.numpy(), inputs=inputs)
+    values = [(path, value.numpy()) for path, value in before.items()]
+    e = type(base)(**{**vars(base), "name": name, "before": lambda: values})
+    return [text for finding in find(e)[:1] for text in (finding.cause, finding.evidence)]
+
+
+def heads(x: torch.Tensor, n: int = 4) -> torch.Tensor:
+    return x.unflatten(-1, (n, -1)).transpose(1, 2)
+
+
+def attention(q: torch.Tensor = Q, k: torch.Tensor = K, v: torch.Tensor = V, **how: Any) -> Any:
+    y = F.scaled_dot_product_attention(heads(q), heads(k), heads(v), **how)
+    return y.transpose(1, 2).flatten(2)
+
+
+def rms(x: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, (32,), WEIGHT, eps=1e-6)
+
+
+def layer(x: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    return F.layer_norm(x, (32,), WEIGHT, BIAS, eps)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu with tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "relu": F.relu,
+    "no activation": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("right", [name for name in ACTIVATIONS if name != "no activation"])
+@pytest.mark.parametrize("wrong", ACTIVATIONS)
+def test_activations(right: str, wrong: str) -> None:
+    result = found(ACTIVATIONS[right](X), ACTIVATIONS[wrong](X), {"net/x": X})
+    if right == wrong:
+        assert not result
+    else:
+        assert result[0] == "other-activation"
+        assert f"port is {wrong}(net/x), the reference {right}(net/x)" in result[1]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        (layer(0.01 * X), layer(0.01 * X, 1e-6), "layer norm with eps 1e-06"),
+        (layer(MEAN), rms(MEAN) + BIAS, "a RMS norm"),
+        (rms(MEAN), layer(MEAN) - BIAS, "a layer norm"),
+        (layer(MEAN), (MEAN - MEAN.mean(-1, True)) / MEAN.std(-1, keepdim=True) * WEIGHT + BIAS,
+         "n − 1 as divisor"),
+    ],
+)  # fmt: skip
+def test_norms(right: torch.Tensor, wrong: torch.Tensor, says: str) -> None:
+    given = 0.01 * X if "eps" in says else MEAN
+    result = found(right, wrong, {}, given=given)
+    assert result[0] == "other-norm" and says in result[1]
+
+
+RIGHT = X * (1 + CHUNKS[1]) + CHUNKS[0]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause"),
+    [
+        (RIGHT, X * CHUNKS[1] + CHUNKS[0], "one-plus-missing"),
+        (RIGHT, X * (1 + CHUNKS[0]) + CHUNKS[1], "scale-shift-exchanged"),
+        (RIGHT, X * (1 + CHUNKS[4]) + CHUNKS[3], "other-chunks"),
+        (X + CHUNKS[2] * Y, X + Y, "gate-missing"),
+        (X + CHUNKS[2] * Y, X + CHUNKS[5] * Y, "other-gate"),
+        (X + CHUNKS[2] * Y, CHUNKS[2] * Y, "residual-missing"),
+        (X + 0.25 * Y, X - 0.25 * Y, "term-negated"),
+        (4 * X - 3 * Y, 4 * Y - 3 * X, "terms-exchanged"),
+        (4 * X - 3 * Y, 5 * X - 4 * Y, "other-factors"),
+    ],
+)
+def test_sums_of_recorded_values(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None:
+    assert found(right, wrong, NAMED)[0] == cause
+
+
+CAUSAL = attention(is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause"),
+    [
+        (attention(), attention(scale=1.0), "attention-scale"),
+        (attention(), attention(scale=32**-0.5), "attention-scale"),
+        (CAUSAL, attention(), "attention-mask"),
+        (attention(), CAUSAL, "attention-mask"),
+        (attention(), attention(k=V, v=K), "qkv-exchanged"),
+        (attention(), heads(attention()).reshape(2, 12, 32), "heads-merged-wrongly"),
+    ],
+)  # fmt: skip
+def test_attention(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None:
+    assert found(right, wrong, QKV, name="net/attn.to_out")[0] == cause
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"flip_sin_to_cos": False}, "sines first"),
+        ({"downscale_freq_shift": 1}, "frequency shift 1"),
+        ({"max_period": 1000}, "period 1000"),
+        ({"scale": 0.001}, "time times 0.001"),
+    ],
+)
+def test_sinusoids(how: dict[str, Any], says: str) -> None:
+    time = torch.tensor([703.0, 12.0])
+    usual: dict[str, Any] = {"flip_sin_to_cos": True, "downscale_freq_shift": 0}
+    right, wrong = (get_timestep_embedding(time, 64, **{**usual, **more}) for more in ({}, how))
+    cause, text = found(right, wrong, {"net/t": time})
+    assert cause == "other-sinusoid" and says in text.partition(", the reference")[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_value_computed_from_something_else_names_no_variant(seed: int) -> None:
+    torch.manual_seed(seed)
+    other = torch.randn(2, 12, 32)
+    before = {**NAMED, **QKV}
+    replayed = {
+        *("other-activation", "other-norm", "other-gate", "gate-missing", "other-factors"),
+        *("attention-scale", "attention-mask", "one-plus-missing", "other-sinusoid"),
+    }
+    for right in (F.gelu(X), RIGHT, X + CHUNKS[2] * Y, attention(), layer(X)):
+        for wrong in (F.gelu(other), right + 0.1 * other, right @ torch.randn(32, 32)):
+            result = found(right, wrong, before, name="net/attn.to_out", given=X)
+            assert not result or result[0] not in replayed
