@@ -20,11 +20,11 @@ HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64)
 PART = re.compile(
     r"(?:^|[._])(?P<norm>norm_)?(?P<added>added?_)?(?:to_)?(?P<part>[qkv])(?:_proj)?$"
 )
-MASKS: dict[str, Callable[[int], Array]] = {  # which keys each query sees
-    "no mask": lambda n: np.ones((n, n), bool),
-    "a causal mask": lambda n: np.tri(n, dtype=bool),
-    "a causal mask that is inverted": lambda n: np.tri(n, dtype=bool).T,
-    "a causal mask that hides each token from itself": lambda n: np.tri(n, k=-1, dtype=bool),
+MASKS: dict[str, Callable[[int, int], Array]] = {  # which keys each query sees
+    "no mask": lambda n, m: np.ones((n, m), bool),
+    "a causal mask": lambda n, m: np.tri(n, m, dtype=bool),
+    "a causal mask that is inverted": lambda n, m: np.tri(m, n, dtype=bool).T,
+    "a causal mask that hides each token from itself": lambda n, m: np.tri(n, m, -1, dtype=bool),
 }
 CAUSES = {
     "scale": ("attention-scale", "Multiply the scores by 1/√(width of a head), once."),
@@ -112,11 +112,13 @@ def _streams(
         q, k, v = split
         if q is None or k is None or v is None:
             return ()
+        if k.shape != v.shape or (q.shape[:2], q.shape[3]) != (k.shape[:2], k.shape[3]):
+            return ()
         stream = Stream(q, k, v)
         normed = [parts.get((True, added, part)) for part in "qk"]
         if normed[0] is not None and normed[1] is not None:
             nq, nk = (_split(value, heads, width) for value in normed if value is not None)
-            if nq is None or nk is None:
+            if nq is None or nk is None or (nq.shape, nk.shape) != (q.shape, k.shape):
                 return ()
             stream = Stream(nq, nk, v, stream)
         streams.append(stream)
@@ -143,7 +145,7 @@ def _attend(streams: tuple[Stream, ...], *, mask: str, scale: float = 1.0, axis:
 def _heads(streams: tuple[Stream, ...], *, mask: str, scale: float = 1.0, axis: int = -1) -> Array:
     q, k, v = (np.concatenate([getattr(s, part) for s in streams], 2) for part in "qkv")
     scores = q @ k.swapaxes(-1, -2) * (scale * q.shape[-1] ** -0.5)
-    seen = MASKS[mask](scores.shape[-1])
+    seen = MASKS[mask](*scores.shape[-2:])
     scores = np.where(seen, scores, -1e30)
     scores = np.exp(scores - scores.max(axis, keepdims=True))
     return scores / scores.sum(axis, keepdims=True) @ v
@@ -171,7 +173,8 @@ def _variants(
     yield Candidate("heads: joined without a transpose", untransposed)
     if all(stream.raw for stream in streams):
         yield Candidate("norm: without the norms of q and k", result(_raw(streams)))
-    for a, b in ("kv", "qk", "qv"):
+    crossed = any(s.q.shape != s.k.shape for s in streams)  # text as keys: other lengths
+    for a, b in ("kv",) if crossed else ("kv", "qk", "qv"):
         swapped = tuple(
             replace(s, **{a: getattr(s, b), b: getattr(s, a)}, raw=None) for s in streams
         )
