@@ -97,6 +97,7 @@ def test_a_picture_from_before_these_options_is_still_read(untrained, tmp_path) 
     ("arguments", "note"),
     [
         (["--strength", "0.5"], "--strength does nothing without --image."),
+        (["--sampler", "uni_pc"], "uni_pc: with fewer than about 25 steps use"),
         (["-n", "snow", "--guidance", "1"], "--negative does nothing with --guidance 1; above 1"),
         (["--guidance", "0", "--guidance-rescale", "0.5"], "--guidance-rescale does nothing with"),
         (["--guidance", "1,1,1", "--guidance-interval", "0:0.5"], "--guidance-interval does not"),

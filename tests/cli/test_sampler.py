@@ -94,7 +94,7 @@ def test_show_every_sampler(name: str) -> None:
 
 
 def test_show_has_the_note_of_a_sampler() -> None:
-    assert "note: below about 25 steps" in run("show", "uni_pc").stdout
+    assert "note: with fewer than about 25 steps" in run("show", "uni_pc").stdout
     assert "note:" not in run("show", "euler").stdout
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
 from lydite.cli.recording import read_bytes
-from lydite.cli.trace import _run_program
+from lydite.cli.trace.record import _run_program
 from lydite.core.errors import FileError, InputError
 from lydite.trace.reader import Trace
 
@@ -216,3 +216,43 @@ def test_each_command_names_the_next_one(untrained, tmp_path, monkeypatch) -> No
     ours = run(*command)
     assert ours.output.endswith("next: lydite diff trace-reference-float32 trace-ours-float32\n")
     assert run("diff", "trace-reference-float32", "trace-ours-float32").exit_code == 0
+
+
+def _record(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
+    from lydite.trace.recorder import Recorder
+
+    with Recorder.start(folder) as recorder:
+        for name, array in arrays.items():
+            recorder.record(name, array)
+    return folder
+
+
+def test_a_trace_is_checked_by_itself(tmp_path: Path) -> None:
+    good = _record(tmp_path / "good", {"block.0": np.linspace(-1, 1, 50, dtype=np.float32)})
+    result = run("trace", "check", good)
+    assert result.exit_code == 0 and "nothing serious" in result.output
+    bad = _record(tmp_path / "bad", {"block.1": np.array([1.0, np.nan, 2.0], np.float32)})
+    result = run("trace", "check", bad, "--json")
+    (remark,) = [row for row in json.loads(result.output)["remarks"] if row["serious"]]
+    assert result.exit_code == 1 and "block.1" in remark["site"]
+    assert isinstance(run("trace", "check", tmp_path).exception, FileError)
+
+
+def test_values_of_a_trace_are_listed_and_saved(tmp_path: Path) -> None:
+    noise = np.arange(6, dtype=np.float32).reshape(2, 3)
+    trace = _record(tmp_path / "t", {"pipeline/noise": noise, "block.0": noise + 1})
+    assert "pipeline/noise" in run("trace", "show", trace).output
+    assert "block.0" not in run("trace", "show", trace, "noise").output
+    file = tmp_path / "noise.npy"
+    assert run("trace", "show", trace, "pipeline/noise", "--save", file).exit_code == 0
+    assert np.array_equal(np.load(file), noise)
+    for arguments, text in (
+        (("pipeline/noise", "--save", file), "exists"),
+        (("nothing", "--save", tmp_path / "x.npy"), "no out of"),
+        (("pipeline/noise", "--step", 9, "--save", tmp_path / "x.npy"), "step 9"),
+        (("--save", tmp_path / "x.npy"), "NAME"),
+        (("pipeline/noise", "--save", tmp_path / "x.txt"), ".npy"),
+        (("absent",), "no name contains"),
+    ):
+        result = run("trace", "show", trace, *arguments)
+        assert text in str(result.exception), (arguments, result.output)

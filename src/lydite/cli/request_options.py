@@ -24,6 +24,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 NOISES = ("torch", "mlx")  # whose generator a seed means
 MOST_SEEDS = 10_000
 MOST_AT_ONCE = 1024
+FEW_STEPS = 25  # UniPC needs as many where the step before the last is long
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
 
@@ -351,6 +352,9 @@ def idle_options(run: "Run", typed: set[str]) -> Iterator[str]:
         for name in ("guidance_rescale", "guidance_interval", "true_guidance"):
             if name in typed and (name != "true_guidance" or run.guidance == "distilled"):
                 yield f"--{name.replace('_', '-')} does nothing {off}."
+    long_step = run.steps < FEW_STEPS and run.schedule.name in ("sd3_diffusers", "flow_shift")
+    if run.sampler.name.startswith("uni_pc") and long_step:
+        yield f"{run.sampler.name}: {run.sampler.note}."
     if run.sampler.pair and run.guidance != "distilled" and guidance > 1:
         yield (
             f"{run.sampler.name} is made for a --guidance between 0 and 1, as 0.6; "

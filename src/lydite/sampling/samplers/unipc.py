@@ -127,8 +127,8 @@ def _b(g: float, variant: Variant) -> float:
 
 
 _LONG_STEP = (
-    "below about 25 steps not with sd3_diffusers or flow_shift, whose step before the last is too "
-    "long for it (in diffusers too); take sgm_uniform"
+    "with fewer than about 25 steps use the schedule sgm_uniform; the step before the last of "
+    "sd3_diffusers and flow_shift is too long for it, in diffusers too"
 )
 METHODS = (
     Sampler(

@@ -1,5 +1,6 @@
 """`lydite trace`: record a run of Lydite, of the reference, or of any script with taps."""
 
+import importlib
 import os
 import shlex
 import shutil
@@ -38,8 +39,23 @@ COMMAND = "lydite.command"  # in the context: what follows --
 FOR_COMMANDS = {"prompt", "out", "overwrite", "inject", "at", "quiet"}
 
 
+VERBS = {"check": "lydite.cli.trace.check", "show": "lydite.cli.trace.show"}
+
+
 class _WithCommand(click.Command):
-    """Keeps what follows `--` apart: it is another program's."""
+    """Keeps what follows `--` apart: it is another program's. `check` and `show` are verbs."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        if args and args[0] in VERBS:
+            verb: click.Command = importlib.import_module(VERBS[args[0]]).command
+            return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -103,6 +119,10 @@ def command(
     lydite trace -o port -- python port.py "a red star"
     lydite trace -o port -- cargo run --release
     lydite trace -o port2 --inject reference --at 'vae/*' -- python port.py
+
+    \b
+    lydite trace check port                         what one trace shows without a reference
+    lydite trace show port                          its values; NAME --save x.npy saves one
 
     The same variables stand for --out, --inject and --at here, so our own side can be what
     `lydite diff --rerun "lydite trace …"` runs again.
