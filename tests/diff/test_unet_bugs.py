@@ -151,7 +151,9 @@ BUGS = {
     # of the log of a port
     "no c_in": Bug("unet", "scaled", patch.object(Prediction, "scaled", lambda self, x, sigma: x)),
     "denoised of the scaled latents": Bug(
-        "pipeline/latents", None, patch.object(Prediction, "denoised", denoised_of_the_scaled)
+        "pipeline/latents",
+        "other-factors",
+        patch.object(Prediction, "denoised", denoised_of_the_scaled),
     ),
     "timesteps of the even schedule under Karras": Bug(
         "pipeline/timesteps", "schedule-differ", change=stale_timesteps
@@ -182,7 +184,7 @@ BUGS = {
     # of U-Nets
     "time embedding without activation": Bug(
         "unet/down_blocks.0.resnets.0.time_emb_proj",
-        "another-value",
+        "other-activation",
         patch.object(unet.ResnetBlock, "__call__", no_activation),
     ),
     "time embedding not added": Bug(

@@ -21,11 +21,13 @@ def import_reference(name: str) -> Any:
     package = name.partition(".")[0]
     if not (FOLDER / package).is_dir():
         pytest.skip(f"{package} is not installed in {FOLDER.name}; `make .venv/tested` does it")
-    if package not in sys.modules:
-        shell = ModuleType(package)
-        shell.__path__ = [str(FOLDER / package)]
-        sys.modules[package] = shell
-    return importlib.import_module(name)
+    shell = ModuleType(package)
+    shell.__path__ = [str(FOLDER / package)]
+    sys.modules[package] = shell
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.modules[package]  # torchmetrics would take it for an installed package
 
 
 def import_lpips(monkeypatch: pytest.MonkeyPatch, **networks: Callable[..., Any]) -> Any:
