@@ -35,6 +35,15 @@ def test_says_what_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     result = CliRunner().invoke(lydite, ["doctor", str(tmp_path)])
     assert result.exit_code == 1
     assert "MLX_CONV_WINOGRAD=0" in result.output and "Intel" in result.output
+    assert result.output.count("problem:") == 2 and "No problem" not in result.output
+
+
+def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("lydite.cli.doctor.ROOM", 2**60)
+    result = CliRunner().invoke(lydite, ["doctor", str(tmp_path)])
+    assert result.exit_code == 0 and "warning: only" in result.output
+    result = CliRunner().invoke(lydite, ["doctor", str(tmp_path / "missing")])
+    assert result.exit_code == 1 and "problem: Cannot write" in result.output
 
 
 def test_a_disk_that_cannot_do_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -40,7 +40,7 @@ def test_the_shell_completes_sampler_names() -> None:
 def test_version_says_what_it_runs_on() -> None:
     assert CliRunner().invoke(lydite, ["--version"]).output == f"lydite {__version__}\n"
     verbose = CliRunner().invoke(lydite, ["--version", "-v"]).output
-    assert "mlx 0." in verbose and "TF32 off, Winograd off" in verbose
+    assert "mlx 0." in verbose and "TF32 not used, Winograd not used" in verbose
 
 
 def test_help_imports_neither_mlx_nor_numpy() -> None:

@@ -38,9 +38,9 @@ class Device:
 
     @property
     def shortcuts(self) -> str:
-        """`TF32 off, Winograd off`, for instance."""
+        """`TF32 not used, Winograd not used`, for instance."""
         used = {"TF32": self.tf32, "Winograd": self.winograd}
-        return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in used.items())
+        return ", ".join(f"{name} {'used' if on else 'not used'}" for name, on in used.items())
 
     def describe(self) -> str:
         """In one line: what last bits depend on."""
