@@ -36,6 +36,8 @@ def test_says_what_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert result.exit_code == 1
     assert "MLX_CONV_WINOGRAD=0" in result.output and "Intel" in result.output
     assert result.output.count("problem:") == 2 and "No problem" not in result.output
+    result = CliRunner().invoke(lydite, ["doctor", str(tmp_path), "--json"])
+    assert result.exit_code == 1 and len(json.loads(result.output)["problems"]) == 2
 
 
 def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
