@@ -29,6 +29,7 @@ from lydite.embedded.captions import Prompt, held_out_prompts
 from lydite.embedded.scenes import paint, sample_scenes
 from lydite.evaluate.distributions import Moments, frechet_distance
 from lydite.evaluate.judge import Judge, load_judge
+from lydite.evaluate.paired import psnr
 from lydite.evaluate.prompt_accuracy import score
 from lydite.models.layers import Linear
 from lydite.pipelines.pipeline import Pipeline
@@ -216,8 +217,8 @@ def against(
         return figures
     error = np.linalg.norm(rounded.latents - full.latents, axis=1)
     size = np.linalg.norm(full.latents, axis=1)
-    pixels = rounded.pictures.astype(np.float64) - full.pictures
-    decibels = 10 * np.log10(255**2 / np.maximum((pixels**2).mean(axis=(1, 2, 3)), TINY))
+    pairs = zip(rounded.pictures, full.pictures, strict=True)
+    decibels = np.array([psnr(one, other) for one, other in pairs])
     return {
         "latent_median": float(np.median(error / size)),
         "latent_total": float(np.linalg.norm(error) / np.linalg.norm(size)),
