@@ -103,6 +103,14 @@ def test_bad_files_are_one_error(tmp_path: Path) -> None:
     for path in (empty, twice, text, floats, tmp_path / "missing", tmp_path / "x.txt"):
         with pytest.raises(LyditeError):
             open_source(path)
+    packed = tmp_path / "packed.npz"
+    np.savez(packed, arr_0=np.zeros((2, 8, 8, 3), np.uint8))
+    data = bytearray(packed.read_bytes())
+    data[6] |= 1  # says that it is encrypted, here and in the directory at the end
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    packed.write_bytes(data)
+    with pytest.raises(FileError, match="not a readable npz"):
+        open_source(packed)
     lies = tmp_path / "lies.npz"
     _npz_that_lies(lies, 3)
     with pytest.raises(FileError, match="ends before picture 1"):

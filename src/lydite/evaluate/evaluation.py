@@ -26,13 +26,19 @@ from lydite.evaluate.distributions import (
 )
 from lydite.evaluate.feature_table import BATCH, PictureNetwork, Table, feature_table
 from lydite.evaluate.features import FeatureNetwork, Lpips
-from lydite.evaluate.intervals import Summary, growth, share_interval, summarize
+from lydite.evaluate.intervals import (
+    FEWEST_BOOTSTRAP,
+    RESAMPLES,
+    Summary,
+    growth,
+    share_interval,
+    summarize,
+)
 from lydite.evaluate.pictures import PictureSource, paired_pictures
 from lydite.pipelines.picture import Pixels, pixel_hash
 
 FEW_FOR_FID = 10_000  # pictures; below, FID is biased upwards by more than models differ
 WORST = 20  # pairs that are listed
-LOWER_IS_BETTER = ("lpips", "latent_error")
 DAMAGE = ("lpips_alex", "lpips_vgg", "ms_ssim", "ssim", "psnr")  # what pairs are sorted by
 
 
@@ -90,7 +96,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 @dataclass
 class Options:
-    """What is computed, and who is told of progress."""
+    """What is computed, and a function to call as it proceeds."""
 
     networks: Networks = field(default_factory=Networks)
     cache: Path | None = None  # of features
@@ -170,7 +176,12 @@ def damage(pair: Pair) -> float:
     """How far apart a pair is, by the best metric it has."""
     metric = next(name for name in DAMAGE if name in pair.metrics)
     value = pair.metrics[metric]
-    return value if metric.startswith(LOWER_IS_BETTER) else -value
+    return value if lower_is_better(metric) else -value
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a paired metric is an error; the others are similarities."""
+    return metric.startswith(("lpips", "latent_error"))
 
 
 def _measure_pairs(
@@ -392,7 +403,8 @@ def _descriptions(
         "ssim": {"window": "Gaussian, sigma 1.5, 11 taps", "border": "left out"},
         "ms_ssim": {"scales": len(paired.SCALES), "window": "as ssim"},
         "latent_error": "norm of the difference over the norm of the reference, last kept step",
-        "ci95": "of the mean: bootstrap-t, 2000 resamples; of fewer than 10 values Student's t",
+        "ci95": f"of the mean: bootstrap-t, {RESAMPLES} resamples; of fewer than "
+        f"{FEWEST_BOOTSTRAP} values Student's t",
     }
     described = {name: known[name] for name in summaries if name in known}
     described["ci95"] = known["ci95"]

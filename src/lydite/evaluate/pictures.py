@@ -5,9 +5,7 @@ not depend on how many there are.
 """
 
 import os
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,22 +16,13 @@ import numpy as np
 
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.set_file import NAME as SET_FILE
-from lydite.core.errors import FileError, InputError, at, first_of, shown
+from lydite.core.errors import FileError, InputError, LyditeError, at, first_of, shown
 from lydite.core.files import open_regular
 from lydite.pipelines.picture import MOST_PIXELS, READ, Pixels, opened_image, read_pixels
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif")
 MOST_PICTURES = 1_000_000
 LOSSY = ("JPEG",)
-DAMAGED = (
-    ValueError,
-    KeyError,
-    OSError,
-    EOFError,
-    tokenize.TokenError,
-    zlib.error,
-    zipfile.BadZipFile,
-)
 
 
 class PictureSource(Protocol):
@@ -282,7 +271,9 @@ def _opened_zip(path: Path) -> Generator[zipfile.ZipFile]:
         try:
             with zipfile.ZipFile(file) as packed:
                 yield packed
-        except DAMAGED as error:
+        except LyditeError:
+            raise
+        except Exception as error:  # of zipfile and NumPy, which raise anything for damaged files
             raise FileError(f"{at(path)}: not a readable npz file ({error}).") from error
 
 

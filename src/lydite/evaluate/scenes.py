@@ -16,6 +16,7 @@ from lydite.embedded.scenes import SIDE, Scene
 from lydite.evaluate.judge import Judge, load_judge
 from lydite.evaluate.prompt_accuracy import Reading, check
 from lydite.pipelines.picture import Pixels
+from lydite.weights.load import parameter_hash
 
 SEED = 99991  # of the held-out prompts; training drew from others
 MOST = 4096  # held-out prompts
@@ -41,7 +42,7 @@ class JudgeFeatures:
 
     def __init__(self) -> None:
         self._judge = open_judge()
-        self.digest = "judge"
+        self.digest = parameter_hash(self._judge)
 
     def __call__(self, pixels: Pixels) -> dict[str, NDArray[np.float32]]:
         return {"judge": self._judge.features(pixels)}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lydite.evaluate.evaluation import Evaluation, Pair
+from lydite.evaluate.evaluation import Evaluation, Pair, lower_is_better
 from lydite.evaluate.intervals import Summary
 from lydite.evaluate.pictures import PictureSource, paired_pictures
 from lydite.pipelines.picture import Pixels
@@ -24,7 +24,6 @@ from lydite.report.page import (
 
 SHOWN = 12  # pairs
 WIDEST = 512  # pixels of a picture on the page
-LOWER_IS_BETTER = ("lpips", "latent_error")
 LEAD = (
     "Both sides drew the same prompts from the same noise. A mean stands with its 95 % confidence "
     "interval: the mean over all such prompts lies within it, with 95 % confidence."
@@ -100,7 +99,7 @@ def _tables(evaluation: Evaluation) -> tuple[Block, ...]:
 
 
 def _summary_row(name: str, summary: Summary) -> tuple[str, ...]:
-    worst = summary.max if name.startswith(LOWER_IS_BETTER) else summary.min
+    worst = summary.max if lower_is_better(name) else summary.min
     spread = "–" if summary.std is None else f"{summary.std:.3g}"
     return (
         name,

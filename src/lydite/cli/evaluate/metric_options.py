@@ -118,9 +118,11 @@ def print_evaluation(
 
 
 def _paired_table(evaluation: "Evaluation") -> Table:
+    from lydite.evaluate.evaluation import lower_is_better
+
     table = Table("paired", "mean", "95 % interval", "median", "worst", "pictures", box=None)
     for name, summary in evaluation.paired.items():
-        lower = name.startswith(("lpips", "latent"))
+        lower = lower_is_better(name)
         interval = f"{summary.ci95[0]:.4g} to {summary.ci95[1]:.4g}" if summary.ci95 else "–"
         table.add_row(
             name,

@@ -57,7 +57,7 @@ IMAGES = 32  # of the embedded model, where no prompts are given
                    "its training.")  # fmt: skip
 @click.option("--images", type=click.IntRange(1, MOST_IMAGES), metavar="N",
               help="How many; the prompts are taken over and over. By default each prompt "
-                   "once.")  # fmt: skip
+                   "once, or 32 of the embedded model's own.")  # fmt: skip
 @click.option("-s", "--seed", type=click.IntRange(0, 2**53), default=0, show_default=True,
               help="Seed of the first image; image n uses seed + n.")  # fmt: skip
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("evaluation"),
