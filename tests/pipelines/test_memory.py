@@ -21,7 +21,7 @@ from lydite.pipelines.picture import read_pixels
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.tiles import check_tile, decode_tiles
 from lydite.weights.load import parameters
-from lydite.weights.quantize import GROUP, Quantization
+from lydite.weights.quantize import GROUP, formats_for
 from lydite.weights.rules import stored_names
 from support import tiny_flux, tiny_qwen_image, tiny_sd3
 
@@ -94,14 +94,20 @@ def test_eight_bits_are_closer_than_four() -> None:
 def test_which_weights_get_how_many_bits() -> None:
     with pytest.raises(InputError, match="bits is 7"):
         Pipeline.open("embedded", bits=7)
-    quantization = Quantization(4)
-    assert quantization.bits_of("transformer_blocks.0.ff.net.2.weight", (64, 256)) == 4
-    assert quantization.bits_of("transformer_blocks.0.ff.net.2.weight", (64, 100)) is None
-    assert quantization.bits_of("transformer_blocks.0.img_mod.1.weight", (64, 256)) == 8
-    assert quantization.bits_of("proj_out.weight", (64, 256)) is None
-    assert quantization.bits_of("single_transformer_blocks.0.proj_out.weight", (64, 256)) == 4
     bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    assert quantization.bits_of(bias, (32, 64)) is None
+    shapes = {
+        "transformer_blocks.0.ff.net.2.weight": (64, 256),
+        "transformer_blocks.1.ff.net.2.weight": (64, 100),
+        "transformer_blocks.0.img_mod.1.weight": (64, 256),
+        "proj_out.weight": (64, 256),
+        "single_transformer_blocks.0.proj_out.weight": (64, 256),
+        bias: (32, 64),
+    }
+    assert {path: each.bits for path, each in formats_for(4, shapes).items()} == {
+        "transformer_blocks.0.ff.net.2.weight": 4,
+        "transformer_blocks.0.img_mod.1.weight": 8,
+        "single_transformer_blocks.0.proj_out.weight": 4,
+    }
 
 
 # Tiles

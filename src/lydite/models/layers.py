@@ -22,6 +22,57 @@ class Linear(nn.Linear):
             return super().__call__(x)
         return x @ self.weight.T + self.bias  # MLX would fill the product with the bias first
 
+    def to_quantized(
+        self,
+        group_size: int | None = None,
+        bits: int | None = None,
+        mode: str = "affine",
+        quantize_input: bool = False,
+    ) -> nn.Module:
+        """What `nn.quantize` puts in its place."""
+        assert not quantize_input, "inputs are quantized by what a checkpoint holds"
+        return QuantizedLinear.from_linear(self, group_size, bits, mode)
+
+
+class QuantizedLinear(nn.QuantizedLinear):
+    """A linear whose weight is held in few bits.
+
+    A checkpoint may add: `input_range`, by which the input is rounded to integers (a simulation:
+    the product itself is computed with floats); `input_shift` and `input_divisor`, per channel,
+    before that; a low-rank branch at full precision.
+    """
+
+    def __call__(self, x: mx.array) -> mx.array:
+        rounded = self._rounded_input(x)
+        y = self._product(rounded)
+        if "low_rank_down" in self:
+            y = y + (x @ self.low_rank_down.T) @ self.low_rank_up.T
+        return y + self.bias if "bias" in self else y
+
+    def _rounded_input(self, x: mx.array) -> mx.array:
+        if "input_shift" in self:
+            x = x - self.input_shift
+        if "input_divisor" in self:
+            x = x / self.input_divisor
+        if "input_range" in self:
+            scale, zero, most = self.input_range
+            y = mx.clip(mx.round(x.astype(mx.float32) / scale) + zero, 0, most)
+            x = ((y - zero) * scale).astype(self.scales.dtype)
+        return x
+
+    def _product(self, x: mx.array) -> mx.array:
+        options = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+        biases = self.get("biases")
+        if x.size // x.shape[-1] < FEW_ROWS:
+            return mx.quantized_matmul(x, self.weight, self.scales, biases, **options)
+        weight = mx.dequantize(self.weight, self.scales, biases, dtype=x.dtype, **options)
+        return x @ weight.T
+
+
+# Rows of an input from which a plain product with the unpacked weight is faster than MLX's product
+# with the packed one: by 2 to 4 times on a CPU and, for 8,858 rows, by 2.5 to 5 times on an H200.
+FEW_ROWS = 32
+
 
 def project(x: mx.array, layers: Sequence[nn.Linear]) -> list[mx.array]:
     """Several linears of one input.

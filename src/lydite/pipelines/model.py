@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
-from lydite.core.errors import ConfigError, InputError, shown
+from lydite.core.errors import ConfigError, InputError, WeightsError, first_of, shown
 from lydite.models.layers import on_cpu
 from lydite.pipelines.embeddings import Embedding, with_vectors
 from lydite.tokenizers.templates import TemplateTokenizer
@@ -26,7 +26,13 @@ from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.weights.audit import TensorView, audit, check_values
 from lydite.weights.load import add_changes, load, parameter_specs
 from lydite.weights.lora import Lora, changes
-from lydite.weights.quantize import Quantization, bytes_in_memory
+from lydite.weights.quantize import (
+    Formats,
+    bytes_in_memory,
+    contradictions,
+    formats_for,
+    stored_formats,
+)
 from lydite.weights.rules import Rule, Shape
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -58,6 +64,7 @@ class Component:
     config: Any
     rules: tuple[Rule, ...]
     prefix: str = ""  # of its tensors, in a file that holds several networks
+    declared: Mapping[str, Any] | None = None  # `quantization` of its config.json
 
     @property
     def where(self) -> str:
@@ -76,6 +83,7 @@ class Component:
 
     def check(self) -> None:
         """Audit names, shapes, dtypes and values without loading; WeightsError when not clean."""
+        self.check_declared()
         with self.scope() as scope:
             ledger = audit(scope, self.expected, self.rules, where=self.where)
             ledger.require_clean()
@@ -83,6 +91,7 @@ class Component:
 
     def load(self, dtype: mx.Dtype, bits: int | None = None) -> nn.Module:
         """The network with its weights, or WeightsError."""
+        self.check_declared()
         model = _build(self.kind.build, self.config, self.where)
         keep = self.kind.keep_float32 if dtype == mx.float16 else ()
         with self.scope() as scope:
@@ -93,17 +102,28 @@ class Component:
                 where=self.where,
                 dtype=dtype,
                 keep_float32=keep,
-                quantization=self.quantization(bits),
+                formats=self._rounded(bits),
             )
         return model
 
-    def quantization(self, bits: int | None) -> Quantization | None:
-        """How its weights are rounded, if they are."""
-        return Quantization(bits) if bits is not None and self.kind.quantized else None
+    @cached_property
+    def formats(self) -> Formats:
+        """How its file stores the weights that are quantized."""
+        with self.scope() as scope:
+            return stored_formats(scope.tensors, self.expected)
+
+    def check_declared(self) -> None:
+        """WeightsError where the config says one quantization and the file holds another."""
+        if self.declared is not None and (wrong := contradictions(self.declared, self.formats)):
+            raise WeightsError(f"{self.where}: {first_of(wrong, 3, '; ')}.")
 
     def nbytes(self, dtype: mx.Dtype, bits: int | None = None) -> int:
         """What its parameters take in memory."""
-        return bytes_in_memory(self.expected, dtype.size, self.quantization(bits))
+        return bytes_in_memory(self.expected, dtype.size, self.formats or self._rounded(bits))
+
+    def _rounded(self, bits: int | None) -> Formats:
+        """The weights that are rounded while they are read."""
+        return formats_for(bits, self.expected) if bits and self.kind.quantized else {}
 
 
 def folder_component(
@@ -127,6 +147,9 @@ def folder_component(
             f"{path}: the class is {shown(declared)}; supported are {', '.join(sorted(kinds))}."
         )
     kind = kinds[declared]
+    quantization = raw.pop("quantization", None)
+    if quantization is not None and not isinstance(quantization, dict):
+        raise ConfigError(f"{path}: quantization is {shown(quantization)}; expected an object.")
     raw = kind.flat(raw)
     config = read_config(kind.config, raw, where=path, ignored=kind.ignored, fixed=kind.fixed)
     return Component(
@@ -135,6 +158,7 @@ def folder_component(
         kind,
         config,
         kind.rules,
+        declared=quantization,
     )
 
 

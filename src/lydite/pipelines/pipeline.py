@@ -54,7 +54,7 @@ from lydite.sampling.registry import Sampler, find_sampler
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
 from lydite.sampling.schedules.schedule import from_step
 from lydite.weights.lora import read_lora
-from lydite.weights.quantize import Quantization
+from lydite.weights.quantize import Format
 
 MOST_TOKENS = 4096  # of T5, which learnt on 512
 MOST_FEATHER = 1024
@@ -116,7 +116,7 @@ class Pipeline:
             extra,
             dtype=default_dtype() if dtype == "auto" else dtype,
             low_memory=low_memory,
-            bits=None if bits is None else Quantization(bits).bits,
+            bits=None if bits is None else Format(bits).bits,
         )
         if loras and bits:
             raise InputError("LoRAs change weights before they are rounded; leave out --bits.")

@@ -5,7 +5,8 @@ values: NaN and Inf, zeros, a constant, a fresh initialisation, differences from
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from typing import Any
@@ -17,6 +18,7 @@ from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
 from lydite.core.errors import WeightsError, first_of
 from lydite.core.tensorfile import TensorInfo
 from lydite.weights.digest import Digest, comparable, digest, same_values
+from lydite.weights.quantize import Formats, packed_shapes, stored_formats
 from lydite.weights.rules import (
     Array,
     Recipe,
@@ -45,6 +47,12 @@ class TensorView:
 
     def read(self, name: str) -> Array:
         return self._checkpoint.read(self._prefix + name)
+
+    def without(self, names: Collection[str]) -> "TensorView":
+        """The same view less some tensors."""
+        view = copy(self)
+        view.tensors = {name: info for name, info in self.tensors.items() if name not in names}
+        return view
 
     def full_name(self, name: str) -> str:
         """The name in the file, for messages."""
@@ -116,6 +124,9 @@ def audit(
     source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule], *, where: str
 ) -> Ledger:
     """Sort every tensor of `source` into its bin against the parameters a model expects."""
+    formats = stored_formats(source.tensors, expected)
+    if formats:
+        return _audit_quantized(source, expected, rules, formats, where)
     resolution = resolve(source.tensors, rules)
     verdicts = _Verdicts()
     missing: dict[str, str] = {}
@@ -146,6 +157,43 @@ def audit(
         missing=findings(source, missing),
         undecidable=findings(source, undecidable),
         **{name: findings(source, rows) for name, rows in bins.items()},
+    )
+
+
+def _audit_quantized(
+    source: TensorView,
+    expected: Mapping[str, Shape],
+    rules: Sequence[Rule],
+    formats: Formats,
+    where: str,
+) -> Ledger:
+    """Quantized layers are stored under the model's own names; the rest is audited as always."""
+    packed = packed_shapes(formats, expected)
+    others = {path: shape for path, shape in expected.items() if path not in formats}
+    rest = audit(source.without(packed), others, rules, where=where)
+    wrong_shape: dict[str, str] = {}
+    wrong_dtype: dict[str, str] = {}
+    missing = {
+        name: "needed by its quantized weight" for name in packed if name not in source.tensors
+    }
+    loaded: list[str] = []
+    for name, shape in packed.items():
+        info = source.tensors.get(name)
+        if info is None:
+            continue
+        allowed = {"U32"} if name in formats else {"U8", *FLOAT_NAMES}
+        if info.shape != shape:
+            wrong_shape[name] = f"a quantized layer expects {shape}, file has {info.shape}"
+        elif info.dtype not in allowed:
+            wrong_dtype[name] = f"stored as {info.dtype} in a quantized layer"
+        else:
+            loaded.append(source.full_name(name))
+    return replace(
+        rest,
+        loaded=(*rest.loaded, *loaded),
+        missing=(*rest.missing, *findings(source, missing)),
+        wrong_shape=(*rest.wrong_shape, *findings(source, wrong_shape)),
+        wrong_dtype=(*rest.wrong_dtype, *findings(source, wrong_dtype)),
     )
 
 

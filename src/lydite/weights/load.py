@@ -24,7 +24,7 @@ from lydite.weights.audit import (
     parameter,
     unequal_copies,
 )
-from lydite.weights.quantize import GROUP, Quantization
+from lydite.weights.quantize import Formats, packed_shapes, stored_formats
 from lydite.weights.rules import Array, Rule, Shape, layout_of, resolve
 
 
@@ -41,68 +41,110 @@ def load(
     where: str,
     dtype: mx.Dtype,
     keep_float32: Sequence[str] = (),
-    quantization: Quantization | None = None,
+    formats: Formats | None = None,
 ) -> None:
     """Fill every parameter of `model` from `source`, or raise before the model has changed.
 
-    Parameters whose path matches a pattern of `keep_float32` stay in float32. With a quantization
-    each weight is rounded as soon as it is read, so that the whole is never in memory unrounded.
+    Parameters whose path matches a pattern of `keep_float32` stay in float32. Weights that the file
+    holds quantized stay so. Weights of `formats` are rounded as soon as they are read, so that the
+    whole is never in memory unrounded.
     """
-    expected = parameter_specs(model)
+    expected, formats = parameter_specs(model), formats or {}
     audit(source, expected, rules, where=where).require_clean()
+    stored = stored_formats(source.tensors, expected)
+    if stored and formats:
+        raise WeightsError(f"{where}: the weights are quantized already; leave out --bits.")
+    weights = _read_packed(source, packed_shapes(stored, expected), dtype, where)
+    expected = {path: shape for path, shape in expected.items() if path not in stored}
+    source = source.without([name for name, _ in weights])
     resolution = resolve(source.tensors, rules)
     Ledger(where, different=unequal_copies(source, resolution)).require_clean()
     checked: set[str] = set()  # a tensor may hold several parameters
-    bits: dict[str, int | None] = {}
-    weights: list[tuple[str, mx.array]] = []
     for target, shape in expected.items():
         recipe = resolution.recipes.get(target)
         names = recipe.sources if recipe else ()
-        stored = [source.read(name) for name in names]  # stays, so that it is read once
-        for name, array in zip(names, stored, strict=True):
-            if name not in checked and (trouble := describe_nonfinite(array)):
-                finding = Finding(source.full_name(name), trouble)
-                Ledger(where, not_finite=(finding,)).require_clean()
+        read = [source.read(name) for name in names]  # stays, so that it is read once
+        for name, array in zip(names, read, strict=True):
+            if name not in checked:
+                _require_finite(array, source.full_name(name), where)
             checked.add(name)
         array = parameter(target, shape, source, resolution, rules)
         assert array is not None  # the audit would have called it missing
         keep = any(fnmatchcase(target, pattern) for pattern in keep_float32)
-        value = to_mlx(array).astype(mx.float32 if keep else dtype)
-        mx.eval(value)  # one tensor at a time, so that the stored copy can be freed
-        narrower = array.dtype.itemsize > value.itemsize or value.dtype == mx.float16
-        if narrower and not mx.isfinite(value).all().item():
-            label = ", ".join(source.full_name(name) for name in names)
-            raise WeightsError(
-                f"{where}: {label}: has values beyond the range of {value.dtype}. "
-                "Load the model in bfloat16 or float32."
-            )
-        bits[target] = quantization.bits_of(target, shape) if quantization else None
-        weights += _rounded(target, value, bits[target])
-    _replace_linears(model, bits)
+        label = ", ".join(source.full_name(name) for name in names)
+        value = _narrowed(array, mx.float32 if keep else dtype, label, where)
+        weights += _rounded(target, value, formats)
+    replace_layers(model, {**stored, **formats})
     model.load_weights(weights, strict=True)
 
 
-def _rounded(path: str, value: mx.array, bits: int | None) -> list[tuple[str, mx.array]]:
-    if bits is None:
+def _read_packed(
+    source: TensorView, names: Mapping[str, Shape], dtype: mx.Dtype, where: str
+) -> list[tuple[str, mx.array]]:
+    """The arrays of quantized layers: integers as they are, floats in the model's dtype."""
+    weights: list[tuple[str, mx.array]] = []
+    for name in names:
+        array = source.read(name)
+        _require_finite(array, source.full_name(name), where)
+        value = to_mlx(array)
+        if array.dtype.kind not in "biu":
+            # a range of activations is compared with them in float32
+            wanted = mx.float32 if name.endswith(("input_range", "input_shift")) else dtype
+            value = _narrowed(array, wanted, source.full_name(name), where)
+        mx.eval(value)
+        weights.append((name, value))
+    return weights
+
+
+def _require_finite(array: Array, label: str, where: str) -> None:
+    if trouble := describe_nonfinite(array):
+        Ledger(where, not_finite=(Finding(label, trouble),)).require_clean()
+
+
+def _narrowed(array: Array, dtype: mx.Dtype, label: str, where: str) -> mx.array:
+    value = to_mlx(array).astype(dtype)
+    mx.eval(value)  # one tensor at a time, so that the stored copy can be freed
+    narrower = array.dtype.itemsize > value.itemsize or value.dtype == mx.float16
+    if narrower and not mx.isfinite(value).all().item():
+        raise WeightsError(
+            f"{where}: {label}: has values beyond the range of {value.dtype}. "
+            "Load the model in bfloat16 or float32."
+        )
+    return value
+
+
+def _rounded(path: str, value: mx.array, formats: Formats) -> list[tuple[str, mx.array]]:
+    chosen = formats.get(path)
+    if chosen is None:
         return [(path, value)]
-    parts = mx.quantize(value, group_size=GROUP, bits=bits)
+    parts = mx.quantize(value, group_size=chosen.group, bits=chosen.bits, mode=chosen.mode)
     mx.eval(parts)  # before the next weight is read
     stem = path.removesuffix("weight")
-    return list(zip((path, f"{stem}scales", f"{stem}biases"), parts, strict=True))
+    return list(zip((path, f"{stem}scales", f"{stem}biases"), parts, strict=False))
 
 
-def _replace_linears(model: nn.Module, bits: Mapping[str, int | None]) -> None:
-    """Linears by quantized ones, whose values are never computed: loaded ones take their place."""
+def replace_layers(model: nn.Module, formats: Formats) -> None:
+    """Layers by quantized ones, whose values are never computed: others take their place."""
 
-    def settings(path: str, module: nn.Module) -> bool | dict[str, int]:
-        chosen = bits.get(f"{path}.weight")
+    def settings(path: str, module: nn.Module) -> bool | dict[str, int | str]:
+        chosen = formats.get(f"{path}.weight")
         if chosen is None:
             return False
-        assert isinstance(module, nn.Linear), f"{path} is a {type(module).__name__}"
-        return {"group_size": GROUP, "bits": chosen}
+        assert hasattr(module, "to_quantized"), f"{path} is a {type(module).__name__}"
+        return {"group_size": chosen.group, "bits": chosen.bits, "mode": chosen.mode}
 
-    if any(bits.values()):
-        nn.quantize(model, class_predicate=settings)
+    if not formats:
+        return
+    shapes = {path: shape for path, shape in parameter_specs(model).items() if path in formats}
+    nn.quantize(model, class_predicate=settings)
+    plain = {"weight", "scales", "biases"}
+    extra = [
+        (path.removesuffix("weight") + name, mx.zeros(shape))
+        for path, chosen in formats.items()
+        for name, shape in chosen.shapes(shapes[path]).items()
+        if name not in plain
+    ]
+    model.update(tree_unflatten(extra), strict=False)
 
 
 def add_changes(model: nn.Module, changes: Iterable[tuple[str, Array]], *, where: object) -> None:

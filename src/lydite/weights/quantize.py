@@ -1,20 +1,38 @@
-"""Which weights are rounded to few bits while a model is loaded, and what they then take."""
+"""How weights are stored in few bits: in files, and when a model is loaded with `--bits`.
+
+The layout is MLX's own, which mlx-lm, mflux and DiffusionKit write too: `weight` holds integers
+packed into 32-bit words, `scales` and `biases` one number for each group of inputs, so that a
+weight is scale · integer + bias. The bits and the group follow from the shapes.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:  # the command line reads BITS, and starts without NumPy
+    from lydite.core.tensorfile import TensorInfo
     from lydite.weights.rules import Shape
 
-BITS = (2, 3, 4, 5, 6, 8)  # MLX's affine formats
-GROUP = 64  # inputs of a linear that share a scale and an offset
-# Linears inside the repeated blocks of a network; embeddings, first and last layers stay.
+Mode = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
+BITS = (2, 3, 4, 5, 6, 8)  # of the affine mode
+GROUPS = (32, 64, 128)
+GROUP = 64  # inputs that share a scale and an offset, where nothing else is said
+# What MLX has: mode -> bits, sizes of groups.
+FORMATS: Mapping[Mode, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "affine": (BITS, GROUPS),
+    "mxfp4": ((4,), (32,)),
+    "mxfp8": ((8,), (32,)),
+    "nvfp4": ((4,), (16,)),
+}
+# What a quantized layer may hold beside weight, scales, biases and bias.
+RANGE, SHIFT, DIVISOR = "input_range", "input_shift", "input_divisor"
+LOW_RANK = ("low_rank_down", "low_rank_up")
+# Weights inside the repeated blocks of a network; embeddings, first and last layers stay.
 _IN_A_BLOCK = re.compile(r"(^|\.)(\w*blocks|block|layers|\w*refiner)\.\d+\..*\.weight")
 # Their rounding errors add up over the steps, and they are a small part of the time.
 _AT_LEAST_8 = ("*norm*.linear.weight", "*_mod.1.weight", "*adaLN_modulation*", "*time_emb_proj*")
@@ -22,35 +40,162 @@ _NEVER = ("*relative_attention_bias*", "*embed*")
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """Rounding to the nearest of 2^bits values in each group of inputs."""
+class Format:
+    """How one weight is stored."""
 
     bits: int
+    group: int = GROUP
+    mode: Mode = "affine"
+    rank: int = 0  # of a branch that is added at full precision
+    extras: tuple[str, ...] = ()  # of RANGE, SHIFT and DIVISOR, those that are stored
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise InputError(f"bits is {self.bits}; expected {', '.join(map(str, BITS))}.")
+        bits, groups = FORMATS[self.mode]
+        if self.bits not in bits:
+            raise InputError(
+                f"bits is {self.bits}; expected {', '.join(map(str, bits))} for {self.mode}."
+            )
+        if self.group not in groups:
+            raise InputError(
+                f"the group is {self.group}; expected {', '.join(map(str, groups))} for "
+                f"{self.mode}."
+            )
 
-    def bits_of(self, path: str, shape: "Shape") -> int | None:
-        """How many bits a weight gets; None: it stays as it is."""
-        if len(shape) != 2 or shape[1] % GROUP or not _IN_A_BLOCK.search(path):
-            return None
-        if any(fnmatchcase(path, pattern) for pattern in _NEVER):
-            return None
-        sensitive = any(fnmatchcase(path, pattern) for pattern in _AT_LEAST_8)
-        return max(self.bits, 8) if sensitive else self.bits
+    @property
+    def bits_per_weight(self) -> float:
+        """With scales and offsets in 16 bits, or scales in 8 where the mode has no offsets."""
+        return self.bits + (32 if self.mode == "affine" else 8) / self.group
+
+    def shapes(self, shape: "Shape") -> dict[str, "Shape"]:
+        """The arrays of a layer whose weight has this shape, by their names in the layer."""
+        rows, inputs = shape[0], prod(shape[1:])
+        shapes: dict[str, Shape] = {
+            "weight": (rows, inputs * self.bits // 32),
+            "scales": (rows, inputs // self.group),
+        }
+        if self.mode == "affine":
+            shapes["biases"] = shapes["scales"]
+        if self.rank:
+            shapes |= zip(LOW_RANK, ((self.rank, inputs), (rows, self.rank)), strict=True)
+        return shapes | {name: (3,) if name == RANGE else (inputs,) for name in self.extras}
+
+    def nbytes(self, shape: "Shape", itemsize: int) -> int:
+        """What such a weight takes."""
+        sizes = {name: prod(each) for name, each in self.shapes(shape).items()}
+        scale = itemsize if self.mode == "affine" else 1
+        total = 4 * sizes.pop("weight") + scale * sizes.pop("scales")
+        return total + itemsize * sum(sizes.values())
+
+
+Formats = Mapping[str, Format]  # path of a weight -> how it is stored; others are not quantized
+
+
+def formats_for(bits: int, shapes: "Mapping[str, Shape]") -> dict[str, Format]:
+    """Of a network that is rounded while it is loaded."""
+    Format(bits)  # refuses what MLX does not have
+    return {
+        path: Format(max(bits, 8) if is_sensitive(path) else bits)
+        for path, shape in shapes.items()
+        if len(shape) == 2 and shape[1] % GROUP == 0 and is_inner(path)
+    }
+
+
+def is_inner(path: str) -> bool:
+    """Whether a weight is one of the many inside the blocks of a network."""
+    never = any(fnmatchcase(path, pattern) for pattern in _NEVER)
+    return bool(_IN_A_BLOCK.search(path)) and not never
+
+
+def is_sensitive(path: str) -> bool:
+    """Whether a weight computes the modulation of a block, and so gets 8 bits at least."""
+    return any(fnmatchcase(path, pattern) for pattern in _AT_LEAST_8)
+
+
+def stored_formats(
+    tensors: "Mapping[str, TensorInfo]", expected: "Mapping[str, Shape]"
+) -> dict[str, Format]:
+    """The formats of a file's quantized weights, by their shapes.
+
+    What does not fit is left out, and then is an unexpected tensor or one of a wrong dtype.
+    """
+    found: dict[str, Format] = {}
+    for path, shape in expected.items():
+        stem = path.removesuffix("weight")
+        scales, weight = tensors.get(f"{stem}scales"), tensors.get(path)
+        if path == stem or scales is None or weight is None or weight.dtype != "U32":
+            continue
+        if len(shape) < 2 or len(weight.shape) != 2 or len(scales.shape) != 2:
+            continue
+        inputs = prod(shape[1:])
+        if not scales.shape[1] or (32 * weight.shape[1]) % inputs or inputs % scales.shape[1]:
+            continue
+        bits, group = 32 * weight.shape[1] // inputs, inputs // scales.shape[1]
+        mode = _mode(bits, group, affine=f"{stem}biases" in tensors)
+        known_bits, known_groups = FORMATS[mode]
+        if bits in known_bits and group in known_groups:
+            down = tensors.get(stem + LOW_RANK[0])
+            rank = down.shape[0] if down is not None and down.shape else 0
+            extras = tuple(name for name in (RANGE, SHIFT, DIVISOR) if stem + name in tensors)
+            found[path] = Format(bits, group, mode, rank, extras)
+    return found
+
+
+def _mode(bits: int, group: int, *, affine: bool) -> Mode:
+    if affine:
+        return "affine"
+    return "mxfp8" if bits == 8 else "nvfp4" if group == 16 else "mxfp4"
+
+
+def packed_shapes(formats: Formats, expected: "Mapping[str, Shape]") -> "dict[str, Shape]":
+    """The arrays by which quantized weights are stored: path -> shape."""
+    return {
+        path.removesuffix("weight") + name: shape
+        for path, each in formats.items()
+        for name, shape in each.shapes(expected[path]).items()
+    }
 
 
 def bytes_in_memory(
-    shapes: "Mapping[str, Shape]", itemsize: int, quantization: Quantization | None = None
+    shapes: "Mapping[str, Shape]", itemsize: int, formats: Formats | None = None
 ) -> int:
     """What parameters take when they are loaded."""
-    total = 0
-    for path, shape in shapes.items():
-        bits = quantization.bits_of(path, shape) if quantization else None
-        size = prod(shape)
-        if bits is None:
-            total += size * itemsize
-        else:  # and a scale and an offset for each group
-            total += size * bits // 8 + 2 * (size // GROUP) * itemsize
-    return total
+    formats = formats or {}
+    return sum(
+        formats[path].nbytes(shape, itemsize) if path in formats else prod(shape) * itemsize
+        for path, shape in shapes.items()
+    )
+
+
+def declaration(formats: Formats) -> dict[str, Any]:
+    """The entry `quantization` of a config.json, as mlx-lm writes it: the most common format, and
+    those layers that differ from it."""
+    each = [(f.group, f.bits, f.mode) for f in formats.values()]
+    usual = max(sorted(set(each)), key=each.count)
+    entry: dict[str, Any] = dict(zip(_KEYS, usual, strict=True))
+    for path, own in formats.items():
+        if (own.group, own.bits, own.mode) != usual:
+            values = own.group, own.bits, own.mode
+            entry[path.removesuffix(".weight")] = dict(zip(_KEYS, values, strict=True))
+    return entry
+
+
+_KEYS = ("group_size", "bits", "mode")
+
+
+def contradictions(declared: Mapping[str, Any], formats: Formats) -> list[str]:
+    """Where a config's `quantization` says something else than the file holds."""
+    usual = {key: declared[key] for key in _KEYS if key in declared}
+    found: list[str] = []
+    if not formats:
+        return [f"config.json says {usual}, and no weight of the file is quantized"]
+    for path, own in formats.items():
+        layer = path.removesuffix(".weight")
+        said = declared.get(layer, usual)
+        said = said if isinstance(said, Mapping) else {"quantized": said}
+        holds = {"group_size": own.group, "bits": own.bits, "mode": own.mode, "quantized": True}
+        wrong = {key: value for key, value in said.items() if holds.get(key, value) != value}
+        found += [
+            f"{layer}: config.json says {key} {value}, the file holds {holds[key]}"
+            for key, value in wrong.items()
+        ]
+    return found

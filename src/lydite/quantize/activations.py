@@ -1,0 +1,183 @@
+"""How the inputs of linears are rounded to integers: one static range for all steps.
+
+Ranges come from rows of all steps of a calibration set, the last included. TaQ-DiT moves the
+asymmetric values behind a GELU to the middle of their range, channel by channel, and divides
+channels with outliers by an integer that their weights take over; its outliers are a static list,
+ours are the channels whose best scale is 1.5 times the median.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.quantize.grid import Floats
+from lydite.weights.quantize import DIVISOR, RANGE, SHIFT
+
+POWER, CANDIDATES = 2.4, 24  # of the error; shares of the range that are tried on each side
+MOMENTUM, BATCHES, BATCH = 0.95, 100, 32  # of the mid-range: its average over shuffled rows
+GELU_LOWEST = -0.1701  # no value of GELU is below
+OUTLIER = 1.5  # times the median scale of all channels
+MOST_VALUES = 1 << 17  # that a search looks at
+
+
+@dataclass(frozen=True, eq=False)
+class InputRange:
+    """How one input is rounded: shift and divide its channels, then 2 ** bits steps of `scale`."""
+
+    bits: int
+    scale: float
+    zero: float
+    shift: Floats | None = None
+    divisor: Floats | None = None
+
+    @property
+    def most(self) -> int:
+        return 2**self.bits - 1
+
+    def folded(self) -> Floats | None:
+        """What the shift takes from the input of the product: the bias gives it back."""
+        if self.shift is None:
+            return None
+        return self.shift if self.divisor is None else self.shift / self.divisor
+
+    def extras(self, scale: float | None = None) -> dict[str, Floats]:
+        """What a layer stores of it, with another scale where one was learned."""
+        own = self.scale if scale is None else scale
+        found = {RANGE: np.array([own, self.zero, self.most], np.float32)}
+        if self.shift is not None:
+            found[SHIFT] = self.shift
+        if self.divisor is not None:
+            found[DIVISOR] = self.divisor
+        return found
+
+    def scaled(self, weight: Floats) -> Floats:
+        """The weight that takes over the divisor."""
+        return weight if self.divisor is None else weight * self.divisor
+
+
+def plain_range(values: Floats, bits: int) -> InputRange:
+    """One scale and zero point for all values."""
+    scale, zero = _search(values.reshape(-1), bits)
+    return InputRange(bits, scale, zero)
+
+
+def is_behind_gelu(values: Floats) -> NDArray[np.bool_]:
+    """Per channel: whether its values can be outputs of a GELU."""
+    flat = values.reshape(-1, values.shape[-1])
+    return (flat.min(axis=0) >= GELU_LOWEST) & (flat.max(axis=0) > -GELU_LOWEST)
+
+
+def time_aware_range(
+    values: Floats, bits: int, *, shift: bool = True, migrate: bool = True, seed: int = 0
+) -> InputRange:
+    """TaQ-DiT's range of an input behind a GELU: (rows, tokens, channels)."""
+    behind = is_behind_gelu(values)
+    moved = np.where(behind, momentum_shift(values, seed), 0).astype(np.float32)
+    if not shift:
+        moved = np.zeros_like(moved)
+    centred = (values - moved).reshape(-1, values.shape[-1])
+    divisor = np.ones_like(moved)
+    if migrate:
+        divisor = np.where(behind, migration(centred, bits), 1).astype(np.float32)
+    scale, zero = _search((centred / divisor).reshape(-1), bits)
+    return InputRange(bits, scale, zero, moved if shift else None, divisor if migrate else None)
+
+
+def momentum_shift(values: Floats, seed: int = 0) -> Floats:
+    """The middle of each channel's range, as a moving average over batches of all steps."""
+    generator = np.random.default_rng([seed, 2])
+    flat = values.reshape(-1, values.shape[-1])
+    middle = (flat.min(axis=0) + flat.max(axis=0)) / 2
+    for _ in range(BATCHES):
+        chosen = values[generator.integers(0, len(values), min(BATCH, len(values)))]
+        chosen = chosen.reshape(-1, values.shape[-1])
+        own = (chosen.min(axis=0) + chosen.max(axis=0)) / 2
+        middle = MOMENTUM * middle + (1 - MOMENTUM) * own
+    return middle
+
+
+def migration(centred: Floats, bits: int) -> Floats:
+    """The integers by which outlier channels are divided, 1 for the others."""
+    sample = centred[_stride(len(centred), MOST_VALUES // 8)]
+    scales = _channel_scales(sample, bits)
+    outliers = scales > OUTLIER * np.median(scales)
+    if not outliers.any() or outliers.all():
+        return np.ones_like(scales)
+    usual, _ = _search(sample[:, ~outliers].reshape(-1), bits)
+    return np.where(outliers, np.maximum(np.rint(scales / usual), 1), 1).astype(np.float32)
+
+
+def balance(values: Floats, weights: Sequence[Floats], *, power: float = 0.5) -> Floats:
+    """SmoothQuant's divisor of each channel: its largest input against its largest weight.
+
+    Xiao et al., ICML 2023. With one half it is the salience balancing of PTQ4DiT.
+    """
+    largest = np.abs(values.reshape(-1, values.shape[-1])).max(axis=0)
+    weight = np.max([np.abs(each).max(axis=0) for each in weights], axis=0)
+    divisor = np.maximum(largest, 1e-5) ** power / np.maximum(weight, 1e-5) ** (1 - power)
+    return (divisor / np.exp(np.log(divisor).mean())).astype(np.float32)
+
+
+def spearman_weights(salience: Floats, weight: Floats) -> Floats:
+    """PTQ4DiT's weights of the steps: those whose salience resembles the weights' count less.
+
+    Wu et al., NeurIPS 2024. `salience` is (steps, channels), `weight` (channels).
+    """
+    ranks = np.argsort(np.argsort(salience, axis=1), axis=1).astype(np.float64)
+    own = np.argsort(np.argsort(weight)).astype(np.float64)
+    rho = np.array([np.corrcoef(each, own)[0, 1] for each in ranks])
+    powers = np.exp(-rho)
+    return (powers / powers.sum()).astype(np.float32)
+
+
+def _channel_scales(values: Floats, bits: int) -> Floats:
+    """The best scale of each channel by itself."""
+    low, high = np.minimum(values.min(axis=0), 0), np.maximum(values.max(axis=0), 0)
+    best, scales = np.full(low.shape, np.inf), (high - low) / (2**bits - 1)
+    for share in np.linspace(1, 0.3, CANDIDATES):
+        error = _error(values.T, share * low, share * high, bits)
+        scales = np.where(error < best, share * (high - low) / (2**bits - 1), scales)
+        best = np.minimum(error, best)
+    return np.maximum(scales, 1e-9).astype(np.float32)
+
+
+def _search(values: Floats, bits: int) -> tuple[float, float]:
+    """The scale and zero point with the least error."""
+    values = values[_stride(values.size, MOST_VALUES)]
+    low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
+    if low == high:
+        return 1.0, 0.0
+    best = (np.inf, 1.0, 1.0)
+    for share in np.linspace(1, 0.2, CANDIDATES):
+        best = min(best, (_one_error(values, share * low, share * high, bits), share, share))
+    _, start, _ = best
+    for own in np.linspace(1, 0.2, CANDIDATES):  # one side, then the other
+        best = min(best, (_one_error(values, own * low, start * high, bits), own, start))
+    _, lower, _ = best
+    for own in np.linspace(1, 0.2, CANDIDATES):
+        best = min(best, (_one_error(values, lower * low, own * high, bits), lower, own))
+    _, lower, upper = best
+    scale = (upper * high - lower * low) / (2**bits - 1)
+    return scale, float(np.clip(np.rint(-lower * low / scale), 0, 2**bits - 1))
+
+
+def _one_error(values: Floats, low: float, high: float, bits: int) -> float:
+    return float(_error(values[None], np.array([low]), np.array([high]), bits)[0])
+
+
+def _error(values: Floats, low: Floats, high: Floats, bits: int) -> NDArray[np.float64]:
+    """The mean of |error| ** 2.4 over the last axis, with an integer zero point."""
+    most = 2**bits - 1
+    scale = np.maximum((high - low) / most, 1e-9)[:, None]
+    zero = np.clip(np.rint(-low[:, None] / scale), 0, most)
+    rounded = (np.clip(np.rint(values / scale) + zero, 0, most) - zero) * scale
+    return (np.abs(values - rounded) ** POWER).mean(axis=-1)
+
+
+def _stride(size: int, most: int) -> slice:
+    return slice(None, None, max(size // most, 1))
+
+
+Ranges = Mapping[str, InputRange]

@@ -1,0 +1,62 @@
+"""Layers while they are quantized: finished ones, and ones whose inputs are rounded on trial."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.models.layers import QuantizedLinear
+from lydite.quantize.grid import Grid, Integers, pack
+from lydite.weights.quantize import GROUPS, Format
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedWeight:
+    """A weight in few bits, and what its layer holds beside it."""
+
+    integers: Integers  # (rows, inputs)
+    grid: Grid
+    bias: Floats | None = None
+    extras: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+
+    @property
+    def group(self) -> int:
+        """The group by which it is stored: its own, or the largest of MLX's that divides it."""
+        own = self.integers.shape[1] // self.grid.scales.shape[1]
+        return max(group for group in GROUPS if own % group == 0)
+
+    @property
+    def format(self) -> Format:
+        extras = tuple(name for name in self.extras if name.startswith("input"))
+        rank = len(self.extras["low_rank_down"]) if "low_rank_down" in self.extras else 0
+        return Format(self.grid.bits, self.group, "affine", rank, extras)
+
+    def values(self) -> Floats:
+        """The weights that the integers stand for."""
+        return self.grid.values(self.integers)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """As they are stored in a layer."""
+        grid = self.grid.regrouped(self.integers.shape[1], self.group)
+        arrays: dict[str, NDArray[Any]] = {
+            "weight": pack(self.integers, self.grid.bits),
+            "scales": grid.scales,
+            "biases": grid.offsets,
+            **self.extras,
+        }
+        return arrays if self.bias is None else {**arrays, "bias": self.bias}
+
+    def layer(self) -> nn.Module:
+        """In float32."""
+        rows, inputs = self.integers.shape
+        bias, chosen = self.bias is not None, self.format
+        layer = QuantizedLinear(inputs, rows, bias, chosen.group, chosen.bits)
+        for name, array in self.arrays().items():
+            layer[name] = mx.array(array)
+        return layer

@@ -1,0 +1,1 @@
+"""How weights are rounded: one method a file, each with the paper it is from."""

@@ -1,0 +1,373 @@
+"""Learned rounding: AdaRound, QDrop's joint reconstruction, and TaQ-DiT on top of it.
+
+Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML 2020; Li et al.,
+"BRECQ", ICLR 2021; Wei et al., "QDrop: Randomly Dropping Quantization for Extremely Low-bit
+Post-Training Quantization", ICLR 2022; Liu et al., "TaQ-DiT: Time-aware Quantization for Diffusion
+Transformers", arXiv 2411.14172.
+
+Each weight is rounded up or down by h(α) between 0 and 1, learned so that a module's outputs stay
+those of the full-precision module, and driven to 0 or 1 towards the end. The ranges of activations
+are learned together with it (LSQ), while half of the activations, at random, are not rounded.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.core.errors import NotFiniteError
+from lydite.models.layers import Linear, on_cpu
+from lydite.quantize.activations import InputRange
+from lydite.quantize.blocks import Rows
+from lydite.quantize.grid import Floats, Grid
+from lydite.quantize.layers import QuantizedWeight
+
+LOW, HIGH = -0.1, 1.1  # h is stretched beyond 0 and 1 and clipped, so that it reaches both
+TOKENS = 256  # of the model that TaQ-DiT's balance of losses was found on
+Arrays = dict[str, mx.array]
+Params = dict[str, Arrays]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How rounding is learned. The defaults are TaQ-DiT's, for its number of iterations."""
+
+    iterations: int = 20_000
+    batch: int = 32
+    rounding_rate: float = 1e-3  # Adam's, for α
+    range_rate: float = 4e-5  # Adam's, for activations; falls to 0 as a cosine
+    scale_rate: float = 0.0  # Adam's, for scales, offsets and biases of weights; 0: they stay
+    balance: float = 0.01  # λ, the weight of the loss that drives h to 0 or 1
+    warm_up: float = 0.2  # share of the iterations without that loss
+    sharpest: float = 20.0  # β, falls linearly
+    flattest: float = 2.0
+    keep: float = 0.5  # share of activations that are not rounded
+    mix: float = 0.5  # share of inputs that are those of the full-precision network
+    seed: int = 0
+
+    def sharpness(self, step: int) -> float:
+        """β at an iteration."""
+        start = self.warm_up * self.iterations
+        done = max(step - start, 0) / max(self.iterations - start, 1)
+        return self.sharpest + (self.flattest - self.sharpest) * done
+
+    def balance_at(self, step: int) -> float:
+        """λ at an iteration."""
+        return 0.0 if step < self.warm_up * self.iterations else self.balance
+
+    def range_rate_at(self, step: int) -> float:
+        """The rate of activation ranges at an iteration."""
+        return self.range_rate * 0.5 * (1 + math.cos(math.pi * step / self.iterations))
+
+
+def rounding(alpha: mx.array) -> mx.array:
+    """h(α), between 0 (round down) and 1 (round up)."""
+    return mx.clip(mx.sigmoid(alpha) * (HIGH - LOW) + LOW, 0, 1)
+
+
+def inverse_rounding(share: Floats) -> Floats:
+    """The α whose h is `share`."""
+    return -np.log((HIGH - LOW) / (share - LOW) - 1)
+
+
+@dataclass(eq=False)
+class Target:
+    """One linear to round: its grid, and which range its input has.
+
+    Where that range divides channels, `weight` is the one that takes the divisor over.
+    """
+
+    weight: Floats
+    bias: Floats | None
+    grid: Grid
+    inputs: str | None = None  # name of the range
+    start: Floats | None = None  # the weight that rounding begins from, where it is another
+
+
+class TrialLinear(Linear):
+    """A linear whose weight is set from outside, and whose input may be rounded."""
+
+    def __init__(self, target: Target, inputs: InputRange | None) -> None:
+        nn.Module.__init__(self)
+        self.weight = mx.array(target.weight)
+        if target.bias is not None:
+            self.bias = mx.array(target.bias)
+        # Not parameters: a private attribute is none in mlx.nn.
+        self._inputs, self._scale = inputs, mx.array(inputs.scale if inputs else 1.0)
+        self._keep: tuple[float, mx.array] | None = None
+        self._shift = mx.array(inputs.shift) if inputs and inputs.shift is not None else None
+        self._divisor = mx.array(inputs.divisor) if inputs and inputs.divisor is not None else None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self._inputs is None:
+            return super().__call__(x)
+        if self._shift is not None:
+            x = x - self._shift
+        if self._divisor is not None:
+            x = x / self._divisor
+        rounded = round_input(x, self._scale, self._inputs.zero, self._inputs.most)
+        if self._keep is not None:
+            share, key = self._keep
+            rounded = mx.where(mx.random.uniform(shape=x.shape, key=key) < share, x, rounded)
+        return super().__call__(rounded)
+
+
+def round_input(x: mx.array, scale: mx.array, zero: float, most: int) -> mx.array:
+    """x on the grid scale · (0 … most − zero), with gradients for x inside it and for the scale.
+
+    The gradient of the scale is divided by √(values · most), as LSQ does.
+    """
+    weight = 1 / math.sqrt(x.size * most)
+    scale = mx.maximum(mx.abs(scale), 1e-9)
+    scale = mx.stop_gradient(scale * (1 - weight)) + scale * weight
+    steps = x / scale
+    steps = steps + mx.stop_gradient(mx.round(steps) - steps)  # rounding passes gradients on
+    return (mx.clip(steps + zero, 0, most) - zero) * scale
+
+
+@dataclass(eq=False)
+class Learned:
+    """The result of one reconstruction, and its errors on rows that were not learned from."""
+
+    weights: dict[str, QuantizedWeight]
+    before: float  # rounded to nearest
+    after: float
+    undecided: float  # share of weights whose h was not within 1e-3 of 0 or 1 at the end
+
+
+@dataclass(eq=False)
+class Problem:
+    """A module to reconstruct: its layers by name, its rows, and what it should return."""
+
+    module: Any
+    install: Callable[[Mapping[str, nn.Module]], None]
+    targets: Mapping[str, Target]
+    ranges: Mapping[str, InputRange]
+    rows: Sequence[Rows]
+    outputs: Sequence[list[mx.array]]  # of the full-precision module, for each of `rows`
+
+    def error(self) -> float:
+        """The relative error of the outputs on held-out rows, with the layers as they are."""
+        pairs = [
+            rows.error(self.module, wanted)
+            for rows, wanted in zip(self.rows, self.outputs, strict=True)
+        ]
+        error, total = (sum(each) for each in zip(*pairs, strict=True))
+        return math.sqrt(error / max(total, 1e-30))
+
+
+def reconstruct(
+    problem: Problem,
+    recipe: Recipe,
+    *,
+    tick: Callable[[int, float], None] = lambda step, loss: None,
+) -> Learned:
+    """Learn how the weights of a module are rounded."""
+    trial = {
+        name: TrialLinear(target, problem.ranges.get(target.inputs or ""))
+        for name, target in problem.targets.items()
+    }
+    floors, params = _start(problem, recipe)
+    problem.install(trial)
+    nearest = {name: target.grid.round(target.weight) for name, target in problem.targets.items()}
+    before = _held_out_error(problem, trial, nearest, params)
+    optimizers = {group: each for group, each in _optimizers(recipe).items() if group in params}
+
+    def loss(params: Params, rows: Rows, batch: Arrays, wanted: list[mx.array]) -> mx.array:
+        _set_soft(trial, problem, params, floors, recipe, batch["key"])
+        total = mx.array(0.0)
+        for output, full in zip(rows.call(problem.module, batch), wanted, strict=True):
+            tokens = output.size // (output.shape[0] * output.shape[-1])
+            squares = (output.astype(mx.float32) - full).square()
+            total = total + squares.mean(axis=(0, -1)).sum() * (TOKENS / tokens)
+        for alpha in params["alpha"].values():
+            decided = mx.abs(2 * rounding(alpha) - 1) ** batch["sharpness"]
+            total = total + batch["balance"] * (1 - decided).sum()
+        return total
+
+    gradient = [_compiled(loss, rows) for rows in problem.rows]
+    learned = np.array([rows.learned for rows in problem.rows])
+    generator = np.random.default_rng([recipe.seed, 1])
+    key = mx.random.key(recipe.seed)
+    for step in range(recipe.iterations):
+        chosen = generator.choice(len(learned), p=learned / learned.sum())
+        index = mx.array(generator.integers(0, learned[chosen], recipe.batch))
+        key, own, mixing = mx.random.split(key, 3)
+        batch = _mixed(problem.rows[chosen], index, recipe.mix, mixing)
+        batch |= {
+            "key": own,
+            "sharpness": mx.array(recipe.sharpness(step)),
+            "balance": mx.array(recipe.balance_at(step)),
+        }
+        wanted = [full[index] for full in problem.outputs[chosen]]
+        value, gradients = gradient[chosen](params, batch, wanted)
+        for group, optimizer in optimizers.items():
+            if group == "range":
+                optimizer.learning_rate = recipe.range_rate_at(step)
+            params[group] = optimizer.apply_gradients(gradients[group], params[group])
+        mx.eval(params, [optimizer.state for optimizer in optimizers.values()], value)
+        if not math.isfinite(value.item()):
+            raise NotFiniteError("the loss of the reconstruction is NaN or Inf.")
+        tick(step + 1, value.item())
+    hard = {
+        name: _hardened(problem.targets[name], floors[name], alpha)
+        for name, alpha in params["alpha"].items()
+    }
+    after = _held_out_error(problem, trial, hard, params)
+    return Learned(_finished(problem, hard, params), before, after, _undecided(params["alpha"]))
+
+
+def _compiled(loss: Callable[..., mx.array], rows: Rows) -> Callable[..., Any]:
+    """The loss and its gradient; on a GPU fewer, larger kernels."""
+    gradient = mx.value_and_grad(lambda params, *rest: loss(params, rows, *rest))
+    return gradient if on_cpu() else mx.compile(gradient)
+
+
+def _hardened(target: Target, floor: mx.array, alpha: mx.array) -> NDArray[np.uint8]:
+    """The integers that learned rounding ends in."""
+    steps = mx.clip(floor + (alpha >= 0), 0, target.grid.most)
+    return np.array(steps.astype(mx.uint8)).reshape(target.weight.shape)
+
+
+def _start(problem: Problem, recipe: Recipe) -> tuple[Arrays, Params]:
+    """The integers below each weight, and the parameters before the first iteration."""
+    floors: Arrays = {}
+    alphas: Arrays = {}
+    for name, target in problem.targets.items():
+        begin = target.weight if target.start is None else target.start
+        position = target.grid.position(begin)  # (rows, groups, inputs of a group)
+        floor = np.floor(np.clip(position, -0.5, target.grid.most + 0.5))
+        position = np.clip(position, floor, floor + 1)
+        floors[name] = mx.array(floor)
+        alphas[name] = mx.array(inverse_rounding(position - floor).astype(np.float32))
+    params: Params = {"alpha": alphas}
+    if problem.ranges:
+        params["range"] = {name: mx.array(each.scale) for name, each in problem.ranges.items()}
+    if recipe.scale_rate:
+        params["weight"] = {}
+        for name, target in problem.targets.items():
+            params["weight"][f"{name} scale"] = mx.ones(target.grid.scales.shape)
+            params["weight"][f"{name} offset"] = mx.zeros(target.grid.scales.shape)
+            if target.bias is not None:
+                params["weight"][f"{name} bias"] = mx.zeros(target.bias.shape)
+    return floors, params
+
+
+def _weight(target: Target, steps: mx.array, params: Params, name: str) -> mx.array:
+    """The weight for integers, or real numbers, on its grid."""
+    scales, offsets = mx.array(target.grid.scales), mx.array(target.grid.offsets)
+    if "weight" in params:
+        # in units of a step of the grid: Adam's rate then means the same for every layer
+        offsets = offsets + scales * params["weight"][f"{name} offset"]
+        scales = scales * params["weight"][f"{name} scale"]
+    steps = mx.clip(steps, 0, target.grid.most)
+    return (steps * scales[..., None] + offsets[..., None]).reshape(target.weight.shape)
+
+
+def _bias(target: Target, params: Params, name: str) -> mx.array | None:
+    if target.bias is None:
+        return None
+    bias = mx.array(target.bias)
+    change = params.get("weight", {}).get(f"{name} bias")
+    # in units of the bias' own size, for the same reason
+    return bias if change is None else bias + change * float(np.abs(target.bias).mean() + 1e-6)
+
+
+def _folded(bias: mx.array | None, weight: mx.array, inputs: InputRange) -> mx.array | None:
+    """The bias that gives back what the shift of the input takes."""
+    folded = inputs.folded()
+    if folded is None:
+        return bias
+    given = weight @ mx.array(folded)
+    return given if bias is None else bias + given
+
+
+def _set(trial: Mapping[str, TrialLinear], problem: Problem, params: Params, steps: Arrays) -> None:
+    for name, target in problem.targets.items():
+        layer = trial[name]
+        layer.weight = _weight(target, steps[name], params, name)
+        bias = _bias(target, params, name)
+        if target.inputs:
+            layer._scale = params["range"][target.inputs]
+            bias = _folded(bias, layer.weight, problem.ranges[target.inputs])
+        if bias is not None:
+            layer.bias = bias
+
+
+def _set_soft(
+    trial: Mapping[str, TrialLinear],
+    problem: Problem,
+    params: Params,
+    floors: Arrays,
+    recipe: Recipe,
+    key: mx.array,
+) -> None:
+    steps = {name: floors[name] + rounding(alpha) for name, alpha in params["alpha"].items()}
+    _set(trial, problem, params, steps)
+    for layer, each in zip(trial.values(), mx.random.split(key, len(trial)), strict=True):
+        layer._keep = (recipe.keep, each) if recipe.keep else None
+
+
+def _mixed(rows: Rows, index: mx.array, share: float, key: mx.array) -> Arrays:
+    """Inputs behind quantized blocks, a share of their values from the full-precision network."""
+    mixed = rows.arrays(rows.quantized, index)
+    for name, full in rows.full.items() if share else ():
+        key, own = mx.random.split(key)
+        chosen = mx.random.uniform(shape=mixed[name].shape, key=own) < share
+        mixed[name] = mx.where(chosen, full[index], mixed[name])
+    return mixed
+
+
+def _optimizers(recipe: Recipe) -> dict[str, optim.Adam]:
+    return {
+        "alpha": optim.Adam(recipe.rounding_rate),
+        "range": optim.Adam(recipe.range_rate),
+        "weight": optim.Adam(recipe.scale_rate),
+    }
+
+
+def _held_out_error(
+    problem: Problem,
+    trial: Mapping[str, TrialLinear],
+    integers: Mapping[str, NDArray[np.uint8]],
+    params: Params,
+) -> float:
+    steps = {
+        name: mx.array(problem.targets[name].grid.grouped(each.astype(np.float32)))
+        for name, each in integers.items()
+    }
+    _set(trial, problem, params, steps)
+    for layer in trial.values():
+        layer._keep = None
+    return problem.error()
+
+
+def _undecided(alphas: Arrays) -> float:
+    shares = [np.array(rounding(alpha)).reshape(-1) for alpha in alphas.values()]
+    values = np.concatenate(shares)
+    return float(((values > 1e-3) & (values < 1 - 1e-3)).mean())
+
+
+def _finished(
+    problem: Problem, integers: Mapping[str, NDArray[np.uint8]], params: Params
+) -> dict[str, QuantizedWeight]:
+    finished: dict[str, QuantizedWeight] = {}
+    for name, target in problem.targets.items():
+        grid, extras = target.grid, dict[str, Floats]()
+        if "weight" in params:
+            scale, offset = (np.array(params["weight"][f"{name} {x}"]) for x in ("scale", "offset"))
+            grid = Grid(grid.scales * scale, grid.offsets + grid.scales * offset, grid.bits)
+        bias = _bias(target, params, name)
+        if target.inputs:
+            each = problem.ranges[target.inputs]
+            bias = _folded(bias, mx.array(grid.values(integers[name])), each)
+            extras = each.extras(max(abs(params["range"][target.inputs].item()), 1e-9))
+        found = None if bias is None else np.array(bias)
+        finished[name] = QuantizedWeight(integers[name], grid, found, extras)
+    return finished
