@@ -27,6 +27,7 @@ from lydite.quantize.methods.hqq import hqq_grid
 from lydite.quantize.methods.reconstruct import Problem, Recipe, Target, reconstruct
 from lydite.quantize.observers import Range
 from lydite.quantize.plan import LayerPlan, Plan
+from lydite.quantize.provenance import UnitError
 from lydite.trace.mlx_capture import walk
 
 Method = Literal["rtn", "hqq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"]
@@ -49,15 +50,6 @@ class Settings:
     shift: bool = True  # of TaQ-DiT
     migrate: bool = True
     store: ScaleDtype = "float16"
-
-
-@dataclass(frozen=True, eq=False)
-class UnitError:
-    """The relative error of a unit's outputs on held-out rows."""
-
-    path: str
-    nearest: float
-    after: float
 
 
 @dataclass(eq=False)
@@ -251,7 +243,8 @@ class _Block:
             for stage in stages:
                 ranges[stage[0]] = self._input_range(stage)
                 names |= dict.fromkeys(stage, stage[0])
-        for path, module, paths in self._units(stages):
+        called = [path for stage in stages for path in stage]
+        for path, module, paths in units_of(self.family, self.block, called, self.settings):
             rows, outputs = capture_unit(self.source, self.block, module, self.rows)
             used = {
                 name: ranges[name]
@@ -305,23 +298,24 @@ class _Block:
                 found |= {path: replace(weights[path], extras=extras) for path in own}
         return found
 
-    def _units(self, stages: Sequence[Sequence[str]]) -> Iterator[tuple[str, nn.Module, list[str]]]:
-        """Modules to reconstruct with the linears inside each, in order of calls."""
-        called = [path for stage in stages for path in stage]
-        modules = {f"{self.block.path}.{path}" if path else self.block.path: module
-                   for path, module in walk(self.block.module)}  # fmt: skip
-        units = [
-            path
-            for path in modules
-            if any(re.fullmatch(r.modules, path) for r in self.family.blocks)
-        ]
-        inside = {unit: [path for path in called if path.startswith(f"{unit}.")] for unit in units}
-        covered = sum(len(paths) for paths in inside.values())
-        if self.settings.unit == "block" or covered < len(called):
-            yield self.block.path, self.block.module, called
-            return
-        for unit in sorted(units, key=lambda unit: called.index(inside[unit][0])):
-            yield unit, modules[unit], inside[unit]
+
+def units_of(
+    family: Family, block: Block, called: Sequence[str], settings: Settings
+) -> list[tuple[str, nn.Module, list[str]]]:
+    """Modules to reconstruct with the called linears inside each, in order of calls."""
+    modules = {
+        f"{block.path}.{path}" if path else block.path: module
+        for path, module in walk(block.module)
+    }
+    units = [path for path in modules if any(re.fullmatch(r.modules, path) for r in family.blocks)]
+    inside = {unit: [path for path in called if path.startswith(f"{unit}.")] for unit in units}
+    covered = sum(len(paths) for paths in inside.values())
+    if settings.unit == "block" or covered < len(called):
+        return [(block.path, block.module, list(called))]
+    order = sorted(
+        (unit for unit in units if inside[unit]), key=lambda u: called.index(inside[u][0])
+    )
+    return [(unit, modules[unit], inside[unit]) for unit in order]
 
 
 def _rounded(layer: nn.Module, plan: LayerPlan, settings: Settings) -> QuantizedWeight:

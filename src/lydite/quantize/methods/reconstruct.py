@@ -66,6 +66,15 @@ class Recipe:
         return self.range_rate * 0.5 * (1 + math.cos(math.pi * step / self.iterations))
 
 
+def short_recipe(iterations: int, seed: int = 0) -> Recipe:
+    """For few iterations: larger steps, so that weights still reach the other side.
+
+    α begins within ±2.4 and has to cross 0 to be rounded the other way.
+    """
+    rate = min(max(1e-3, 7.0 / iterations), 1e-2)
+    return Recipe(iterations=iterations, rounding_rate=rate, mix=0.0, seed=seed)
+
+
 def rounding(alpha: mx.array) -> mx.array:
     """h(α), between 0 (round down) and 1 (round up)."""
     return mx.clip(mx.sigmoid(alpha) * (HIGH - LOW) + LOW, 0, 1)
