@@ -66,7 +66,7 @@ class Drawer:
         text, x = net.embed_text(text), mx.array(self._noise[part])
         positions = net.positions(*x.shape[1:3])
         sigmas = self._run.schedule.sigmas.tolist()
-        guidance = self._run.request.guidance
+        guidance = self._run.request.guidance or 1.0
         for sigma, after, at in zip(sigmas, sigmas[1:], self._run.schedule.timesteps, strict=False):
             tables = net.modulation(mx.array([at], dtype=mx.float32), pooled)
             tables = {path: table[0] for path, table in tables.items()}

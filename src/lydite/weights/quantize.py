@@ -185,17 +185,19 @@ _KEYS = ("group_size", "bits", "mode")
 def contradictions(declared: Mapping[str, Any], formats: Formats) -> list[str]:
     """Where a config's `quantization` says something else than the file holds."""
     usual = {key: declared[key] for key in _KEYS if key in declared}
-    found: list[str] = []
     if not formats:
         return [f"config.json says {usual}, and no weight of the file is quantized"]
+    found: list[str] = []
     for path, own in formats.items():
         layer = path.removesuffix(".weight")
-        said = declared.get(layer, usual)
-        said = said if isinstance(said, Mapping) else {"quantized": said}
-        holds = {"group_size": own.group, "bits": own.bits, "mode": own.mode, "quantized": True}
-        wrong = {key: value for key, value in said.items() if holds.get(key, value) != value}
+        said: Any = declared.get(layer, usual)
+        if not isinstance(said, dict):
+            found.append(f"{layer}: config.json says {said}, and the file holds it quantized")
+            continue
+        holds = {"group_size": own.group, "bits": own.bits, "mode": own.mode}
         found += [
-            f"{layer}: config.json says {key} {value}, the file holds {holds[key]}"
-            for key, value in wrong.items()
+            f"{layer}: config.json says {key} {said[key]}, the file holds {value}"
+            for key, value in holds.items()
+            if key in said and said[key] != value
         ]
     return found

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lydite import embedded
-from lydite.cli.calibrate.draw_missing import StopRequest, absolute_model
+from lydite.cli.calibrate.draw_missing import StopRequest, WorkerOptions, absolute_model
 from lydite.cli.calibrate.model_options import note_on_stop
 from lydite.cli.progress import StepBar
-from lydite.cli.request_options import components_option, device_option
+from lydite.cli.request_options import components_option, device_option, typed_arguments
 from lydite.core.errors import FileError, InputError, at
 from lydite.core.files import size_text, write_atomic
 from lydite.weights.quantize import BITS
@@ -302,28 +302,52 @@ class _Job:
         from lydite.cli.evaluate.models import command as evaluate
         from lydite.quantize.work import EVALUATION, MODEL
 
-        options, out = self._options, self._folder / EVALUATION
-        against = options["against"] or self._model.name
-        prompts = options["eval_prompts"] or options["prompts"]
+        out = self._folder / EVALUATION
+        against = self._options["against"] or self._draw_original(out, opened)
+        report = self._folder / MODEL / REPORT
+        self._ctx.invoke(
+            evaluate,
+            model=str(self._folder / MODEL),
+            against=str(against),
+            out=out,
+            quiet=self._quiet,
+            html=report,
+            overwrite=True,
+        )
+        write_atomic(self._folder / MODEL / RECORD, (out / RECORD).read_bytes())
+
+    def _draw_original(self, out: Path, opened: "CalibrationSet | None") -> Path:
+        """Pictures of the original with the settings of the calibration set."""
+        from lydite.calibrate.model_session import open_pipeline
+        from lydite.calibrate.request_conditions import request_of
+        from lydite.calibrate.settings import plan_of
+        from lydite.calibrate.store.writer import command_line
+        from lydite.cli.evaluate.models import REFERENCE, draw_side, evaluated_images
+        from lydite.core.request import Request
+
+        prompts = self._options["eval_prompts"] or self._options["prompts"]
         if prompts is None and opened is not None and self._model.name != embedded.NAME:
             prompts = self._folder / "evaluation_prompts.txt"
             texts = list(dict.fromkeys(image.prompt for image in opened.plan.images))
             write_atomic(prompts, ("\n".join(texts) + "\n").encode())
-        is_set = options["against"] is not None
-        self._ctx.invoke(
-            evaluate,
-            model=str(self._folder / MODEL),
-            against=against,
-            prompts=None if is_set else prompts,
-            images=None if is_set else options["eval_images"] or EVALUATED,
-            seed=SEED_OF_EVALUATION,
-            out=out,
-            quiet=self._quiet,
-            html=self._folder / MODEL / REPORT,
-            overwrite=True,
+        images = evaluated_images(
+            {
+                "prompts": prompts,
+                "images": self._options["eval_images"] or EVALUATED,
+                "seed": SEED_OF_EVALUATION,
+            },
+            self._model,
         )
-        record = (out / RECORD).read_bytes()
-        write_atomic(self._folder / MODEL / RECORD, record)
+        request, dtype = Request(""), "auto"
+        if opened is not None:
+            request, dtype = request_of(opened.settings.conditions)
+        run = open_pipeline(self._model, dtype).plan(request)
+        plan = plan_of(images, tuple(range(run.steps)))
+        resume = command_line("lydite", "quantize", *typed_arguments(self._ctx, ()))
+        settings = WorkerOptions(1, None, self._quiet)
+        folder = out / REFERENCE
+        draw_side(folder, self._model, dtype, run.request, plan, settings, resume)
+        return folder
 
     def _finish(self, work: "Work") -> None:
         from lydite.core.files import move

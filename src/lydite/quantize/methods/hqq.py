@@ -16,7 +16,7 @@ def hqq_grid(weight: Floats, bits: int, group: int | None, store: ScaleDtype = "
     grid = fit_grid(weight, bits, group, store=store)
     values, scales = grid.grouped(weight), grid.scales[..., None]
     offsets, beta = grid.offsets[..., None], FIRST
-    best = np.inf
+    best, kept = np.inf, offsets
     for _ in range(STEPS):
         steps = np.clip(np.rint((values - offsets) / scales), 0, grid.most)
         error = values - (steps * scales + offsets)
