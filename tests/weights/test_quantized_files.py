@@ -113,8 +113,9 @@ def test_scales_take_the_dtype_of_the_model_and_integers_stay() -> None:
     arrays = {**stored(), **extras()}
     arrays["a.scales"] = arrays["a.scales"].astype(ml_dtypes.bfloat16)
     model = loaded(arrays, mx.float16)
-    assert model.a.scales.dtype == mx.float16 and model.a.weight.dtype == mx.uint32
-    assert model.a.low_rank_up.dtype == mx.float16 and model.a.input_range.dtype == mx.float32
+    parts: dict[str, Any] = dict(model.a.items())
+    assert parts["scales"].dtype == mx.float16 and parts["weight"].dtype == mx.uint32
+    assert parts["low_rank_up"].dtype == mx.float16 and parts["input_range"].dtype == mx.float32
     np.testing.assert_array_equal(np.array(model.a.weight), arrays["a.weight"])
 
 

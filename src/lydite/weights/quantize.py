@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lydite.core.errors import InputError
 
@@ -194,8 +194,8 @@ def contradictions(declared: Mapping[str, Any], formats: Formats) -> list[str]:
         return [f"config.json says {usual}, and no weight of the file is quantized"]
     for path, own in formats.items():
         layer = path.removesuffix(".weight")
-        said = declared.get(layer, usual)
-        said = said if isinstance(said, Mapping) else {"quantized": said}
+        entry: Any = declared.get(layer, usual)
+        said = cast(dict[str, Any], entry) if isinstance(entry, dict) else {"quantized": entry}
         holds = {"group_size": own.group, "bits": own.bits, "mode": own.mode, "quantized": True}
         wrong = {key: value for key, value in said.items() if holds.get(key, value) != value}
         found += [
