@@ -1,0 +1,152 @@
+"""The folder in which a quantization is under way: what was decided, and each finished block.
+
+It stands beside the result as NAME.work. A block is written when it is finished, in one file with
+its hash; whatever ends a run, the next one goes on with the first block that is missing.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.calibrate.store.lock import WriterLock
+from lydite.core.config import read_json
+from lydite.core.errors import FileError, InputError, at
+from lydite.core.files import make_folder, remove_leftovers, write_atomic
+from lydite.core.tensorfile import TensorFile, save
+from lydite.quantize.grid import Grid
+from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.run import BlockResult, UnitError
+
+JOB, BLOCKS, SET, MODEL, EVALUATION = "job.json", "blocks", "set", "model", "evaluation"
+_GRID = ("integers", "scales", "offsets")
+
+
+def work_folder(out: Path) -> Path:
+    """Where the work on a result stands."""
+    return out.with_name(f"{out.name}.work")
+
+
+class Work:
+    """An open folder of work, which one process at a time writes."""
+
+    def __init__(self, folder: Path, lock: WriterLock) -> None:
+        self.folder, self._lock = folder, lock
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Begin or resume; a second process is refused."""
+        make_folder(folder)
+        make_folder(folder / BLOCKS)
+        work = cls(folder, WriterLock(folder))
+        remove_leftovers(folder / BLOCKS)
+        return work
+
+    def describe(self, job: Mapping[str, Any]) -> None:
+        """Write what decides the result, or InputError where the folder was begun for another."""
+        path = self.folder / JOB
+        text = msgspec.json.format(msgspec.json.encode(job, order="deterministic"), indent=1)
+        if not os.path.lexists(path):
+            write_atomic(path, text)
+            return
+        known, wanted = read_json(path), msgspec.json.decode(text)
+        if known != wanted:
+            keys = sorted(key for key in {**known, **wanted} if known.get(key) != wanted.get(key))
+            raise InputError(
+                f"{at(self.folder)}: was begun with another {', '.join(keys)[:200]}. Give the same "
+                "to resume it, remove the folder, or give another --out."
+            )
+
+    def results(self) -> dict[str, BlockResult]:
+        """The blocks that are finished, by path."""
+        found = (read_result(path) for path in sorted((self.folder / BLOCKS).glob("*.safetensors")))
+        return {result.path: result for result in found}
+
+    def add(self, number: int, result: BlockResult) -> None:
+        """Keep a finished block."""
+        write_result(self.folder / BLOCKS / f"{number:03}.safetensors", result)
+
+    def finish(self) -> None:
+        """Remove the folder."""
+        self._lock.release()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_result(path: Path, result: BlockResult) -> None:
+    """One file: integers, scales and all else of each layer; errors and a hash as metadata."""
+    tensors: dict[str, NDArray[Any]] = {}
+    bits: dict[str, int] = {}
+    for layer, weight in result.weights.items():
+        bits[layer] = weight.grid.bits
+        tensors[f"{layer}.integers"] = weight.integers
+        tensors[f"{layer}.scales"] = weight.grid.scales
+        tensors[f"{layer}.offsets"] = weight.grid.offsets
+        if weight.bias is not None:
+            tensors[f"{layer}.bias"] = weight.bias
+        tensors |= {f"{layer}.{name}": array for name, array in weight.extras.items()}
+    errors = [[error.path, error.nearest, error.after] for error in result.errors]
+    content = {"path": result.path, "bits": bits, "errors": errors}
+    metadata = {
+        "block": msgspec.json.encode(content, order="deterministic").decode(),
+        "hash": _hash(tensors),
+    }
+    save(path, tensors, metadata)
+
+
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    path: str
+    bits: dict[str, int]
+    errors: list[tuple[str, float, float]]
+
+
+def read_result(path: Path) -> BlockResult:
+    """A finished block, or FileError when a bit of it changed."""
+    with TensorFile.open(path) as file:
+        tensors = {name: np.array(file.read(name)) for name in file.header.tensors}
+        metadata = file.header.metadata
+    try:
+        content = msgspec.json.decode(metadata.get("block", ""), type=_Content)
+    except msgspec.DecodeError as error:
+        raise _damaged(path) from error
+    if metadata.get("hash") != _hash(tensors):
+        raise _damaged(path)
+    layers: dict[str, dict[str, NDArray[Any]]] = {layer: {} for layer in content.bits}
+    for name, array in tensors.items():
+        layer, _, part = name.rpartition(".")
+        layers.setdefault(layer, {})[part] = array
+    weights: dict[str, QuantizedWeight] = {}
+    for layer, parts in layers.items():
+        if layer not in content.bits or not set(_GRID) <= set(parts):
+            raise _damaged(path)
+        integers, scales, offsets = (parts.pop(name) for name in _GRID)
+        bias = parts.pop("bias", None)
+        grid = Grid(scales, offsets, content.bits[layer])
+        weights[layer] = QuantizedWeight(integers, grid, bias, parts)
+    return BlockResult(content.path, weights, [UnitError(*error) for error in content.errors])
+
+
+def _damaged(path: Path) -> FileError:
+    return FileError(f"{at(path)}: is damaged. Remove it; the same command makes it again.")
+
+
+def _hash(tensors: Mapping[str, NDArray[Any]]) -> str:
+    total = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        total.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
