@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -59,7 +60,7 @@ def test_is_the_error_of_the_denoisers_direction(
 
     full = directions()
     for path in (FEED_FORWARD, MODULATION):
-        layer = modules[path]
+        layer: Any = modules[path]
         kept = layer.weight
         layer.weight = mx.dequantize(*mx.quantize(kept, 64, 4), 64, 4)
         rounded = directions()

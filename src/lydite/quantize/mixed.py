@@ -72,6 +72,18 @@ def _gain(one: Choice, other: Choice) -> float:
     return (one.error - other.error) / (other.stored - one.stored)
 
 
+def left_in(plan: Plan, leave_out: Sequence[str]) -> Plan:
+    """Without the layers that match a pattern."""
+    layers = {
+        path: layer
+        for path, layer in plan.layers.items()
+        if not any(fnmatchcase(path, pattern) for pattern in leave_out)
+    }
+    if not layers:
+        raise InputError("all layers are left out.")
+    return Plan(layers)
+
+
 def mixed_plan(
     shapes: Mapping[str, Shape],
     sensitivity: Sensitivity,
@@ -86,13 +98,7 @@ def mixed_plan(
     like that of any other. Layers whose path matches a pattern of `leave_out` stay as they are.
     """
     group = sensitivity.group
-    paths = [
-        path
-        for path in uniform_plan(shapes, min(BITS), group).layers
-        if not any(fnmatchcase(path, pattern) for pattern in leave_out)
-    ]
-    if not paths:
-        raise InputError("all layers are left out.")
+    paths = left_in(uniform_plan(shapes, min(BITS), group), leave_out).layers
     choices: dict[str, list[Choice]] = {}
     for path in paths:
         if path not in sensitivity.errors:

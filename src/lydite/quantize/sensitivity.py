@@ -5,9 +5,10 @@ takes from the denoiser is a direction, (x - denoised) / sigma; the error of a l
 error of that direction, root mean square over the samples. So no step counts less because its
 noise is low.
 
-Errors are measured at two widths only. Between widths the step of a grid, and so the error, goes
-with 1 / (2 ** bits - 1): measured directly, the other widths of the embedded model's layers are
-within a few percent of this rule, and would take three times as long.
+Errors are measured at 2 and 4 bits. The step of a grid, and so the error, goes with
+1 / (2 ** bits - 1): for 24 layers of the embedded model, errors that were measured at 3, 5, 6 and 8
+bits are 0.72 to 1.5 times what this rule makes of 4 bits, nine of ten 0.8 to 1.26 times. At 2 bits
+they are up to 3.8 times as large, so these are measured. All six would take three times as long.
 """
 
 from collections.abc import Callable, Iterator, Sequence
