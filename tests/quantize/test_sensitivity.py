@@ -1,5 +1,6 @@
 """Sensitivity: what one rounded linear does to the denoiser, measured once and resumed."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,18 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from lydite.calibrate.replay import Replay, latent_of, network
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.core.errors import FileError
+from lydite.cli.quantize.plan import command
+from lydite.core.errors import FileError, InputError
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import choose_samples
+from lydite.quantize.plan import read_plan
 from lydite.quantize.sensitivity import Sensitivity, measure_sensitivity, read_sensitivity
 from lydite.trace.mlx_capture import walk
+from lydite.weights.load import parameter_specs
 from support import replays
 
 FEED_FORWARD = "transformer_blocks.0.ff.net.2"
@@ -114,3 +119,41 @@ def test_refuses_what_was_measured_otherwise(
     broken.write_text('{"errors": 1}')
     with pytest.raises(FileError, match="not a file of sensitivities"):
         measure_sensitivity(pipeline, opened, samples=2, file=broken)
+
+
+# `lydite quantize plan`
+
+
+def plan(*words: object) -> str:
+    result = CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_a_plan_meets_the_target_and_is_saved(
+    measured: tuple[Sensitivity, Path], pipeline: Pipeline, opened: CalibrationSet, tmp_path: Path
+) -> None:
+    found, file = measured
+    saved, shapes = tmp_path / "plan.json", parameter_specs(network(pipeline))
+    words = (pipeline.model.path, "--set", opened.folder, "--samples", SAMPLES)
+    words = (*words, "--sensitivity", file, "--bpw", 4.5)
+    text = plan(*words, "--save", saved)
+    most = max(found.errors, key=lambda path: found.errors[path][4])
+    assert min(found.errors, key=lambda path: text.index(f"{path} ")) == most
+    made = read_plan(saved, shapes)
+    assert 4.3 < made.bits_per_weight(shapes) <= 4.5
+    assert len({layer.bits for layer in made.layers.values()}) > 1
+    record = json.loads(plan(*words, "--json"))
+    assert record["plan"] == json.loads(saved.read_text())
+    assert record["bytes_after"] < record["bytes_before"] / 2
+    with pytest.raises(FileError, match="exists already"):
+        plan(*words, "--save", saved)
+
+
+def test_without_a_set_the_plan_is_uniform(pipeline: Pipeline) -> None:
+    text = plan(pipeline.model.path, "--bits", 4, "--leave-out", "*attn*")
+    assert "--set SET" in text and "in 4 bits" in text
+    with pytest.raises(InputError, match="--set SET"):
+        plan(pipeline.model.path, "--bpw", 4)
+    with pytest.raises(InputError, match="exclude"):
+        plan(pipeline.model.path, "--bpw", 4, "--bits", 4)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lydite.quantize.sensitivity import Sensitivity
     from lydite.weights.rules import Shape
 
-SHOWN_WIDTHS = (2, 3, 4, 8)  # columns of the table
 WIDTHS = [str(bits) for bits in BITS]
 
 
@@ -191,8 +190,8 @@ def _print(
     if sensitivity is not None:
         Console(highlight=False).print(_table(shapes, sensitivity, plan))
         click.echo(
-            "error: relative change of what the denoiser returns when only this layer is rounded "
-            f"to nearest, {sensitivity.samples} samples."
+            "2 bits, 4 bits: the relative error of what the denoiser returns when only this layer "
+            f"is rounded to nearest; {sensitivity.samples} samples."
         )
     counts = Counter(each.bits for each in plan.layers.values())
     widths = ", ".join(f"{count} in {bits} bits" for bits, count in sorted(counts.items()))
@@ -216,14 +215,14 @@ def _print(
 
 
 def _table(shapes: "Mapping[str, Shape]", sensitivity: "Sensitivity", plan: "Plan") -> Table:
-    table = Table("layer", "weights", box=None)
-    for bits in SHOWN_WIDTHS:
-        table.add_column(f"error, {bits} bits", justify="right")
-    table.add_column("plan", justify="right")
-    order = sorted(sensitivity.errors, key=lambda path: -sensitivity.squared(path, 4))
-    for path in order:
+    """From the most to the least sensitive layer; errors as they were measured."""
+    widths = sorted({bits for errors in sensitivity.errors.values() for bits in errors})
+    table = Table("layer", box=None, pad_edge=False)
+    for title in ("weights", *(f"{bits} bits" for bits in widths), "plan"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for path in sorted(sensitivity.errors, key=lambda path: -sensitivity.errors[path][widths[-1]]):
         rows, inputs = shapes[f"{path}.weight"]
-        errors = [sensitivity.squared(path, bits) ** 0.5 for bits in SHOWN_WIDTHS]
+        errors = [f"{sensitivity.errors[path][bits]:.4f}" for bits in widths]
         own = f"{plan.layers[path].bits} bits" if path in plan.layers else "kept"
-        table.add_row(path, f"{rows * inputs:,}", *(f"{error:.4f}" for error in errors), own)
+        table.add_row(path, f"{rows * inputs:,}", *errors, own)
     return table
