@@ -8,24 +8,8 @@ import msgspec
 import pytest
 
 from lydite.core.errors import FileError
-from lydite.quantize.provenance import NAME, Provenance, UnitError, read_provenance
-
-PROVENANCE = Provenance(
-    lydite="0.2",
-    mlx="0.32",
-    source_model="embedded",
-    source_hash="0" * 64,
-    set_hash="1" * 64,
-    method="gptq",
-    settings={"bits": 4, "group": 64},
-    bits_per_weight=4.5,
-    bytes_before=4000,
-    bytes_after=1000,
-    changed={"blocks.0.ff": 0.25},
-    units=[UnitError("blocks.0", 0.2, 0.1), UnitError("blocks.1", 0.2, 0.3)],
-    activations=None,
-    seed=0,
-)
+from lydite.quantize.provenance import NAME, read_provenance
+from support.exports import PROVENANCE
 
 
 def test_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ class Replay:
             return to_numpy(denoise.pair(latent, entry.sigma)[0])[0]
         return to_numpy(denoise(latent, entry.sigma))[0]
 
+    def forget(self) -> None:
+        """After layers were exchanged: compute again what is computed for all steps at once."""
+        self._denoiser = None
+
     def record(self, name: str, value: Any, *, slot: str) -> Any:
         """Called with every value of a module; returns it unchanged."""
         path = name.removeprefix(self._scope).removeprefix("/")

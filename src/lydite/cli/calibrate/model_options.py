@@ -59,16 +59,17 @@ def note_on_stop() -> Iterator[None]:
 
 
 class SampleBar:
-    """Counts samples on stderr."""
+    """Counts samples, or other things, on stderr."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._stack = quiet, ExitStack()
+    def __init__(self, *, quiet: bool, unit: str = "step") -> None:
+        self._quiet, self._unit, self._stack = quiet, unit, ExitStack()
         self._bar: StepBar | None = None
 
     def done(self, number: int, total: int) -> None:
         """Sample `number` of `total` is done."""
         if self._bar is None:
-            self._bar = self._stack.enter_context(StepBar(total - number + 1, quiet=self._quiet))
+            bar = StepBar(total - number + 1, quiet=self._quiet, unit=self._unit)
+            self._bar = self._stack.enter_context(bar)
         self._bar.advance()
 
     def __enter__(self) -> Self:

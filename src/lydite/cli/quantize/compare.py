@@ -1,0 +1,68 @@
+"""`lydite quantize compare A B …`: exports of one model in one table."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from lydite.cli.request_options import overwrite_option
+from lydite.core.errors import InputError
+
+
+@click.command("compare")
+@click.argument("folders", metavar="EXPORT…", nargs=-1, required=True,
+                type=click.Path(path_type=Path))  # fmt: skip
+@click.option("--against", type=click.Path(path_type=Path), metavar="SET",
+              help="The set that the original drew, for the page; by default EXPORT/evaluation/"
+                   "reference.")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path), metavar="PAGE",
+              help="Also write a page, with pictures side by side where the sets are "
+                   "there.")  # fmt: skip
+@overwrite_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(
+    folders: tuple[Path, ...],
+    against: Path | None,
+    html: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Compare folders that `lydite quantize` made: method, bits per weight, size, PSNR and SSIM
+    against the original's pictures, error of the latents, errors of the modules.
+
+    \b
+    lydite quantize compare rtn4/ gptq4/ mixed/
+    lydite quantize compare rtn4/ gptq4/ --html page.html
+    """
+    from lydite.core.outputs import check_output, write_output
+    from lydite.quantize.comparison import choose_pictures, differences, read_exports
+
+    if html is not None:
+        given = [*folders, *([against] if against else [])]
+        check_output(html, overwrite=overwrite, inputs=given)
+    elif against is not None:
+        raise InputError("--against is for the page: give --html PAGE too.")
+    exports = read_exports(folders)
+    warnings = differences(exports)
+    if html is not None:
+        from lydite.report.quantization import page
+
+        data = page(exports, choose_pictures(exports, against), warnings)
+        write_output(html, data, overwrite=overwrite)
+    if as_json:
+        import msgspec
+
+        found = {"exports": [export.figures() for export in exports], "warnings": warnings}
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        return
+    from lydite.report.quantization import HEAD, table_rows
+
+    table = Table(*HEAD, box=None)
+    for row in table_rows(exports):
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+    for warning in warnings:
+        click.echo(f"note: {warning}", err=True)
+    if html is not None:
+        click.echo(f"page   {html}")

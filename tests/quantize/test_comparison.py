@@ -1,0 +1,91 @@
+"""Exports side by side: figures, warnings, and the pictures that are shown."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lydite.cli.quantize.compare import command
+from lydite.core.errors import FileError, InputError
+from lydite.quantize.comparison import (
+    CANDIDATE,
+    EVALUATION,
+    RECORD,
+    REFERENCE,
+    choose_pictures,
+    differences,
+    read_exports,
+)
+from support.exports import IMAGES, make_export
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("exports")
+    return [make_export(folder / "near", 1, method="gptq"), make_export(folder / "far", 4)]
+
+
+def test_figures_are_those_of_the_records(folders: list[Path]) -> None:
+    near, far = (export.figures() for export in read_exports(folders))
+    assert near["export"] == "near" and near["method"] == "gptq"
+    assert near["psnr"].mean > far["psnr"].mean + 6
+    assert (near["units_improved"], near["units"], near["integers_changed"]) == (1, 2, 0.25)
+    assert near["latent_error"] is None
+
+
+def test_the_worst_pictures_and_those_in_the_middle_are_shown(folders: list[Path]) -> None:
+    chosen = choose_pictures(read_exports(folders))
+    assert chosen is not None
+    # the noise grows with the number
+    assert [int(row.name) for row in chosen.worst] == [IMAGES - 1, IMAGES - 2, IMAGES - 3]
+    assert [int(row.name) for row in chosen.median] == [3, 2, 1]
+    assert all(row.psnr[0] > row.psnr[1] for row in chosen.worst)
+
+
+def test_without_sets_there_are_no_pictures(folders: list[Path], tmp_path: Path) -> None:
+    bare = [shutil.copytree(folder, tmp_path / folder.name) for folder in folders]
+    shutil.rmtree(bare[0] / EVALUATION / REFERENCE)
+    assert choose_pictures(read_exports(bare)) is not None  # the other has the same
+    shutil.rmtree(bare[1] / EVALUATION / REFERENCE)
+    assert choose_pictures(read_exports(bare)) is None
+    original = folders[0] / EVALUATION / REFERENCE
+    assert choose_pictures(read_exports(bare), original) is not None
+    shutil.rmtree(bare[1] / EVALUATION / CANDIDATE)
+    assert choose_pictures(read_exports(bare), original) is None
+
+
+def test_says_what_does_not_compare(folders: list[Path], tmp_path: Path) -> None:
+    other = make_export(tmp_path / "other", 1, prompts="b")
+    assert differences(read_exports(folders)) == []
+    (warning,) = differences(read_exports([*folders, other]))
+    assert "other prompts" in warning
+
+
+def test_refuses_records_that_break_a_rule(folders: list[Path], tmp_path: Path) -> None:
+    broken = shutil.copytree(folders[0], tmp_path / "broken")
+    (broken / RECORD).write_text("{}")
+    with pytest.raises(FileError, match="not the record of an evaluation"):
+        read_exports([broken])
+    (broken / RECORD).unlink()
+    with pytest.raises(FileError, match="no such file"):
+        read_exports([broken])
+
+
+def test_one_table_one_page_and_json(folders: list[Path], tmp_path: Path) -> None:
+    names = [str(folder) for folder in folders]
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(command, [*names, "--html", str(page)], catch_exceptions=False)
+    assert result.exit_code == 0 and "near" in result.output
+    html = page.read_text()
+    assert html.count("data:image/png") == 2 * 3 * 3  # original and both exports
+    assert "scene &lt;4&gt;" in html and "<4>" not in html
+    result = CliRunner().invoke(command, [*names, "--json"], catch_exceptions=False)
+    found = json.loads(result.output)
+    assert [export["export"] for export in found["exports"]] == ["near", "far"]
+    assert found["exports"][0]["psnr"]["ci95"]
+    with pytest.raises(FileError, match="exists already"):
+        CliRunner().invoke(command, [*names, "--html", str(page)], catch_exceptions=False)
+    with pytest.raises(InputError, match="--html"):
+        CliRunner().invoke(command, [*names, "--against", names[0]], catch_exceptions=False)

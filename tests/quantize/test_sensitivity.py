@@ -1,0 +1,159 @@
+"""Sensitivity: what one rounded linear does to the denoiser, measured once and resumed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from lydite.calibrate.replay import Replay, latent_of, network
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.cli.quantize.plan import command
+from lydite.core.errors import FileError, InputError
+from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize.blocks import choose_samples
+from lydite.quantize.plan import read_plan
+from lydite.quantize.sensitivity import Sensitivity, measure_sensitivity, read_sensitivity
+from lydite.trace.mlx_capture import walk
+from lydite.weights.load import parameter_specs
+from support import replays
+
+FEED_FORWARD = "transformer_blocks.0.ff.net.2"
+MODULATION = "transformer_blocks.0.norm1.linear"  # computed for all steps at once
+SAMPLES = 3
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    return replays.loaded(replays.make_small(tmp_path_factory.mktemp("models") / "small"))
+
+
+@pytest.fixture(scope="module")
+def opened(
+    pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CalibrationSet]:
+    folder = replays.draw_set(tmp_path_factory.mktemp("sets") / "set", pipeline)
+    with CalibrationSet.open(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def measured(
+    pipeline: Pipeline, opened: CalibrationSet, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Sensitivity, Path]:
+    file = tmp_path_factory.mktemp("measured") / "sensitivity.json"
+    return measure_sensitivity(pipeline, opened, samples=SAMPLES, file=file), file
+
+
+def test_is_the_error_of_the_denoisers_direction(
+    measured: tuple[Sensitivity, Path], pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    found, _ = measured
+    net = network(pipeline)
+    modules = dict(walk(net))
+    samples = choose_samples(opened, 1, SAMPLES)
+    assert {row.step for row in samples} == {0, 1, 2}
+
+    def directions() -> list[np.ndarray]:
+        replay = Replay(pipeline, opened.settings, replays.Everything(lambda *_: False))
+        latents = [latent_of(opened, row) for row in samples]
+        return [x - replay.run(row.entry, x) for row, x in zip(samples, latents, strict=True)]
+
+    full = directions()
+    for path in (FEED_FORWARD, MODULATION):
+        layer: Any = modules[path]
+        kept = layer.weight
+        layer.weight = mx.dequantize(*mx.quantize(kept, 64, 4), 64, 4)
+        rounded = directions()
+        layer.weight = kept
+        squares = [
+            np.square(one - other).sum() / np.square(other).sum()
+            for one, other in zip(rounded, full, strict=True)
+        ]
+        expected = np.sqrt(np.mean(squares))
+        # MLX's grid contains 0, and ours the extremes
+        assert expected / 2 < found.errors[path][4] < 2 * expected
+        assert found.errors[path][2] > 2 * found.errors[path][4] > 0
+
+
+def test_every_linear_is_measured_and_the_network_is_as_before(
+    measured: tuple[Sensitivity, Path], pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    found, _ = measured
+    assert {FEED_FORWARD, MODULATION, "proj_out", "context_embedder"} <= set(found.errors)
+    from lydite.calibrate.model_session import require_model
+
+    require_model(opened.settings, pipeline)
+
+
+def test_goes_on_where_it_was_stopped_to_the_same_file(
+    measured: tuple[Sensitivity, Path],
+    pipeline: Pipeline,
+    opened: CalibrationSet,
+    tmp_path: Path,
+) -> None:
+    found, file = measured
+    part = tmp_path / "part.json"
+    kept = dict(list(found.errors.items())[:-2])
+    part.write_bytes(Sensitivity(found.fingerprint, 64, SAMPLES, kept).to_json())
+    done: list[int] = []
+    again = measure_sensitivity(
+        pipeline, opened, samples=SAMPLES, file=part, on_layer=lambda n, total: done.append(n)
+    )
+    assert done == [len(found.errors) - 1, len(found.errors)]
+    assert again == found == read_sensitivity(part)
+    assert part.read_bytes() == file.read_bytes()
+
+
+def test_refuses_what_was_measured_otherwise(
+    measured: tuple[Sensitivity, Path], pipeline: Pipeline, opened: CalibrationSet, tmp_path: Path
+) -> None:
+    _, file = measured
+    with pytest.raises(FileError, match="another model, set or settings"):
+        measure_sensitivity(pipeline, opened, samples=2, file=file)
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"errors": 1}')
+    with pytest.raises(FileError, match="not a file of sensitivities"):
+        measure_sensitivity(pipeline, opened, samples=2, file=broken)
+
+
+# `lydite quantize plan`
+
+
+def plan(*words: object) -> str:
+    result = CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_a_plan_meets_the_target_and_is_saved(
+    measured: tuple[Sensitivity, Path], pipeline: Pipeline, opened: CalibrationSet, tmp_path: Path
+) -> None:
+    found, file = measured
+    saved, shapes = tmp_path / "plan.json", parameter_specs(network(pipeline))
+    words = (pipeline.model.path, "--set", opened.folder, "--samples", SAMPLES)
+    words = (*words, "--sensitivity", file, "--bpw", 4.5)
+    text = plan(*words, "--save", saved)
+    most = max(found.errors, key=lambda path: found.errors[path][4])
+    assert min(found.errors, key=lambda path: text.index(f"{path} ")) == most
+    made = read_plan(saved, shapes)
+    assert 4.3 < made.bits_per_weight(shapes) <= 4.5
+    assert len({layer.bits for layer in made.layers.values()}) > 1
+    record = json.loads(plan(*words, "--json"))
+    assert record["plan"] == json.loads(saved.read_text())
+    assert record["bytes_after"] < record["bytes_before"] / 2
+    with pytest.raises(FileError, match="exists already"):
+        plan(*words, "--save", saved)
+
+
+def test_without_a_set_the_plan_is_uniform(pipeline: Pipeline) -> None:
+    text = plan(pipeline.model.path, "--bits", 4, "--leave-out", "*attn*")
+    assert "--set SET" in text and "in 4 bits" in text
+    with pytest.raises(InputError, match="--set SET"):
+        plan(pipeline.model.path, "--bpw", 4)
+    with pytest.raises(InputError, match="exclude"):
+        plan(pipeline.model.path, "--bpw", 4, "--bits", 4)
