@@ -240,7 +240,7 @@ def test_a_config_says_what_the_file_holds() -> None:
     }
     assert contradictions(declared, formats) == []
     assert contradictions({**declared, "a": False}, formats) == [
-        "a: config.json says quantized False, the file holds True"
+        "a: config.json says False, and the file holds it quantized"
     ]
     (wrong,) = contradictions({**declared, "c": {"group_size": 32, "bits": 4}}, formats)
     assert wrong == "c: config.json says bits 4, the file holds 8"

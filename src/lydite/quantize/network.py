@@ -36,7 +36,8 @@ OUTSIDE = ""  # path of the result that holds the layers outside every block
 
 def needs_set(settings: Settings) -> bool:
     """Whether the method learns from a calibration set."""
-    return settings.method not in DATA_FREE or settings.act_bits is not None
+    data_free = settings.method in DATA_FREE and settings.rank == 0
+    return not data_free or settings.act_bits is not None
 
 
 def quantize_network(
@@ -158,7 +159,7 @@ def provenance(
         bits_per_weight=settings.plan.bits_per_weight(shapes),
         bytes_before=bytes_in_memory(shapes, 2),
         bytes_after=bytes_in_memory(shapes, 2, formats),
-        changed={path: _changed(layers[path], weight) for path, weight in weights.items()},
+        changed={path: _changed(layers[path], weights[path]) for path in sorted(weights)},
         units=[error for result in results for error in result.errors],
         activations="simulated" if settings.act_bits else None,
         seed=settings.recipe.seed,

@@ -8,7 +8,7 @@ import msgspec
 
 from lydite.core.config import read_json
 from lydite.core.errors import FileError, InputError, at
-from lydite.weights.quantize import FORMATS, GROUPS, Mode, is_inner, is_sensitive
+from lydite.weights.quantize import FORMATS, GROUPS, Format, Mode, is_inner, is_sensitive
 from lydite.weights.rules import Shape
 
 KEPT_BITS = 8  # of layers that compute modulation, unless a plan says something else
@@ -52,6 +52,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for path, plan in self.layers.items()
         )
         return bits / sum(sizes.values())
+
+    def formats(self, shapes: Mapping[str, Shape]) -> dict[str, Format]:
+        """How the weights will be stored."""
+        return {
+            f"{path}.weight": Format(each.bits, each.stored_group(shapes[f"{path}.weight"]))
+            for path, each in self.layers.items()
+        }
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"

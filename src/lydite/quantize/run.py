@@ -24,6 +24,7 @@ from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.gptq import gptq
 from lydite.quantize.methods.hqq import hqq_grid
+from lydite.quantize.methods.low_rank import low_rank
 from lydite.quantize.methods.reconstruct import Problem, Recipe, Target, reconstruct
 from lydite.quantize.observers import Range
 from lydite.quantize.plan import LayerPlan, Plan
@@ -49,6 +50,7 @@ class Settings:
     start: Literal["weights", "gptq"] = "weights"  # of learned rounding
     shift: bool = True  # of TaQ-DiT
     migrate: bool = True
+    rank: int = 0  # of a branch in 16 bits beside each weight; not of learned methods
     store: ScaleDtype = "float16"
 
 
@@ -153,9 +155,9 @@ class _Block:
             inputs = self._input_range(stage) if self.settings.act_bits else None
             if self.settings.method == "gptq":
                 hessian = self._hessian(stage[0], inputs)
-                weights = {path: self._gptq(path, hessian, inputs) for path in stage}
-            elif self.settings.method == "hqq" or inputs is not None:
-                weights = {path: self._plain(path, inputs) for path in stage}
+                weights = {path: self._finished(path, hessian, inputs) for path in stage}
+            elif self.settings.method == "hqq" or inputs is not None or self.settings.rank:
+                weights = {path: self._finished(path, None, inputs) for path in stage}
             self._finish({path: weights[path] for path in stage})
         self.result.errors.append(UnitError(self.block.path, before, problem.error()))
 
@@ -182,16 +184,24 @@ class _Block:
                 for batch in rows.batches(0, stop):
                     mx.eval(rows.call(self.block.module, rows.arrays(rows.quantized, batch)))
 
-    def _gptq(
-        self, path: str, hessian: NDArray[np.float64], inputs: InputRange | None
+    def _finished(
+        self, path: str, hessian: NDArray[np.float64] | None, inputs: InputRange | None
     ) -> QuantizedWeight:
-        target = self._target(path, inputs)
-        integers, _ = gptq(target.weight, hessian, target.grid)
-        return _result(target, integers, inputs)
-
-    def _plain(self, path: str, inputs: InputRange | None) -> QuantizedWeight:
-        target = self._target(path, inputs)
-        return _result(target, target.grid.round(target.weight), inputs)
+        """One linear, rounded by GPTQ where a Hessian is given."""
+        target, extras = self._target(path, inputs), dict[str, Floats]()
+        if self.settings.rank:
+            plan, settings = self.settings.plan.layers[path], self.settings
+            branch = low_rank(target.weight, lambda w: _grid(w, plan, settings), settings.rank)
+            target = replace(
+                target, weight=branch.residual, grid=_grid(branch.residual, plan, settings)
+            )
+            extras = branch.extras(inputs.divisor if inputs else None)
+        if hessian is None:
+            integers = target.grid.round(target.weight)
+        else:
+            integers, _ = gptq(target.weight, hessian, target.grid)
+        found = _result(target, integers, inputs)
+        return replace(found, extras={**found.extras, **extras})
 
     def _target(
         self, path: str, inputs: InputRange | None = None, name: str | None = None

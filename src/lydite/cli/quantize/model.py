@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from contextlib import ExitStack
-from math import prod
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import click
 
 from lydite import embedded
 from lydite.cli.calibrate.draw_missing import StopRequest, WorkerOptions, absolute_model
-from lydite.cli.calibrate.model_options import note_on_stop
+from lydite.cli.calibrate.model_options import SampleBar, note_on_stop
 from lydite.cli.progress import StepBar
 from lydite.cli.request_options import components_option, device_option, typed_arguments
 from lydite.core.errors import FileError, InputError, at
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lydite.calibrate.store.index import Row
     from lydite.calibrate.store.reader import CalibrationSet
     from lydite.pipelines.pipeline import Pipeline
+    from lydite.quantize.plan import Plan
     from lydite.quantize.provenance import Provenance
     from lydite.quantize.run import BlockResult, Settings
     from lydite.quantize.work import Work
@@ -53,6 +54,9 @@ ITERATIONS = 1000
                    "--bits.")  # fmt: skip
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Bits of each layer, from `lydite quantize plan --save`.")  # fmt: skip
+@click.option("--rank", type=click.IntRange(1, 256), metavar="N",
+              help="Of a branch in 16 bits beside each weight, as in SVDQuant; for rtn, hqq and "
+                   "gptq.")  # fmt: skip
 @click.option("--set", "set_folder", type=click.Path(path_type=Path), metavar="SET",
               help="A calibration set of MODEL. By default a small one is drawn.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
@@ -116,6 +120,7 @@ class _Job:
 
     def run(self, stack: ExitStack) -> None:
         from lydite.calibrate.model_session import model_hash, open_pipeline, require_model
+        from lydite.calibrate.request_conditions import request_of
         from lydite.quantize.export import check_exportable, export
         from lydite.quantize.network import needs_set, provenance
         from lydite.quantize.provenance import NAME
@@ -123,19 +128,21 @@ class _Job:
 
         pipeline = open_pipeline(self._model, "auto")
         check_exportable(pipeline)
-        settings = self._settings(pipeline)
-        self._print_plan(pipeline, settings)
+        settings = self._settings(pipeline)  # what cannot be done is refused first
         if self._options["dry_run"]:
+            self._print_plan(pipeline, settings)
             return
         work = stack.enter_context(Work.open(self._folder))
-        opened = self._open_set(stack) if needs_set(settings) else None
-        if opened is not None:
-            from lydite.calibrate.request_conditions import request_of
-
+        opened = None
+        if needs_set(settings) or self._options["bpw"]:
+            opened = self._open_set(stack)
             pipeline = open_pipeline(self._model, request_of(opened.settings.conditions)[1])
         pipeline.model.prepare()
         if opened is not None:
             require_model(opened.settings, pipeline)
+        if opened is not None and self._options["bpw"]:
+            settings = replace(settings, plan=self._mixed_plan(pipeline, opened))
+        self._print_plan(pipeline, settings)
         described = {
             "source_model": Path(self._model.name).name,
             "source_hash": model_hash(pipeline),
@@ -157,7 +164,7 @@ class _Job:
     def _settings(self, pipeline: "Pipeline") -> "Settings":
         from lydite.quantize.methods.reconstruct import short_recipe
         from lydite.quantize.plan import read_plan, uniform_plan
-        from lydite.quantize.run import Settings
+        from lydite.quantize.run import LEARNED, Settings
 
         options = self._options
         shapes = pipeline.model.components[pipeline.family.network].expected
@@ -173,12 +180,36 @@ class _Job:
             )
         if options["method"] in ("taqdit", "smoothquant", "ptq4dit") and not options["act_bits"]:
             raise InputError(f"{options['method']} rounds activations too: add --act-bits 8.")
+        if options["bpw"] and (options["plan_file"] is not None or options["dry_run"]):
+            raise InputError(
+                "--bpw measures every layer first. With --dry-run or --plan, use `lydite quantize "
+                "plan MODEL --bpw`."
+            )
+        learned = options["method"] in LEARNED
+        if learned and options["rank"]:
+            raise InputError("--rank goes with rtn, hqq and gptq; learned methods have none.")
         return Settings(
             options["method"],
             plan,
             options["act_bits"],
-            recipe=short_recipe(options["iterations"], options["seed"]),
+            recipe=short_recipe(options["iterations"], options["seed"], bool(options["act_bits"])),
+            rank=options["rank"] or 0,
+            start="gptq" if options["method"] in ("adaround", "joint") else "weights",
         )
+
+    def _mixed_plan(self, pipeline: "Pipeline", opened: "CalibrationSet") -> "Plan":
+        """Bits of each layer by its measured sensitivity."""
+        from lydite.quantize.mixed import mixed_plan
+        from lydite.quantize.sensitivity import measure_sensitivity
+
+        group = 0 if self._options["group"] == "channel" else int(self._options["group"])
+        stop = StopRequest()
+        with SampleBar(quiet=self._quiet, unit="layer") as bar, stop.listening():
+            sensitivity = measure_sensitivity(
+                pipeline, opened, group=group, on_layer=bar.done, stopping=lambda: stop.asked
+            )
+        shapes = pipeline.model.components[pipeline.family.network].expected
+        return mixed_plan(shapes, sensitivity, self._options["bpw"])
 
     def _print_plan(self, pipeline: "Pipeline", settings: "Settings") -> None:
         if self._quiet and not self._options["dry_run"]:
@@ -188,11 +219,7 @@ class _Job:
         component = pipeline.model.components[pipeline.family.network]
         shapes, plan = component.expected, settings.plan
         before = bytes_in_memory(shapes, 2)
-        after = before + sum(
-            (each.bits_per_weight(shapes[f"{path}.weight"]) / 8 - 2)
-            * prod(shapes[f"{path}.weight"])
-            for path, each in plan.layers.items()
-        )
+        after = bytes_in_memory(shapes, 2, plan.formats(shapes))
         counts = Counter(each.bits for each in plan.layers.values())
         widths = ", ".join(f"{count} in {bits} bits" for bits, count in sorted(counts.items()))
         click.echo(

@@ -66,13 +66,15 @@ class Recipe:
         return self.range_rate * 0.5 * (1 + math.cos(math.pi * step / self.iterations))
 
 
-def short_recipe(iterations: int, seed: int = 0) -> Recipe:
+def short_recipe(iterations: int, seed: int = 0, activations: bool = False) -> Recipe:
     """For few iterations: larger steps, so that weights still reach the other side.
 
-    α begins within ±2.4 and has to cross 0 to be rounded the other way.
+    α begins within ±2.4 and has to cross 0 to be rounded the other way. Where only weights are
+    rounded, inputs are those behind quantized blocks.
     """
     rate = min(max(1e-3, 7.0 / iterations), 1e-2)
-    return Recipe(iterations=iterations, rounding_rate=rate, mix=0.0, seed=seed)
+    mix = 0.5 if activations else 0.0
+    return Recipe(iterations=iterations, rounding_rate=rate, mix=mix, seed=seed)
 
 
 def rounding(alpha: mx.array) -> mx.array:
