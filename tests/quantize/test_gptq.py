@@ -86,5 +86,11 @@ def test_errors_of_hqq_are_not_larger_than_those_of_the_whole_range(
     np.testing.assert_array_equal(found.scales, plain.scales)
 
 
+def test_hqq_takes_weights_that_are_exact() -> None:
+    weight = np.tile(np.arange(4, dtype=np.float32), (2, 16))
+    grid = hqq_grid(weight, 2, 32)
+    np.testing.assert_array_equal(grid.values(grid.round(weight)), weight)
+
+
 def output_error(x: Any, weight: Any, values: Any) -> float:
     return float((((weight - values) @ x.T) ** 2).sum())

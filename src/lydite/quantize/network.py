@@ -29,15 +29,14 @@ from lydite.quantize.run import (
 from lydite.quantize.work import Work
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_specs
-from lydite.weights.quantize import DIVISOR, bytes_in_memory, is_sensitive
+from lydite.weights.quantize import DIVISOR, LOW_RANK, bytes_in_memory, is_sensitive
 
 OUTSIDE = ""  # path of the result that holds the layers outside every block
 
 
 def needs_set(settings: Settings) -> bool:
     """Whether the method learns from a calibration set."""
-    data_free = settings.method in DATA_FREE and settings.rank == 0
-    return not data_free or settings.act_bits is not None
+    return settings.method not in DATA_FREE or settings.act_bits is not None
 
 
 def quantize_network(
@@ -170,6 +169,9 @@ def provenance(
 def _changed(layer: nn.Module, weight: QuantizedWeight) -> float:
     """The share of integers that rounding to nearest, on the same grid, would not have given."""
     full, _ = weight_of(layer)
+    if set(LOW_RANK) <= set(weight.extras):
+        down, up = (weight.extras[name] for name in LOW_RANK)
+        full = full - up @ down
     if DIVISOR in weight.extras:
         full = full * weight.extras[DIVISOR]
     return float((weight.grid.round(full) != weight.integers).mean())

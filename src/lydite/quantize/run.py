@@ -27,7 +27,7 @@ from lydite.quantize.methods.hqq import hqq_grid
 from lydite.quantize.methods.low_rank import low_rank
 from lydite.quantize.methods.reconstruct import Problem, Recipe, Target, reconstruct
 from lydite.quantize.observers import Range
-from lydite.quantize.plan import LayerPlan, Plan
+from lydite.quantize.plan import KEPT_BITS, LayerPlan, Plan
 from lydite.quantize.provenance import UnitError
 from lydite.trace.mlx_capture import walk
 
@@ -50,8 +50,8 @@ class Settings:
     start: Literal["weights", "gptq"] = "weights"  # of learned rounding
     shift: bool = True  # of TaQ-DiT
     migrate: bool = True
-    rank: int = 0  # of a branch in 16 bits beside each weight; not of learned methods
     store: ScaleDtype = "float16"
+    rank: int = 0  # of a branch at 16 bits beside each weight of fewer than 8 bits
 
 
 @dataclass(eq=False)
@@ -145,7 +145,7 @@ class _Block:
         problem = Problem(self.block.module, self.source.install, {}, {}, self.rows, outputs)
         nearest = round_layers(
             self._full([path for stage in stages for path in stage]),
-            replace(self.settings, method="rtn"),
+            replace(self.settings, method="rtn", rank=0),
         )
         self.source.install({path: weight.layer() for path, weight in nearest.items()})
         before = problem.error()
@@ -155,9 +155,9 @@ class _Block:
             inputs = self._input_range(stage) if self.settings.act_bits else None
             if self.settings.method == "gptq":
                 hessian = self._hessian(stage[0], inputs)
-                weights = {path: self._finished(path, hessian, inputs) for path in stage}
-            elif self.settings.method == "hqq" or inputs is not None or self.settings.rank:
-                weights = {path: self._finished(path, None, inputs) for path in stage}
+                weights = {path: self._gptq(path, hessian, inputs) for path in stage}
+            elif self.settings.method == "hqq" or self.settings.rank or inputs is not None:
+                weights = {path: self._plain(path, inputs) for path in stage}
             self._finish({path: weights[path] for path in stage})
         self.result.errors.append(UnitError(self.block.path, before, problem.error()))
 
@@ -184,32 +184,22 @@ class _Block:
                 for batch in rows.batches(0, stop):
                     mx.eval(rows.call(self.block.module, rows.arrays(rows.quantized, batch)))
 
-    def _finished(
-        self, path: str, hessian: NDArray[np.float64] | None, inputs: InputRange | None
+    def _gptq(
+        self, path: str, hessian: NDArray[np.float64], inputs: InputRange | None
     ) -> QuantizedWeight:
-        """One linear, rounded by GPTQ where a Hessian is given."""
-        target, extras = self._target(path, inputs), dict[str, Floats]()
-        if self.settings.rank:
-            plan, settings = self.settings.plan.layers[path], self.settings
-            branch = low_rank(target.weight, lambda w: _grid(w, plan, settings), settings.rank)
-            target = replace(
-                target, weight=branch.residual, grid=_grid(branch.residual, plan, settings)
-            )
-            extras = branch.extras(inputs.divisor if inputs else None)
-        if hessian is None:
-            integers = target.grid.round(target.weight)
-        else:
-            integers, _ = gptq(target.weight, hessian, target.grid)
-        found = _result(target, integers, inputs)
-        return replace(found, extras={**found.extras, **extras})
+        target = self._target(path, inputs)
+        integers, _ = gptq(target.weight, hessian, target.grid)
+        return _result(target, integers, inputs)
+
+    def _plain(self, path: str, inputs: InputRange | None) -> QuantizedWeight:
+        target = self._target(path, inputs)
+        return _result(target, target.grid.round(target.weight), inputs)
 
     def _target(
         self, path: str, inputs: InputRange | None = None, name: str | None = None
     ) -> Target:
-        weight, bias = weight_of(self.source.full[path])
-        weight = weight if inputs is None else inputs.scaled(weight)
-        grid = _grid(weight, self.settings.plan.layers[path], self.settings)
-        return Target(weight, bias, grid, name)
+        plan = self.settings.plan.layers[path]
+        return _target(self.source.full[path], plan, self.settings, inputs, name)
 
     # Ranges of activations
 
@@ -305,7 +295,10 @@ class _Block:
             own = [path for path in stage if path in weights]
             if own:
                 extras = self._input_range(own).extras()
-                found |= {path: replace(weights[path], extras=extras) for path in own}
+                found |= {
+                    path: replace(weights[path], extras={**weights[path].extras, **extras})
+                    for path in own
+                }
         return found
 
 
@@ -329,9 +322,27 @@ def units_of(
 
 
 def _rounded(layer: nn.Module, plan: LayerPlan, settings: Settings) -> QuantizedWeight:
+    target = _target(layer, plan, settings)
+    return _result(target, target.grid.round(target.weight), None)
+
+
+def _target(
+    layer: nn.Module,
+    plan: LayerPlan,
+    settings: Settings,
+    inputs: InputRange | None = None,
+    name: str | None = None,
+) -> Target:
+    """What is rounded of a linear: its weight, or what a branch of low rank leaves of it."""
     weight, bias = weight_of(layer)
-    grid = _grid(weight, plan, settings)
-    return QuantizedWeight(grid.round(weight), grid, bias)
+    weight = weight if inputs is None else inputs.scaled(weight)
+    extras: dict[str, Floats] = {}
+    if settings.rank and plan.bits < KEPT_BITS:
+        branch = low_rank(
+            weight, lambda w: _grid(w, plan, settings), settings.rank, store=settings.store
+        )
+        weight, extras = branch.residual, branch.extras(inputs and inputs.divisor)
+    return Target(weight, bias, _grid(weight, plan, settings), name, branch=extras)
 
 
 def weight_of(layer: Any) -> tuple[Floats, Floats | None]:
@@ -352,9 +363,9 @@ def _result(
     target: Target, integers: NDArray[np.uint8], inputs: InputRange | None
 ) -> QuantizedWeight:
     if inputs is None:
-        return QuantizedWeight(integers, target.grid, target.bias)
+        return QuantizedWeight(integers, target.grid, target.bias, target.branch)
     bias, folded = target.bias, inputs.folded()
     if folded is not None:
         given = target.grid.values(integers) @ folded
         bias = given if bias is None else bias + given
-    return QuantizedWeight(integers, target.grid, bias, inputs.extras())
+    return QuantizedWeight(integers, target.grid, bias, {**inputs.extras(), **target.branch})

@@ -55,8 +55,7 @@ ITERATIONS = 1000
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Bits of each layer, from `lydite quantize plan --save`.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(1, 256), metavar="N",
-              help="Of a branch in 16 bits beside each weight, as in SVDQuant; for rtn, hqq and "
-                   "gptq.")  # fmt: skip
+              help="Of a branch in 16 bits beside each weight, as in SVDQuant.")  # fmt: skip
 @click.option("--set", "set_folder", type=click.Path(path_type=Path), metavar="SET",
               help="A calibration set of MODEL. By default a small one is drawn.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
@@ -164,7 +163,7 @@ class _Job:
     def _settings(self, pipeline: "Pipeline") -> "Settings":
         from lydite.quantize.methods.reconstruct import short_recipe
         from lydite.quantize.plan import read_plan, uniform_plan
-        from lydite.quantize.run import LEARNED, Settings
+        from lydite.quantize.run import Settings
 
         options = self._options
         shapes = pipeline.model.components[pipeline.family.network].expected
@@ -185,9 +184,6 @@ class _Job:
                 "--bpw measures every layer first. With --dry-run or --plan, use `lydite quantize "
                 "plan MODEL --bpw`."
             )
-        learned = options["method"] in LEARNED
-        if learned and options["rank"]:
-            raise InputError("--rank goes with rtn, hqq and gptq; learned methods have none.")
         return Settings(
             options["method"],
             plan,

@@ -45,10 +45,11 @@ def low_rank(
 ) -> Branch:
     """The branch and the residual to round, of the turn with the least error."""
     rank = min(rank, *weight.shape)
-    best, kept, rounded = np.inf, None, np.zeros_like(weight)
+    best, kept = np.inf, None
+    rounded = np.zeros_like(weight)
     for _ in range(turns):
         down, up = (stored(part, store) for part in _factors(weight - rounded, rank))
-        residual = weight - up @ down
+        residual = (weight - up @ down).astype(np.float32)
         grid = grid_of(residual)
         rounded = grid.values(grid.round(residual))
         error = float(np.square(residual - rounded).sum())
