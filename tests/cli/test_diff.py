@@ -163,8 +163,7 @@ def test_rerun_names_the_modules_that_are_wrong_on_the_right_inputs(
         "                  inject=pathlib.Path(os.environ['LYDITE_INJECT']))\n"
         "record(pathlib.Path(os.environ['LYDITE_TRACE']), options)\n"
     )
-    result = run(
-        folders["reference"], folders["unbiased"], "--rerun", f"{sys.executable} {script}", "--json"
-    )
-    sources = json.loads(result.stdout)["sources"]
-    assert {row["site"] for row in sources} == {"net/blocks.2.norm"}
+    again = ("--rerun", f"{sys.executable} {script}", "--json")
+    for options, wrong in (((), {"net/blocks.2.norm"}), (("--tolerance", "5"), set[str]())):
+        result = run(folders["reference"], folders["unbiased"], *again, *options)
+        assert {row["site"] for row in json.loads(result.stdout)["sources"]} == wrong

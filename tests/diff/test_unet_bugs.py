@@ -23,10 +23,7 @@ from support.planted_bugs import Bug, Subject, check_found, recorded
 from support.tiny_sd3 import read_tensors
 
 pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.parity
 REQUEST = Request(prompt="a red star", negative="blue fox", steps=3, width=32, height=40)
 KARRAS = {"timestep_spacing": "linspace", "use_karras_sigmas": True, "steps_offset": 0}
 
