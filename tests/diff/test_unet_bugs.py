@@ -163,7 +163,7 @@ BUGS = {
     ),
     "last layer of CLIP": Bug(
         "pipeline/prompt_embeds",
-        None,
+        "another-value",
         patch.object(clip.CLIPTextOutput, "penultimate", property(lambda o: o.last)),
     ),
     "VAE's scale twice": Bug(
@@ -206,12 +206,12 @@ BUGS = {
     ),
     "oldest skip connection first": Bug(
         "unet/up_blocks.2.resnets.0",
-        "axis-slice",
+        "another-value",
         patch.object(unet.UpBlock, "__call__", oldest_skip_first),
     ),
     "skip connection in front": Bug(
         "unet/up_blocks.0.resnets.0",
-        "halves-swapped",
+        "parts-reordered",
         patch.object(unet.UpBlock, "__call__", skip_in_front),
     ),
     "time ids before pooled text": Bug(
