@@ -117,8 +117,9 @@ def halves(x: torch.Tensor, angles: torch.Tensor = HALVES) -> torch.Tensor:
 
 
 def neighbours(x: torch.Tensor, angles: torch.Tensor = ANGLES) -> torch.Tensor:
-    table = (angles.cos().repeat_interleave(2, -1), angles.sin().repeat_interleave(2, -1))
-    return apply_rotary_emb(x, table)
+    table: Any = (angles.cos().repeat_interleave(2, -1), angles.sin().repeat_interleave(2, -1))
+    rotate: Any = apply_rotary_emb
+    return rotate(x, table)
 
 
 GRID = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0))
