@@ -150,7 +150,18 @@ def command(
             click.echo(f"page: {html}")
         if repro:
             click.echo(_repro_text(repro, wrong))
+        if following := _next(verdict, checkpoint=bool(checkpoint), repro=bool(repro)):
+            click.echo(f"next: {following}")
     sys.exit(verdict.exit_code)
+
+
+def _next(verdict: "Verdict", *, checkpoint: bool, repro: bool) -> str | None:
+    """What brings a verdict without a cause further."""
+    if verdict.verdict != "diverge" or verdict.findings or verdict.error is None:
+        return None
+    if not checkpoint and (verdict.slot or "").startswith("out"):
+        return "--checkpoint MODEL gives the reference's weights, to compute the layer again"
+    return None if repro else "--repro FOLDER writes this operation alone, with its inputs"
 
 
 def _repro_text(repro: Path, wrong: "Sequence[Reproduction]") -> str:
@@ -161,7 +172,7 @@ def _repro_text(repro: Path, wrong: "Sequence[Reproduction]") -> str:
             f"repro: not written; no value from which {wrong[0].name} is computed is recorded in "
             "the reference. Record the inputs of its module there"
         )
-    return f"repro: {repro / 'check.py'}, with {len(wrong[0].inputs)} inputs"
+    return f"repro: {repro / 'check.py'}, beside it what the operation gets and returns"
 
 
 def _isolate(

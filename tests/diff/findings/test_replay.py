@@ -75,7 +75,7 @@ def test_activations(right: str, wrong: str) -> None:
         assert not result
     else:
         assert result[0] == "other-activation"
-        assert f"port is {wrong}(net/x), the reference {right}(net/x)" in result[1]
+        assert f"port applies {wrong} to net/x, the reference applies {right};" in result[1]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.positions import BASES, base_of
 from lydite.diff.findings.replay.variants import (
     MAX_VALUES,
     Candidate,
@@ -349,9 +350,24 @@ def _other_rotations(usual: Form, rows: slice) -> Iterator[Candidate]:
         ),
         "rotated twice": replace(rotation, table=rotation.table**2),
     }
+    others |= {
+        f"rotated with the base {base:g}": replace(rotation, table=table)
+        for base, table in _other_bases(rotation.table)
+    }
     for words, other in others.items():
         form = replace(usual, rotation=other)
         yield Candidate(f"rotation: {words}", form.result()[:, rows])
+
+
+def _other_bases(table: Array) -> Iterator[tuple[float, Array]]:
+    """The table with other frequencies, where positions count up and frequencies have a base."""
+    base = base_of(table)
+    first = float(np.angle(table[0, -1]) / np.angle(table[1, -1] / table[0, -1])) if base else 0.0
+    for other in BASES if base and abs(first - round(first)) < 1e-2 else ():
+        if abs(other / (base or 1.0) - 1) > 0.05:
+            positions = np.arange(len(table)) + round(first)
+            rates = other ** (-np.arange(table.shape[1]) / table.shape[1])
+            yield other, np.exp(1j * np.outer(positions, rates))
 
 
 def _moved(table: Array, by: int) -> Array:

@@ -47,7 +47,7 @@ def other_activation(e: Evidence) -> Finding | None:
             name = source.name
             return Finding(
                 "other-activation",
-                f"The port is {told.wrong}({name}), the reference {told.right}({name}); "
+                f"The port applies {told.wrong} to {name}, the reference applies {told.right}; "
                 f"{told.leaves}.",
                 f"Use {told.right} here." if told.wrong != NONE else f"Apply {told.right} here.",
             )

@@ -276,7 +276,7 @@ def _compare_rotations(
             + (", rows and columns exchanged." if transposed else "."),
             "Exchange height and width." if transposed else "Check the positions of the tokens.",
         )
-    bases = [_base(table) for table in (right, wrong)]
+    bases = [base_of(table) for table in (right, wrong)]
     if bases[0] and bases[1] and abs(log(bases[0] / bases[1])) > 0.05:
         return Finding(
             "rotation-base",
@@ -303,7 +303,7 @@ def _lookup(wrong: Table, right: Table, close: float) -> list[tuple[int, int]] |
     return [(a, b) for a, b in enumerate(near) if a != b] or None
 
 
-def _base(table: Table) -> float | None:
+def base_of(table: Table) -> float | None:
     """θ of frequencies θ^(−n / pairs) at positions that count up by one."""
     steps = table[1:] / table[:-1]
     if float(np.abs(steps - steps[:1]).max()) > 1e-2:
