@@ -211,7 +211,12 @@ PORTS: dict[str, Callable[[], Port]] = {
     "bert": lambda: encoder("bert", "BertConfig", "BertModel"),
     "xlm-roberta": lambda: encoder("xlm_roberta", "XLMRobertaConfig", "XLMRobertaModel"),
     "modernbert": lambda: encoder(
-        "modernbert", "ModernBertConfig", "ModernBertModel", inner=True, pad_token_id=0
+        "modernbert",  # the port always uses the tanh form of GELU
+        "ModernBertConfig",
+        "ModernBertModel",
+        inner=True,
+        pad_token_id=0,
+        hidden_activation="gelu_pytorch_tanh",
     ),
     "clip-vision": lambda: vision(
         "llava", "CLIPVisionConfig", "CLIPVisionModel", "clip_vision_model"
