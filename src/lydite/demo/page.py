@@ -17,6 +17,7 @@ from lydite.demo.chapters import (
     audit,
     contact_sheet,
     planted_bug,
+    quantized,
     redraw,
     steps,
 )
@@ -31,6 +32,7 @@ CHAPTERS: tuple[DemoChapter, ...] = (
     accuracy.CHAPTER,
     against_diffusers.CHAPTER,
     planted_bug.CHAPTER,
+    quantized.CHAPTER,
     redraw.CHAPTER,
 )
 NEXT = (
@@ -38,6 +40,7 @@ NEXT = (
     "lydite inspect YOUR-SD3-FOLDER",
     "lydite audit YOUR-SD3-FOLDER",
     "lydite parity YOUR-SD3-FOLDER",
+    "lydite quantize YOUR-SD3-FOLDER --prompts PROMPTS.txt --out sd3-q4",
     'lydite generate "a red fox in snow" --model YOUR-SD3-FOLDER',
 )
 
