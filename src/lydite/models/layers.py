@@ -48,11 +48,13 @@ class QuantizedLinear(nn.QuantizedLinear):
             y = y + (x @ self["low_rank_down"].T) @ self["low_rank_up"].T
         return y + self["bias"] if "bias" in self else y
 
-    def _rounded_input(self, x: mx.array) -> mx.array:
+    def _moved_input(self, x: mx.array) -> mx.array:
         if "input_shift" in self:
             x = x - self["input_shift"]
-        if "input_divisor" in self:
-            x = x / self["input_divisor"]
+        return x / self["input_divisor"] if "input_divisor" in self else x
+
+    def _rounded_input(self, x: mx.array) -> mx.array:
+        x = self._moved_input(x)
         if "input_range" in self:
             scale, zero, most = self["input_range"]
             steps = mx.clip(mx.round(x.astype(mx.float32) / scale) + zero, 0, most)

@@ -1,0 +1,72 @@
+"""Tuning of scales through the whole network: less error on samples that were not learned from."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.core.errors import InputError
+from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize.activations import InputRange
+from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.methods.dwq import TuneRecipe, tune
+from lydite.quantize.plan import uniform_plan
+from lydite.quantize.run import Settings, round_layers
+from lydite.weights.load import parameter_hash, parameter_specs
+from lydite.weights.quantize import is_sensitive
+
+FEW = TuneRecipe(iterations=12)
+
+
+def rounded(pipeline: Pipeline, bits: int, group: int = 64) -> dict[str, QuantizedWeight]:
+    net = pipeline.model.network("transformer")
+    plan = uniform_plan(parameter_specs(net), bits, group)
+    layers: dict[str, Any] = {p: m for p, m in net.named_modules() if p in plan.layers}
+    return round_layers(layers, Settings("rtn", plan))
+
+
+@pytest.mark.parametrize("group", [64, 0])
+def test_the_error_goes_down_and_integers_stay(
+    group: int, pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    net = pipeline.model.network("transformer")
+    before, losses = parameter_hash(net), list[float]()
+    weights = rounded(pipeline, 3, group)
+    tuned = tune(pipeline, opened, weights, FEW, lambda step, loss: losses.append(loss))
+    assert parameter_hash(net) == before and len(losses) == 12
+    assert tuned.improved and tuned.after < 0.9 * tuned.before
+    for path, weight in weights.items():
+        own = tuned.weights[path]
+        np.testing.assert_array_equal(own.integers, weight.integers)
+        same = np.array_equal(own.grid.scales, weight.grid.scales)
+        unused = path == "transformer_blocks.1.attn.add_q_proj"  # no text leaves the last block
+        assert same == (is_sensitive(f"{path}.weight") or unused)
+        np.testing.assert_array_equal(own.grid.scales, own.grid.scales.astype(np.float16))
+        assert own.grid.scales.shape == weight.grid.scales.shape
+
+
+def test_what_got_worse_is_not_kept(pipeline: Pipeline, opened: CalibrationSet) -> None:
+    weights = rounded(pipeline, 3)
+    tuned = tune(pipeline, opened, weights, replace(FEW, iterations=2, rate=3.0))
+    assert not tuned.improved and tuned.after > tuned.before
+    assert all(tuned.weights[path] is weight for path, weight in weights.items())
+
+
+def test_gradients_pass_inputs_that_are_rounded(pipeline: Pipeline, opened: CalibrationSet) -> None:
+    extras = InputRange(8, 0.05, 128).extras()
+    weights = {
+        path: weight if is_sensitive(f"{path}.weight") else replace(weight, extras=extras)
+        for path, weight in rounded(pipeline, 3).items()
+    }
+    tuned = tune(pipeline, opened, weights, replace(FEW, iterations=4))
+    assert tuned.improved
+    first = "transformer_blocks.0.attn.to_q"  # reached only through the inputs of other layers
+    assert (tuned.weights[first].grid.scales != weights[first].grid.scales).any()
+    assert tuned.weights[first].extras == extras
+
+
+def test_eight_bits_are_not_tuned(pipeline: Pipeline, opened: CalibrationSet) -> None:
+    with pytest.raises(InputError, match="fewer than 8 bits"):
+        tune(pipeline, opened, rounded(pipeline, 8), FEW)
