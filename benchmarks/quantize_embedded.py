@@ -26,7 +26,7 @@ from lydite.evaluate.intervals import summarize
 from lydite.evaluate.scenes import held_out
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize.blocks import BlockRows, choose_samples, find_blocks
+from lydite.quantize.blocks import Block, BlockRows, Rows, choose_samples, find_blocks
 from lydite.quantize.methods.reconstruct import Recipe
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.run import DATA_FREE, BlockResult, Settings, quantize_blocks, round_layers
@@ -66,7 +66,7 @@ class Drawer:
         text, x = net.embed_text(text), mx.array(self._noise[part])
         positions = net.positions(*x.shape[1:3])
         sigmas = self._run.schedule.sigmas.tolist()
-        guidance = self._run.request.guidance
+        guidance = self._run.request.guidance or 1.0
         for sigma, after, at in zip(sigmas, sigmas[1:], self._run.schedule.timesteps, strict=False):
             tables = net.modulation(mx.array([at], dtype=mx.float32), pooled)
             tables = {path: table[0] for path, table in tables.items()}
@@ -95,6 +95,23 @@ def read_setting(text: str, shapes: Any, recipe: Recipe) -> Settings:
     return Settings(method, plan, act, recipe=recipe, **own, **switches)  # pyright: ignore
 
 
+class SharedRows(BlockRows):
+    """Rows of several settings: the network is run on the set once, not once for each of them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._kept, self._first = dict(self._others), super()._captured(self.blocks[0])
+
+    def begin(self) -> None:
+        self.quantized, self._others = {}, dict(self._kept)
+
+    def _captured(self, block: Block) -> list[Rows]:
+        return self._first if block is self.blocks[0] else super()._captured(block)
+
+
+_shared: list[SharedRows] = []
+
+
 def quantized(pipeline: Pipeline, folder: Path | None, settings: Settings, most: int) -> Any:
     net = pipeline.model.network("transformer")
     if settings.method in DATA_FREE and not settings.act_bits:
@@ -106,7 +123,11 @@ def quantized(pipeline: Pipeline, folder: Path | None, settings: Settings, most:
         return
     assert folder is not None
     with CalibrationSet.open(folder) as opened:
-        rows = BlockRows(pipeline, opened, choose_samples(opened, 1, 1 << 40, most))
+        if not _shared:
+            chosen = choose_samples(opened, 1, 1 << 40, most)
+            _shared.append(SharedRows(pipeline, opened, chosen))
+        rows = _shared[0]
+        rows.begin()
         yield from quantize_blocks(rows, pipeline.family, settings)
         rows.install(rows.full)
 

@@ -62,6 +62,7 @@ VERBS = {
     "sampler": "lydite.cli.sampler",
     "calibrate": "lydite.cli.calibrate",
     "evaluate": "lydite.cli.evaluate",
+    "quantize": "lydite.cli.quantize",
     "doctor": "lydite.cli.doctor",
 }
 
@@ -78,7 +79,7 @@ VERBS = {
 @click.option("-v", "--verbose", is_flag=True, help="With --version: MLX, device and BLAS.")
 @click.pass_context
 def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
-    """Run and verify diffusion models on MLX.
+    """Run, verify and quantize diffusion models on MLX.
 
     \b
     lydite demo                                     a page of results; nothing is downloaded
@@ -91,6 +92,7 @@ def lydite(ctx: click.Context, version: bool, verbose: bool) -> None:
     lydite sampler list                             samplers and schedules; test your own
     lydite calibrate run --prompts p.txt --out set/ inputs of the network, for a quantizer
     lydite evaluate A --against B --prompts p.txt   how far apart are two models?
+    lydite quantize sd3-folder/ --bits 4 --out q4/  weights in 4 bits, with a report
     lydite doctor                                   does this machine compute exactly?
 
     lydite VERB --help has the options and examples. Exit status: 0 fine, 1 something is wrong with

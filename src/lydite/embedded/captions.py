@@ -125,6 +125,11 @@ def held_out_prompts(n: int, seed: int) -> list[Prompt]:
     return _prompts(sample_scenes(n, seed, held_out=True), seed, style=None)
 
 
+def training_prompts(n: int, seed: int) -> list[Prompt]:
+    """Prompts in all styles of scenes such as the model was trained on."""
+    return _prompts(sample_scenes(n, seed), seed, style=None)
+
+
 def bare_nouns(n: int, seed: int) -> list[Prompt]:
     """Prompts of one to three words: "star", "red", "a star", "red star", "large red star"."""
     scenes = sample_scenes(max(6 * n, 300), seed)  # enough of them hold a single object

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,15 +22,8 @@ class Linear(nn.Linear):
             return super().__call__(x)
         return x @ self.weight.T + self.bias  # MLX would fill the product with the bias first
 
-    def to_quantized(
-        self,
-        group_size: int | None = None,
-        bits: int | None = None,
-        mode: str = "affine",
-        quantize_input: bool = False,
-    ) -> nn.Module:
+    def to_quantized(self, group_size: int, bits: int, mode: str = "affine", **_: object) -> Any:
         """What `nn.quantize` puts in its place."""
-        assert not quantize_input, "inputs are quantized by what a checkpoint holds"
         return QuantizedLinear.from_linear(self, group_size, bits, mode)
 
 
@@ -43,22 +36,21 @@ class QuantizedLinear(nn.QuantizedLinear):
     """
 
     def __call__(self, x: mx.array) -> mx.array:
-        rounded = self._rounded_input(x)
-        y = self._product(rounded)
+        y = self._product(self._rounded_input(x))
         if "low_rank_down" in self:
-            y = y + (x @ self.low_rank_down.T) @ self.low_rank_up.T
-        return y + self.bias if "bias" in self else y
+            y = y + (x @ self["low_rank_down"].T) @ self["low_rank_up"].T
+        return y + self["bias"] if "bias" in self else y
 
     def _rounded_input(self, x: mx.array) -> mx.array:
         if "input_shift" in self:
-            x = x - self.input_shift
+            x = x - self["input_shift"]
         if "input_divisor" in self:
-            x = x / self.input_divisor
+            x = x / self["input_divisor"]
         if "input_range" in self:
-            scale, zero, most = self.input_range
-            y = mx.clip(mx.round(x.astype(mx.float32) / scale) + zero, 0, most)
-            x = ((y - zero) * scale).astype(self.scales.dtype)
-        return x
+            scale, zero, most = self["input_range"]
+            steps = mx.clip(mx.round(x.astype(mx.float32) / scale) + zero, 0, most)
+            x = (steps - zero) * scale
+        return x.astype(self["scales"].dtype) if self.mode == "affine" else x
 
     def _product(self, x: mx.array) -> mx.array:
         options = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}

@@ -19,7 +19,7 @@ POWER, CANDIDATES = 2.4, 24  # of the error; shares of the range that are tried 
 MOMENTUM, BATCHES, BATCH = 0.95, 100, 32  # of the mid-range: its average over shuffled rows
 GELU_LOWEST = -0.1701  # no value of GELU is below
 OUTLIER = 1.5  # times the median scale of all channels
-MOST_VALUES = 1 << 17  # that a search looks at
+MOST_VALUES, MOST_ROWS = 1 << 17, 1 << 11  # that a search looks at: of a tensor, of a channel
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def momentum_shift(values: Floats, seed: int = 0) -> Floats:
 
 def migration(centred: Floats, bits: int) -> Floats:
     """The integers by which outlier channels are divided, 1 for the others."""
-    sample = centred[_stride(len(centred), MOST_VALUES // 8)]
+    sample = centred[_stride(len(centred), MOST_ROWS)]
     scales = _channel_scales(sample, bits)
     outliers = scales > OUTLIER * np.median(scales)
     if not outliers.any() or outliers.all():

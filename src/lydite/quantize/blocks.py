@@ -109,7 +109,7 @@ class Rows:
             outputs = self.call(module, self.arrays(side, batch))
             parts.append([output.astype(mx.float32) for output in outputs])
             mx.eval(parts[-1])
-        joined = [mx.concatenate(each) for each in zip(*parts, strict=True)]
+        joined = [mx.concatenate(list(each)) for each in zip(*parts, strict=True)]
         mx.eval(joined)
         if not all(mx.isfinite(array).all().item() for array in joined):
             raise NotFiniteError("a block returns NaN or Inf for the calibration set.")
@@ -122,8 +122,8 @@ class Rows:
         for batch in self.batches(first):
             outputs = self.call(module, self.arrays(self.quantized, batch))
             for output, full in zip(outputs, wanted, strict=True):
-                error += (output.astype(mx.float32) - full[batch]).square().sum().item()
-                total += full[batch].square().sum().item()
+                error += float((output.astype(mx.float32) - full[batch]).square().sum())
+                total += float(full[batch].square().sum())
         return error, total
 
 
@@ -434,6 +434,6 @@ def _unit_calls(
             arrays[key] = mx.concatenate([each[key] for each in inputs])
         else:
             fixed[key] = leaf
-    joined = [mx.concatenate(each) for each in zip(*outputs, strict=True)]
+    joined = [mx.concatenate(list(each)) for each in zip(*outputs, strict=True)]
     mx.eval(arrays, joined)
     return fixed, arrays, joined

@@ -5,7 +5,6 @@ network's config.json. Everything else is copied as it is.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_json
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, InputError, at
 from lydite.core.files import make_folder, require_space, write_atomic
 from lydite.core.tensorfile import save
 from lydite.pipelines.model import Component
-from lydite.pipelines.model_files import INDEX
+from lydite.pipelines.model_files import DEFAULTS, INDEX
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.layers import QuantizedWeight
 from lydite.weights.audit import parameter
@@ -28,6 +28,7 @@ from lydite.weights.quantize import declaration
 from lydite.weights.rules import layout_of, resolve
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+TEXTS = (".json", ".txt", ".model")
 SCALES = ("scales", "biases", "low_rank_down", "low_rank_up")
 
 
@@ -52,10 +53,10 @@ def export(
     """Write the model with these layers to a folder that is not there yet."""
     source, name = pipeline.model.path, pipeline.family.network
     component = pipeline.model.components[name]
-    require_space(folder.parent, _size(source, name))
+    require_space(folder.parent, _size(pipeline))
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed here
     make_folder(folder)
-    for path in _files(source, name):
+    for path in _files(pipeline):
         tick(str(path))
         make_folder(folder / path.parent)
         shutil.copyfile(source / path, folder / path)
@@ -104,28 +105,33 @@ def _packed(layer: str, weight: QuantizedWeight, scales: str) -> dict[str, NDArr
     }
 
 
-def _files(source: Path, network: str) -> list[Path]:
-    """What is copied: all files of the folder but the network's weights."""
-    found: list[Path] = []
-    for folder, folders, names in os.walk(source):
-        here = Path(folder).relative_to(source)
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
-        if here == Path(network):
-            folders[:] = []
-            continue
+def _files(pipeline: Pipeline) -> list[Path]:
+    """What is copied: the index, configs, tokenizers, and the weights that are used of the other
+    networks."""
+    source, network = pipeline.model.path, pipeline.family.network
+    found = [Path(name) for name in (INDEX, DEFAULTS) if (source / name).is_file()]
+    used: set[Path] = set()
+    for name, component in pipeline.model.components.items():
+        if name != network:
+            with open_checkpoint(component.path) as checkpoint:
+                used |= {path.resolve() for path in checkpoint.files}
+    named = [name for name in read_json(source / INDEX) if (source / name).is_dir()]
+    for name in named:
+        paths = sorted((source / name).iterdir()) if name != network else []
         found += [
-            here / name
-            for name in sorted(names)
-            if not name.startswith(".") and (source / here / name).is_file()
+            path.relative_to(source)
+            for path in paths
+            if path.suffix in TEXTS or path.resolve() in used
         ]
     return found
 
 
-def _size(source: Path, network: str) -> int:
+def _size(pipeline: Pipeline) -> int:
     """Of the copied files, and at most of the network."""
+    source = pipeline.model.path
+    network = source / pipeline.family.network
     try:
-        copied = sum((source / path).stat().st_size for path in _files(source, network))
-        own = sum(path.stat().st_size for path in (source / network).glob("*.safetensors"))
+        copied = sum((source / path).stat().st_size for path in _files(pipeline))
+        return copied + sum(path.stat().st_size for path in network.glob("*.safetensors"))
     except OSError as error:
         raise FileError(f"{at(source)}: cannot be read ({error.strerror}).") from error
-    return copied + own

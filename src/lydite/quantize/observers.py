@@ -33,7 +33,7 @@ def _least_error(values: Floats, bits: int, low: Floats, high: Floats) -> tuple[
     best, best_half = np.full(low.shape, np.inf, np.float32), half
     for share in np.linspace(1, SMALLEST, CANDIDATES, dtype=np.float32):
         error = rounding_error(values, middle - share * half, middle + share * half, bits)
-        best_half = np.where(error < best, share * half, best_half)
+        best_half = np.where(error < best, share * half, best_half).astype(np.float32)
         best = np.minimum(error, best)
     return middle - best_half, middle + best_half
 

@@ -8,7 +8,7 @@ import msgspec
 
 from lydite.core.config import read_json
 from lydite.core.errors import FileError, InputError, at
-from lydite.weights.quantize import BITS, GROUPS, Mode, is_inner, is_sensitive
+from lydite.weights.quantize import FORMATS, GROUPS, Format, Mode, is_inner, is_sensitive
 from lydite.weights.rules import Shape
 
 KEPT_BITS = 8  # of layers that compute modulation, unless a plan says something else
@@ -22,8 +22,12 @@ class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode = "affine"
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS or self.group not in (0, *GROUPS):
-            raise ValueError(f"bits {self.bits}, group {self.group}: MLX has no such format")
+        bits, groups = FORMATS[self.mode]
+        per_channel = self.group == 0 and self.mode == "affine"
+        if self.bits not in bits or (self.group not in groups and not per_channel):
+            raise ValueError(
+                f"{self.mode} with bits {self.bits}, group {self.group}: MLX has no such format"
+            )
 
     def bits_per_weight(self, shape: Shape) -> float:
         """With scales and offsets in 16 bits."""
@@ -48,6 +52,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for path, plan in self.layers.items()
         )
         return bits / sum(sizes.values())
+
+    def formats(self, shapes: Mapping[str, Shape]) -> dict[str, Format]:
+        """How the weights will be stored."""
+        return {
+            f"{path}.weight": Format(each.bits, each.stored_group(shapes[f"{path}.weight"]))
+            for path, each in self.layers.items()
+        }
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
@@ -83,6 +94,8 @@ def read_plan(path: Path, shapes: Mapping[str, Shape]) -> Plan:
         plan = msgspec.convert(raw, Plan)
     except msgspec.ValidationError as error:
         raise FileError(f"{at(path)}: not a quantization plan ({error}).") from error
+    if not plan.layers:
+        raise FileError(f"{at(path)}: the plan has no layers.")
     for name, layer in plan.layers.items():
         shape = shapes.get(f"{name}.weight")
         if shape is None or len(shape) != 2:

@@ -24,9 +24,11 @@ from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.gptq import gptq
 from lydite.quantize.methods.hqq import hqq_grid
+from lydite.quantize.methods.low_rank import low_rank
 from lydite.quantize.methods.reconstruct import Problem, Recipe, Target, reconstruct
 from lydite.quantize.observers import Range
-from lydite.quantize.plan import LayerPlan, Plan
+from lydite.quantize.plan import KEPT_BITS, LayerPlan, Plan
+from lydite.quantize.provenance import UnitError
 from lydite.trace.mlx_capture import walk
 
 Method = Literal["rtn", "hqq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"]
@@ -49,15 +51,7 @@ class Settings:
     shift: bool = True  # of TaQ-DiT
     migrate: bool = True
     store: ScaleDtype = "float16"
-
-
-@dataclass(frozen=True, eq=False)
-class UnitError:
-    """The relative error of a unit's outputs on held-out rows."""
-
-    path: str
-    nearest: float
-    after: float
+    rank: int = 0  # of a branch at 16 bits beside each weight of fewer than 8 bits
 
 
 @dataclass(eq=False)
@@ -151,7 +145,7 @@ class _Block:
         problem = Problem(self.block.module, self.source.install, {}, {}, self.rows, outputs)
         nearest = round_layers(
             self._full([path for stage in stages for path in stage]),
-            replace(self.settings, method="rtn"),
+            replace(self.settings, method="rtn", rank=0),
         )
         self.source.install({path: weight.layer() for path, weight in nearest.items()})
         before = problem.error()
@@ -162,7 +156,7 @@ class _Block:
             if self.settings.method == "gptq":
                 hessian = self._hessian(stage[0], inputs)
                 weights = {path: self._gptq(path, hessian, inputs) for path in stage}
-            elif self.settings.method == "hqq" or inputs is not None:
+            elif self.settings.method == "hqq" or self.settings.rank or inputs is not None:
                 weights = {path: self._plain(path, inputs) for path in stage}
             self._finish({path: weights[path] for path in stage})
         self.result.errors.append(UnitError(self.block.path, before, problem.error()))
@@ -204,10 +198,8 @@ class _Block:
     def _target(
         self, path: str, inputs: InputRange | None = None, name: str | None = None
     ) -> Target:
-        weight, bias = weight_of(self.source.full[path])
-        weight = weight if inputs is None else inputs.scaled(weight)
-        grid = _grid(weight, self.settings.plan.layers[path], self.settings)
-        return Target(weight, bias, grid, name)
+        plan = self.settings.plan.layers[path]
+        return _target(self.source.full[path], plan, self.settings, inputs, name)
 
     # Ranges of activations
 
@@ -251,7 +243,8 @@ class _Block:
             for stage in stages:
                 ranges[stage[0]] = self._input_range(stage)
                 names |= dict.fromkeys(stage, stage[0])
-        for path, module, paths in self._units(stages):
+        called = [path for stage in stages for path in stage]
+        for path, module, paths in units_of(self.family, self.block, called, self.settings):
             rows, outputs = capture_unit(self.source, self.block, module, self.rows)
             used = {
                 name: ranges[name]
@@ -302,32 +295,54 @@ class _Block:
             own = [path for path in stage if path in weights]
             if own:
                 extras = self._input_range(own).extras()
-                found |= {path: replace(weights[path], extras=extras) for path in own}
+                found |= {
+                    path: replace(weights[path], extras={**weights[path].extras, **extras})
+                    for path in own
+                }
         return found
 
-    def _units(self, stages: Sequence[Sequence[str]]) -> Iterator[tuple[str, nn.Module, list[str]]]:
-        """Modules to reconstruct with the linears inside each, in order of calls."""
-        called = [path for stage in stages for path in stage]
-        modules = {f"{self.block.path}.{path}" if path else self.block.path: module
-                   for path, module in walk(self.block.module)}  # fmt: skip
-        units = [
-            path
-            for path in modules
-            if any(re.fullmatch(r.modules, path) for r in self.family.blocks)
-        ]
-        inside = {unit: [path for path in called if path.startswith(f"{unit}.")] for unit in units}
-        covered = sum(len(paths) for paths in inside.values())
-        if self.settings.unit == "block" or covered < len(called):
-            yield self.block.path, self.block.module, called
-            return
-        for unit in sorted(units, key=lambda unit: called.index(inside[unit][0])):
-            yield unit, modules[unit], inside[unit]
+
+def units_of(
+    family: Family, block: Block, called: Sequence[str], settings: Settings
+) -> list[tuple[str, nn.Module, list[str]]]:
+    """Modules to reconstruct with the called linears inside each, in order of calls."""
+    modules = {
+        f"{block.path}.{path}" if path else block.path: module
+        for path, module in walk(block.module)
+    }
+    units = [path for path in modules if any(re.fullmatch(r.modules, path) for r in family.blocks)]
+    inside = {unit: [path for path in called if path.startswith(f"{unit}.")] for unit in units}
+    covered = sum(len(paths) for paths in inside.values())
+    if settings.unit == "block" or covered < len(called):
+        return [(block.path, block.module, list(called))]
+    order = sorted(
+        (unit for unit in units if inside[unit]), key=lambda u: called.index(inside[u][0])
+    )
+    return [(unit, modules[unit], inside[unit]) for unit in order]
 
 
 def _rounded(layer: nn.Module, plan: LayerPlan, settings: Settings) -> QuantizedWeight:
+    target = _target(layer, plan, settings)
+    return _result(target, target.grid.round(target.weight), None)
+
+
+def _target(
+    layer: nn.Module,
+    plan: LayerPlan,
+    settings: Settings,
+    inputs: InputRange | None = None,
+    name: str | None = None,
+) -> Target:
+    """What is rounded of a linear: its weight, or what a branch of low rank leaves of it."""
     weight, bias = weight_of(layer)
-    grid = _grid(weight, plan, settings)
-    return QuantizedWeight(grid.round(weight), grid, bias)
+    weight = weight if inputs is None else inputs.scaled(weight)
+    extras: dict[str, Floats] = {}
+    if settings.rank and plan.bits < KEPT_BITS:
+        branch = low_rank(
+            weight, lambda w: _grid(w, plan, settings), settings.rank, store=settings.store
+        )
+        weight, extras = branch.residual, branch.extras(inputs and inputs.divisor)
+    return Target(weight, bias, _grid(weight, plan, settings), name, branch=extras)
 
 
 def weight_of(layer: Any) -> tuple[Floats, Floats | None]:
@@ -348,9 +363,9 @@ def _result(
     target: Target, integers: NDArray[np.uint8], inputs: InputRange | None
 ) -> QuantizedWeight:
     if inputs is None:
-        return QuantizedWeight(integers, target.grid, target.bias)
+        return QuantizedWeight(integers, target.grid, target.bias, target.branch)
     bias, folded = target.bias, inputs.folded()
     if folded is not None:
         given = target.grid.values(integers) @ folded
         bias = given if bias is None else bias + given
-    return QuantizedWeight(integers, target.grid, bias, inputs.extras())
+    return QuantizedWeight(integers, target.grid, bias, {**inputs.extras(), **target.branch})

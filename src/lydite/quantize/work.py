@@ -22,7 +22,8 @@ from lydite.core.files import make_folder, remove_leftovers, write_atomic
 from lydite.core.tensorfile import TensorFile, save
 from lydite.quantize.grid import Grid
 from lydite.quantize.layers import QuantizedWeight
-from lydite.quantize.run import BlockResult, UnitError
+from lydite.quantize.provenance import UnitError
+from lydite.quantize.run import BlockResult
 
 JOB, BLOCKS, SET, MODEL, EVALUATION = "job.json", "blocks", "set", "model", "evaluation"
 _GRID = ("integers", "scales", "offsets")

@@ -176,12 +176,17 @@ def _audit_quantized(
     missing = {
         name: "needed by its quantized weight" for name in packed if name not in source.tensors
     }
+    bytes_only = {
+        f"{path.removesuffix('weight')}scales"
+        for path, each in formats.items()
+        if each.mode != "affine"
+    }
     loaded: list[str] = []
     for name, shape in packed.items():
         info = source.tensors.get(name)
         if info is None:
             continue
-        allowed = {"U32"} if name in formats else {"U8", *FLOAT_NAMES}
+        allowed = {"U32"} if name in formats else {"U8"} if name in bytes_only else FLOAT_NAMES
         if info.shape != shape:
             wrong_shape[name] = f"a quantized layer expects {shape}, file has {info.shape}"
         elif info.dtype not in allowed:
@@ -265,7 +270,10 @@ def _judge_the_rest(
 def _settle_dtype(name: str, source: TensorView, verdicts: _Verdicts) -> None:
     dtype = source.tensors[name].dtype
     if dtype not in FLOAT_NAMES:
-        verdicts.settle(name, "wrong_dtype", f"stored as {dtype}, expected a float type")
+        detail = f"stored as {dtype}, expected a float type"
+        if dtype == "U32":
+            detail += ", or scales that fit it in a quantized layer"
+        verdicts.settle(name, "wrong_dtype", detail)
 
 
 # Exponent bits all set is NaN or Inf; integer tests are many times faster than isfinite on bf16.

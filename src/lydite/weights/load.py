@@ -137,14 +137,12 @@ def replace_layers(model: nn.Module, formats: Formats) -> None:
         return
     shapes = {path: shape for path, shape in parameter_specs(model).items() if path in formats}
     nn.quantize(model, class_predicate=settings)
-    plain = {"weight", "scales", "biases"}
-    extra = [
-        (path.removesuffix("weight") + name, mx.zeros(shape))
-        for path, chosen in formats.items()
-        for name, shape in chosen.shapes(shapes[path]).items()
-        if name not in plain
-    ]
-    model.update(tree_unflatten(extra), strict=False)
+    layers = dict(model.named_modules())
+    for path, chosen in formats.items():
+        layer = layers[path.removesuffix(".weight")]
+        for name, shape in chosen.shapes(shapes[path]).items():
+            if name not in layer:  # what a checkpoint adds to MLX's own arrays
+                layer[name] = mx.zeros(shape)
 
 
 def add_changes(model: nn.Module, changes: Iterable[tuple[str, Array]], *, where: object) -> None:

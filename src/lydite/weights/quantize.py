@@ -31,6 +31,7 @@ FORMATS: Mapping[Mode, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 # What a quantized layer may hold beside weight, scales, biases and bias.
 RANGE, SHIFT, DIVISOR = "input_range", "input_shift", "input_divisor"
+BIAS = "bias"  # gives back what a shift takes, in a layer that had none
 LOW_RANK = ("low_rank_down", "low_rank_up")
 # Weights inside the repeated blocks of a network; embeddings, first and last layers stay.
 _IN_A_BLOCK = re.compile(r"(^|\.)(\w*blocks|block|layers|\w*refiner)\.\d+\..*\.weight")
@@ -47,7 +48,7 @@ class Format:
     group: int = GROUP
     mode: Mode = "affine"
     rank: int = 0  # of a branch that is added at full precision
-    extras: tuple[str, ...] = ()  # of RANGE, SHIFT and DIVISOR, those that are stored
+    extras: tuple[str, ...] = ()  # of RANGE, SHIFT, DIVISOR and BIAS, those that are stored
 
     def __post_init__(self) -> None:
         bits, groups = FORMATS[self.mode]
@@ -77,7 +78,8 @@ class Format:
             shapes["biases"] = shapes["scales"]
         if self.rank:
             shapes |= zip(LOW_RANK, ((self.rank, inputs), (rows, self.rank)), strict=True)
-        return shapes | {name: (3,) if name == RANGE else (inputs,) for name in self.extras}
+        sizes = {RANGE: 3, BIAS: rows}
+        return shapes | {name: (sizes.get(name, inputs),) for name in self.extras}
 
     def nbytes(self, shape: "Shape", itemsize: int) -> int:
         """What such a weight takes."""
@@ -130,12 +132,14 @@ def stored_formats(
         if not scales.shape[1] or (32 * weight.shape[1]) % inputs or inputs % scales.shape[1]:
             continue
         bits, group = 32 * weight.shape[1] // inputs, inputs // scales.shape[1]
-        mode = _mode(bits, group, affine=f"{stem}biases" in tensors)
+        mode = _mode(bits, group, affine=scales.dtype != "U8" or f"{stem}biases" in tensors)
         known_bits, known_groups = FORMATS[mode]
         if bits in known_bits and group in known_groups:
             down = tensors.get(stem + LOW_RANK[0])
             rank = down.shape[0] if down is not None and down.shape else 0
             extras = tuple(name for name in (RANGE, SHIFT, DIVISOR) if stem + name in tensors)
+            if SHIFT in extras and f"{stem}bias" not in expected:
+                extras += (BIAS,)
             found[path] = Format(bits, group, mode, rank, extras)
     return found
 
@@ -185,17 +189,19 @@ _KEYS = ("group_size", "bits", "mode")
 def contradictions(declared: Mapping[str, Any], formats: Formats) -> list[str]:
     """Where a config's `quantization` says something else than the file holds."""
     usual = {key: declared[key] for key in _KEYS if key in declared}
-    found: list[str] = []
     if not formats:
         return [f"config.json says {usual}, and no weight of the file is quantized"]
+    found: list[str] = []
     for path, own in formats.items():
         layer = path.removesuffix(".weight")
-        said = declared.get(layer, usual)
-        said = said if isinstance(said, Mapping) else {"quantized": said}
-        holds = {"group_size": own.group, "bits": own.bits, "mode": own.mode, "quantized": True}
-        wrong = {key: value for key, value in said.items() if holds.get(key, value) != value}
+        said: Any = declared.get(layer, usual)
+        if not isinstance(said, dict):
+            found.append(f"{layer}: config.json says {said}, and the file holds it quantized")
+            continue
+        holds = {"group_size": own.group, "bits": own.bits, "mode": own.mode}
         found += [
-            f"{layer}: config.json says {key} {value}, the file holds {holds[key]}"
-            for key, value in wrong.items()
+            f"{layer}: config.json says {key} {said[key]}, the file holds {value}"
+            for key, value in holds.items()
+            if key in said and said[key] != value
         ]
     return found

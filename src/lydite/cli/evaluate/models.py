@@ -150,12 +150,14 @@ def _draw_both(options: dict[str, Any], settings: WorkerOptions, resume: str) ->
         model = absolute_model(options["against"], options["components"])
         pipeline = open_pipeline(model, options["against_dtype"])
         run = pipeline.plan(read_request(options))
-        images = _images(options, model)
+        images = evaluated_images(options, model)
         plan = plan_of(images, _kept(options, run.steps))
         request = run.request.replace(prompt="")
-        _draw(folders[REFERENCE], model, options["against_dtype"], request, plan, settings, resume)
+        draw_side(
+            folders[REFERENCE], model, options["against_dtype"], request, plan, settings, resume
+        )
     model = _candidate(options)
-    _draw(folders[CANDIDATE], model, options["dtype"], request, plan, settings, resume)
+    draw_side(folders[CANDIDATE], model, options["dtype"], request, plan, settings, resume)
     return folders
 
 
@@ -164,7 +166,7 @@ def _candidate(options: dict[str, Any]) -> "Model":
     return replace(model, bits=int(options["bits"]) if options["bits"] else None)
 
 
-def _images(options: dict[str, Any], model: "Model") -> list[tuple[str, int]]:
+def evaluated_images(options: dict[str, Any], model: "Model") -> list[tuple[str, int]]:
     from lydite.calibrate.prompts import Prompts, read_prompts
     from lydite.evaluate.scenes import held_out
 
@@ -186,7 +188,7 @@ def _kept(options: dict[str, Any], steps: int) -> tuple[int, ...]:
     return read_keep(options["keep_steps"], steps)
 
 
-def _draw(
+def draw_side(
     folder: Path,
     model: "Model",
     dtype: str,
@@ -195,7 +197,7 @@ def _draw(
     settings: WorkerOptions,
     resume: str,
 ) -> None:
-    """Draw what one side misses."""
+    """Draw what one side misses; `resume` is the command that goes on with it."""
     from lydite.calibrate.model_session import count_steps, model_hash, open_pipeline
     from lydite.calibrate.request_conditions import conditions_of
     from lydite.calibrate.settings import Settings
@@ -271,7 +273,7 @@ def _flat_field(
             request, dtype = request_of(described[side].conditions)
             folder = options["out"] / FLAT / f"{side}_{steps:02}"
             plan = plan_of([(options["flat_field"], options["seed"] + n) for n in range(4)], ())
-            _draw(folder, model, dtype, request.replace(steps=steps), plan, settings, resume)
+            draw_side(folder, model, dtype, request.replace(steps=steps), plan, settings, resume)
             with closing(SetPictures.open(folder)) as source:
                 row[side] = fmean(residual_noise(pixels) for _, pixels in source.pictures())
         rows.append(row)

@@ -154,13 +154,9 @@ def _suggested(
 
 def _sizes(shapes: "Mapping[str, Shape]", plan: "Plan") -> tuple[int, int]:
     """Bytes of the network's weights, before in 16 bits and after."""
-    from lydite.weights.quantize import Format, bytes_in_memory
+    from lydite.weights.quantize import bytes_in_memory
 
-    formats = {
-        f"{path}.weight": Format(each.bits, each.stored_group(shapes[f"{path}.weight"]))
-        for path, each in plan.layers.items()
-    }
-    return bytes_in_memory(shapes, 2), bytes_in_memory(shapes, 2, formats)
+    return bytes_in_memory(shapes, 2), bytes_in_memory(shapes, 2, plan.formats(shapes))
 
 
 def _record(

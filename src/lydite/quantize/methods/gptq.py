@@ -51,4 +51,4 @@ def _inverse_factor(hessian: NDArray[np.float64]) -> NDArray[np.float64]:
     diagonal = np.einsum("ii->i", damped)  # a view
     diagonal[diagonal == 0] = 1
     diagonal += DAMPING * diagonal.mean()
-    return np.linalg.cholesky(np.linalg.inv(damped)).T
+    return np.asarray(np.linalg.cholesky(np.linalg.inv(damped)).T, np.float64)

@@ -16,7 +16,7 @@ def hqq_grid(weight: Floats, bits: int, group: int | None, store: ScaleDtype = "
     grid = fit_grid(weight, bits, group, store=store)
     values, scales = grid.grouped(weight), grid.scales[..., None]
     offsets, beta = grid.offsets[..., None], FIRST
-    best = np.inf
+    best, kept = np.inf, offsets
     for _ in range(STEPS):
         steps = np.clip(np.rint((values - offsets) / scales), 0, grid.most)
         error = values - (steps * scales + offsets)
@@ -24,9 +24,8 @@ def hqq_grid(weight: Floats, bits: int, group: int | None, store: ScaleDtype = "
         if total >= best:
             break
         best, kept = total, offsets
-        size = np.abs(error)
-        shrunk = np.maximum(size - size ** (POWER - 1) / beta, 0, where=size > 0, out=size * 0)
-        shrunk = np.sign(error) * shrunk
+        size = np.maximum(np.abs(error), 1e-12)  # 0 has no such power
+        shrunk = np.sign(error) * np.maximum(size - size ** (POWER - 1) / beta, 0)
         offsets = (values - shrunk - steps * scales).mean(axis=-1, keepdims=True)
         beta *= GROWTH
     return Grid(grid.scales, stored(kept[..., 0].astype(np.float32), store), bits)

@@ -12,7 +12,7 @@ are learned together with it (LSQ), while half of the activations, at random, ar
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +27,7 @@ from lydite.quantize.activations import InputRange
 from lydite.quantize.blocks import Rows
 from lydite.quantize.grid import Floats, Grid
 from lydite.quantize.layers import QuantizedWeight
+from lydite.weights.quantize import LOW_RANK
 
 LOW, HIGH = -0.1, 1.1  # h is stretched beyond 0 and 1 and clipped, so that it reaches both
 TOKENS = 256  # of the model that TaQ-DiT's balance of losses was found on
@@ -66,6 +67,17 @@ class Recipe:
         return self.range_rate * 0.5 * (1 + math.cos(math.pi * step / self.iterations))
 
 
+def short_recipe(iterations: int, seed: int = 0, activations: bool = False) -> Recipe:
+    """For few iterations: larger steps, so that weights still reach the other side.
+
+    α begins within ±2.4 and has to cross 0 to be rounded the other way. Where only weights are
+    rounded, inputs are those behind quantized blocks.
+    """
+    rate = min(max(1e-3, 7.0 / iterations), 1e-2)
+    mix = 0.5 if activations else 0.0
+    return Recipe(iterations=iterations, rounding_rate=rate, mix=mix, seed=seed)
+
+
 def rounding(alpha: mx.array) -> mx.array:
     """h(α), between 0 (round down) and 1 (round up)."""
     return mx.clip(mx.sigmoid(alpha) * (HIGH - LOW) + LOW, 0, 1)
@@ -88,6 +100,7 @@ class Target:
     grid: Grid
     inputs: str | None = None  # name of the range
     start: Floats | None = None  # the weight that rounding begins from, where it is another
+    branch: Mapping[str, Floats] = field(default_factory=dict[str, Floats])  # of low rank, beside
 
 
 class TrialLinear(Linear):
@@ -103,8 +116,16 @@ class TrialLinear(Linear):
         self._keep: tuple[float, mx.array] | None = None
         self._shift = mx.array(inputs.shift) if inputs and inputs.shift is not None else None
         self._divisor = mx.array(inputs.divisor) if inputs and inputs.divisor is not None else None
+        self._branch = [mx.array(target.branch[name]) for name in LOW_RANK if target.branch]
 
     def __call__(self, x: mx.array) -> mx.array:
+        y = self._product(x)
+        if self._branch:
+            down, up = self._branch
+            y = y + (x @ down.T) @ up.T
+        return y
+
+    def _product(self, x: mx.array) -> mx.array:
         if self._inputs is None:
             return super().__call__(x)
         if self._shift is not None:
@@ -359,7 +380,7 @@ def _finished(
 ) -> dict[str, QuantizedWeight]:
     finished: dict[str, QuantizedWeight] = {}
     for name, target in problem.targets.items():
-        grid, extras = target.grid, dict[str, Floats]()
+        grid, extras = target.grid, dict(target.branch)
         if "weight" in params:
             scale, offset = (np.array(params["weight"][f"{name} {x}"]) for x in ("scale", "offset"))
             grid = Grid(grid.scales * scale, grid.offsets + grid.scales * offset, grid.bits)
@@ -367,7 +388,7 @@ def _finished(
         if target.inputs:
             each = problem.ranges[target.inputs]
             bias = _folded(bias, mx.array(grid.values(integers[name])), each)
-            extras = each.extras(max(abs(params["range"][target.inputs].item()), 1e-9))
+            extras |= each.extras(max(abs(params["range"][target.inputs].item()), 1e-9))
         found = None if bias is None else np.array(bias)
         finished[name] = QuantizedWeight(integers[name], grid, found, extras)
     return finished

@@ -1,0 +1,177 @@
+"""Quantize the network of a model from beginning to end, and say how it was done."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+
+from lydite import __version__
+from lydite.calibrate.store.index import Row
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize.blocks import BlockRows, find_blocks
+from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.provenance import Provenance
+from lydite.quantize.run import (
+    DATA_FREE,
+    LEARNED,
+    BlockResult,
+    Settings,
+    quantize_blocks,
+    round_layers,
+    units_of,
+    weight_of,
+)
+from lydite.quantize.work import Work
+from lydite.trace.mlx_capture import walk
+from lydite.weights.load import parameter_specs
+from lydite.weights.quantize import DIVISOR, LOW_RANK, bytes_in_memory, is_sensitive
+
+OUTSIDE = ""  # path of the result that holds the layers outside every block
+
+
+def needs_set(settings: Settings) -> bool:
+    """Whether the method learns from a calibration set."""
+    return settings.method not in DATA_FREE or settings.act_bits is not None
+
+
+def quantize_network(
+    pipeline: Pipeline,
+    opened: CalibrationSet | None,
+    samples: Sequence[Row],
+    settings: Settings,
+    work: Work,
+    *,
+    on_sample: Callable[[], None] = lambda: None,
+    on_step: Callable[[str, int, float], None] = lambda unit, step, loss: None,
+    on_block: Callable[[BlockResult], None] = lambda result: None,
+) -> list[BlockResult]:
+    """The results of all blocks; those that are in the folder of work are taken from there."""
+    finished, results = work.results(), list[BlockResult]()
+    for number, result in enumerate(
+        _results(pipeline, opened, samples, settings, finished, on_sample, on_step)
+    ):
+        if result.path not in finished:
+            work.add(number, result)
+        results.append(result)
+        on_block(result)
+    return results
+
+
+def _results(
+    pipeline: Pipeline,
+    opened: CalibrationSet | None,
+    samples: Sequence[Row],
+    settings: Settings,
+    finished: Mapping[str, BlockResult],
+    on_sample: Callable[[], None],
+    on_step: Callable[[str, int, float], None],
+) -> Iterator[BlockResult]:
+    net = pipeline.model.network(pipeline.family.network)
+    linears = {path: module for path, module in walk(net) if isinstance(module, nn.Linear)}
+    blocks = find_blocks(pipeline.family, net)
+    inside = {path for block in blocks for path in block.linears}
+    outside = {path: module for path, module in linears.items() if path not in inside}
+    yield finished.get(OUTSIDE) or BlockResult(OUTSIDE, round_layers(outside, settings))
+    if opened is None:
+        for block in blocks:
+            layers = {path: linears[path] for path in block.linears}
+            yield finished.get(block.path) or BlockResult(
+                block.path, round_layers(layers, settings)
+            )
+        return
+    rows = BlockRows(pipeline, opened, samples, on_sample)
+    try:
+        yield from quantize_blocks(
+            rows, pipeline.family, settings, finished=finished, on_step=on_step
+        )
+    finally:
+        rows.install(rows.full)
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """What is left to do: iterations of learned methods, else blocks."""
+
+    total: int
+    learned: bool
+
+
+def count_steps(
+    pipeline: Pipeline, settings: Settings, finished: Mapping[str, BlockResult]
+) -> StepCount:
+    """For the length of a progress bar."""
+    net = pipeline.model.network(pipeline.family.network)
+    blocks = find_blocks(pipeline.family, net)
+    if settings.method not in LEARNED:
+        return StepCount(1 + len(blocks), learned=False)
+    units = sum(
+        len(
+            units_of(
+                pipeline.family,
+                block,
+                [path for path in block.linears if not is_sensitive(f"{path}.weight")],
+                settings,
+            )
+        )
+        for block in blocks
+        if block.path not in finished
+    )
+    return StepCount(units * settings.recipe.iterations, learned=True)
+
+
+def sample_bytes(pipeline: Pipeline, opened: CalibrationSet) -> int:
+    """What one sample takes in memory while its rows pass the blocks: measured with one."""
+    first = next(iter(opened.rows("sample")))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    rows = BlockRows(pipeline, opened, [first])
+    _, own = next(iter(rows.walk()))
+    held = sum(
+        array.nbytes for each in own for array in (*each.full.values(), *each.shared.values())
+    )
+    # inputs and outputs of a block, at full precision and behind quantized blocks
+    return 4 * held + max(mx.get_active_memory() - before - held, 0)
+
+
+def provenance(
+    pipeline: Pipeline,
+    results: Sequence[BlockResult],
+    settings: Settings,
+    described: Mapping[str, Any],
+) -> Provenance:
+    """What is written beside an export; `described` are the names and hashes of its sources."""
+    name = pipeline.family.network
+    shapes = parameter_specs(pipeline.model.network(name))
+    layers = dict(walk(pipeline.model.network(name)))
+    weights = {path: weight for result in results for path, weight in result.weights.items()}
+    formats = {f"{path}.weight": weight.format for path, weight in weights.items()}
+    return Provenance(
+        lydite=__version__,
+        mlx=version("mlx"),
+        method=settings.method,
+        settings=msgspec.to_builtins(settings),
+        bits_per_weight=settings.plan.bits_per_weight(shapes),
+        bytes_before=bytes_in_memory(shapes, 2),
+        bytes_after=bytes_in_memory(shapes, 2, formats),
+        changed={path: _changed(layers[path], weights[path]) for path in sorted(weights)},
+        units=[error for result in results for error in result.errors],
+        activations="simulated" if settings.act_bits else None,
+        seed=settings.recipe.seed,
+        **described,
+    )
+
+
+def _changed(layer: nn.Module, weight: QuantizedWeight) -> float:
+    """The share of integers that rounding to nearest, on the same grid, would not have given."""
+    full, _ = weight_of(layer)
+    if set(LOW_RANK) <= set(weight.extras):
+        down, up = (weight.extras[name] for name in LOW_RANK)
+        full = full - up @ down
+    if DIVISOR in weight.extras:
+        full = full * weight.extras[DIVISOR]
+    return float((weight.grid.round(full) != weight.integers).mean())

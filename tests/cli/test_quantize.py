@@ -1,0 +1,171 @@
+"""`lydite quantize` on the embedded model: exports that load anywhere, resuming, errors."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lydite import embedded
+from lydite.cli.main import lydite
+from lydite.core.errors import LyditeError
+from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize import network
+from lydite.quantize.provenance import read_provenance
+
+EVALUATION = ["--eval-images", "2", "-q"]
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(lydite, ["quantize", *map(str, arguments)])
+
+
+def _done(*arguments: object) -> None:
+    result = _run(*arguments, *EVALUATION)
+    assert result.exit_code == 0, result.output or result.exception
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantize")
+    (folder / "prompts.txt").write_text("a red star\na blue ring\n")
+    words = ["--prompts", str(folder / "prompts.txt"), "--steps", "3", "--out", str(folder / "set")]
+    result = CliRunner().invoke(lydite, ["calibrate", "run", *words, "-q"])
+    assert result.exit_code == 0, result.output
+    return folder / "set"
+
+
+@pytest.fixture(scope="module")
+def exported(calibration: Path) -> Path:
+    out = calibration.parent / "gptq"
+    _done("embedded", "--bits", 3, "--set", calibration, "--out", out)
+    return out
+
+
+def test_an_export_is_a_model_with_its_proof(exported: Path) -> None:
+    record = read_provenance(exported)
+    assert record.method == "gptq" and record.improved == len(record.units) == 6
+    assert np.mean(list(record.changed.values())) > 0.05
+    assert record.bytes_after < record.bytes_before / 2
+    evaluation = json.loads((exported / "evaluation.json").read_text())
+    assert evaluation["paired"]["psnr"]["n"] == 2
+    assert not exported.with_name("gptq.work").exists()
+    assert CliRunner().invoke(lydite, ["audit", str(exported)]).exit_code == 0
+
+
+def test_only_packed_weights_are_in_memory(exported: Path) -> None:
+    pipeline = Pipeline.open(exported, dtype="float32")
+    layer = pipeline.model.network("transformer").transformer_blocks[0].ff.net[2]
+    assert layer.weight.dtype == mx.uint32 and layer.bits == 3
+    x = mx.random.normal((40, 768), key=mx.random.key(0))
+    options = {"group_size": 64, "bits": 3}
+    packed = mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **options)
+    assert mx.allclose(layer(x), packed + layer.bias, atol=1e-4).item()
+
+
+def test_plain_mlx_loads_it_by_its_config(exported: Path) -> None:
+    """In a process that has no lydite."""
+    program = """
+import json, sys, mlx.core as mx, mlx.nn as nn
+folder = sys.argv[1]
+weights = mx.load(folder + "/diffusion_pytorch_model.safetensors")
+said = json.load(open(folder + "/config.json"))["quantization"]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj, self.modulation = nn.Linear(768, 192), nn.Linear(192, 1152)
+names = {"proj": "transformer_blocks.0.ff.net.2", "modulation": "transformer_blocks.0.norm1.linear"}
+net = Net()
+usual = {key: said[key] for key in ("group_size", "bits", "mode")}
+nn.quantize(net, class_predicate=lambda path, module: said.get(names[path], usual))
+net.load_weights([(f"{own}.{part}", weights[f"{name}.{part}"])
+                  for own, name in names.items()
+                  for part in ("weight", "scales", "biases", "bias")], strict=True)
+assert net.proj.bits == 3 and net.modulation.bits == 8, (net.proj.bits, net.modulation.bits)
+assert "lydite" not in sys.modules
+mx.save(sys.argv[2], net.proj(mx.ones((1, 768))))
+"""
+    out = exported.parent / "plain.npy"
+    words = [sys.executable, "-c", program, str(exported / "transformer"), str(out)]
+    subprocess.run(words, check=True, timeout=120)
+    layer = Pipeline.open(exported, dtype="float32").model.network("transformer")
+    own = np.array(layer.transformer_blocks[0].ff.net[2](mx.ones((1, 768))))
+    assert np.allclose(np.load(out), own, atol=1e-3)
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_a_killed_run_resumes_to_the_same_file(
+    exported: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("embedded", "--bits", 3, "--set", calibration, "--out", tmp_path / "again")
+    added: list[str] = []
+    with monkeypatch.context() as patch:
+        add = network.Work.add
+
+        def kill(self: Any, number: int, result: Any) -> None:
+            if len(added) == 3:
+                raise _Killed
+            add(self, number, result)
+            added.append(result.path)
+
+        patch.setattr(network.Work, "add", kill)
+        with pytest.raises(_Killed):
+            CliRunner().invoke(lydite, ["quantize", *map(str, words), *EVALUATION])
+    assert not (tmp_path / "again").exists()
+    other = _run(*words[:2], 4, *words[3:])
+    assert isinstance(other.exception, LyditeError) and "another settings" in str(other.exception)
+    _done(*words)
+    for name in ("transformer/diffusion_pytorch_model.safetensors", "quantization.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--method", "taqdit", "--act-bits", 8, "--group", "channel", "--iterations", 2),
+        ("--method", "rtn", "--rank", 4, "--samples", 2),
+    ],
+)
+def test_methods_end_in_models_that_run(
+    words: tuple[object, ...], calibration: Path, tmp_path: Path
+) -> None:
+    _done("embedded", *words, "--set", calibration, "--out", tmp_path / "out")
+    record = read_provenance(tmp_path / "out")
+    assert record.activations == ("simulated" if "taqdit" in words else None)
+
+
+def test_what_cannot_be_done_is_said_in_one_line(
+    exported: Path, calibration: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    wrong = {
+        "exists already": ("embedded", "--out", exported),
+        "quantized already": (exported, "--out", out),
+        "--act-bits 8": ("embedded", "--method", "taqdit", "--out", out),
+        "--group 64": ("embedded", "--method", "smoothquant", "--act-bits", 8, "--group",
+                       "channel", "--out", out),
+    }  # fmt: skip
+    for text, words in wrong.items():
+        result = _run(*words)
+        assert isinstance(result.exception, LyditeError) and text in str(result.exception), text
+    assert not out.exists() and not out.with_name("out.work").exists()
+
+
+def test_another_model_is_refused(calibration: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(embedded.MODEL, copy)
+    (weights,) = (copy / "transformer").glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    result = _run(copy, "--set", calibration, "--out", tmp_path / "out")
+    assert isinstance(result.exception, LyditeError) and "not the one" in str(result.exception)

@@ -1,0 +1,99 @@
+"""AWQ: scales that are folded change no output, and make the error of rounding smaller."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from lydite.models.mmdit import JointBlock, MMDiTConfig
+from lydite.quantize.calls import watch_calls
+from lydite.quantize.grid import fit_grid
+from lydite.quantize.methods.awq import find_scales, fold_scales, value_pairs
+
+CONFIG = MMDiTConfig(
+    sample_size=8, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=32,
+    num_attention_heads=2, joint_attention_dim=64, caption_projection_dim=64,
+    pooled_projection_dim=16, out_channels=4, pos_embed_max_size=8, dual_attention_layers=(0,),
+)  # fmt: skip
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def rounded(weight: Any) -> Any:
+    grid = fit_grid(weight, 3, None)
+    return grid.values(grid.round(weight))
+
+
+def output_error(weight: Any, values: Any, x: Any) -> float:
+    return float(np.square(x @ (weight - values).T).sum())
+
+
+def test_scales_help_where_channels_are_outliers() -> None:
+    x = normal(300, 64)
+    x[:, [3, 17]] *= 15
+    weight = normal(32, 64, seed=1)
+    scales = find_scales([weight], [x], [rounded])
+    assert scales[3] > 2 * np.median(scales)
+    found = output_error(weight, rounded(weight * scales) / scales, x)
+    assert found < 0.5 * output_error(weight, rounded(weight), x)
+
+
+def test_no_scales_are_better_where_no_channel_is_an_outlier() -> None:
+    scales = find_scales([normal(32, 64, seed=1)], [np.sign(normal(300, 64))], [rounded])
+    np.testing.assert_array_equal(scales, np.ones(64))
+
+
+def test_a_block_gives_the_same_before_rounding_and_less_error_after() -> None:
+    mx.random.seed(0)
+    block = JointBlock(CONFIG, 0)
+    linears: dict[str, Any] = {
+        path: module
+        for path, module in block.named_modules()
+        if "weight" in module and module.weight.ndim == 2
+    }
+    value: Any = linears["attn.to_v"]
+    value.weight = value.weight * mx.where(mx.arange(64) % 16 == 3, 20, 1)[:, None]
+    weights: dict[str, Any] = {path: np.array(module.weight) for path, module in linears.items()}
+    pairs = {pair.giving[0]: pair for pair in value_pairs(weights)}
+    assert set(pairs) == {"attn.to_v", "attn2.to_v"}
+    assert pairs["attn.to_v"].giving == ("attn.to_v", "attn.add_v_proj")
+    assert pairs["attn.to_v"].taking == ("attn.to_out.0", "attn.to_add_out")
+    assert pairs["attn2.to_v"].taking == ("attn2.to_out.0",)
+    arguments = [
+        mx.array(normal(4, *shape, seed=seed))
+        for seed, shape in enumerate([(5, 64), (16, 64), (9, 64), (6, 64)])
+    ]
+    inputs: dict[str, Any] = {}
+
+    def keep(path: str, args: Any, kwargs: Any, output: Any) -> Any:
+        inputs[path] = np.array(args[0])
+        return output
+
+    pair = pairs["attn.to_v"]
+    with watch_calls({path: linears[path] for path in pair.taking}, keep):
+        before = block(*arguments)
+    biases: dict[str, Any] = {path: np.array(module.bias) for path, module in linears.items()}
+    changed, changed_biases = fold_scales(
+        pair, weights, biases, inputs, lambda name, weight: rounded(weight)
+    )
+    assert set(changed) == {*pair.giving, *pair.taking} and set(changed_biases) == set(pair.giving)
+
+    def outputs(side: dict[str, Any], bias: dict[str, Any], *, rounding: bool) -> list[Any]:
+        for path in changed:
+            rounds = rounding and path in pair.taking
+            linears[path].weight = mx.array(rounded(side[path]) if rounds else side[path])
+            linears[path].bias = mx.array(bias.get(path, biases[path]))
+        return [np.array(each) for each in block(*arguments)]
+
+    for found, wanted in zip(outputs(changed, changed_biases, rounding=False), before, strict=True):
+        np.testing.assert_allclose(found, np.array(wanted), rtol=1e-3, atol=1e-3)
+    plain, scaled = (
+        sum(
+            float(np.square(found - np.array(wanted)).sum())
+            for found, wanted in zip(outputs(*side, rounding=True), before, strict=True)
+        )
+        for side in ((weights, biases), (changed, changed_biases))
+    )
+    assert scaled < 0.7 * plain

@@ -1,0 +1,111 @@
+"""Grids of weights: MLX's own layout, exact inverses, and ranges with the least error."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from lydite.core.errors import InputError
+from lydite.quantize.grid import Grid, ScaleDtype, fit_grid, pack, stored, unpack
+from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.observers import range_search, rounding_error
+from lydite.weights.quantize import BITS, GROUPS
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("group", GROUPS)
+def test_packing_is_that_of_mlx(bits: int, group: int) -> None:
+    weight = normal(5, 256, seed=bits)
+    words, scales, biases = (
+        np.array(x) for x in mx.quantize(mx.array(weight), group_size=group, bits=bits)
+    )
+    integers = unpack(words, bits)
+    assert integers.shape == weight.shape and integers.max() == 2**bits - 1
+    np.testing.assert_array_equal(pack(integers, bits), words)
+    own = np.random.default_rng(bits).integers(0, 2**bits, weight.shape).astype(np.uint8)
+    np.testing.assert_array_equal(unpack(pack(own, bits), bits), own)
+    # and what the integers stand for is what MLX reads in them
+    values = mx.dequantize(
+        mx.array(words), mx.array(scales), mx.array(biases), group_size=group, bits=bits
+    )
+    ours = Grid(scales, biases, bits).values(integers)
+    np.testing.assert_allclose(ours, np.array(values), rtol=0, atol=1e-6)
+
+
+def test_integers_that_fill_no_whole_words_are_refused() -> None:
+    with pytest.raises(InputError, match="33 inputs in 3 bits"):
+        pack(np.zeros((1, 33), np.uint8), 3)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("group", [32, None])
+def test_rounding_is_the_inverse_of_values(bits: int, group: int | None) -> None:
+    grid = fit_grid(normal(4, 64), bits, group)
+    integers = np.random.default_rng(1).integers(0, 2**bits, (4, 64)).astype(np.uint8)
+    np.testing.assert_array_equal(grid.round(grid.values(integers)), integers)
+
+
+@pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
+def test_no_weight_is_further_than_half_a_step_from_its_value(store: ScaleDtype) -> None:
+    weight = normal(4, 64)
+    grid = fit_grid(weight, 4, 32, store=store)
+    error = np.abs(grid.grouped(weight - grid.values(grid.round(weight))))
+    # a scale that was rounded for storage misses the ends of the range by up to 15 times its error
+    lost = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 1e-6}[store]
+    most = grid.scales * (0.5 + 15 * lost) + np.abs(grid.offsets) * lost
+    assert (error <= most[..., None]).all()
+    np.testing.assert_array_equal(grid.scales, stored(grid.scales, store))
+
+
+def test_equal_weights_are_exact() -> None:
+    weight = np.full((2, 32), 0.25, np.float32)
+    grid = fit_grid(weight, 2, 32)
+    np.testing.assert_array_equal(grid.values(grid.round(weight)), weight)
+
+
+def test_a_grid_per_channel_is_stored_by_repeating_its_scales() -> None:
+    weight = normal(3, 192)
+    grid = fit_grid(weight, 4, None)
+    integers = grid.round(weight)
+    repeated = grid.regrouped(192, 64)
+    assert repeated.scales.shape == (3, 3)
+    np.testing.assert_array_equal(repeated.values(integers), grid.values(integers))
+    np.testing.assert_array_equal(repeated.round(weight), integers)
+    with pytest.raises(InputError, match="groups of 128"):
+        grid.regrouped(192, 128)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("group", [*GROUPS, None])
+@pytest.mark.parametrize("rows", [3, 40])  # the two products of a layer
+def test_a_quantized_product_is_the_dequantized_one(
+    bits: int, group: int | None, rows: int
+) -> None:
+    weight, bias, x = normal(8, 256), normal(8, seed=1), normal(rows, 256, seed=2)
+    grid = fit_grid(weight, bits, group, store="float32")
+    rounded = QuantizedWeight(grid.round(weight), grid, bias)
+    found = np.array(rounded.layer()(mx.array(x)))  # pyright: ignore[reportCallIssue]
+    np.testing.assert_allclose(found, x @ rounded.values().T + bias, rtol=1e-4, atol=1e-4)
+    assert rounded.format.bits == bits and rounded.format.group == (group or 128)
+
+
+def test_the_range_with_least_error_ignores_outliers() -> None:
+    values = np.concatenate([normal(2, 1000), np.full((2, 1), 12, np.float32)], axis=1)
+    full, found = range_search(values, 4, "minmax"), range_search(values, 4, "mse")
+    assert (full[1] == 12).all() and (found[1] < 11).all()
+    assert (rounding_error(values, *found, 4) < rounding_error(values, *full, 4)).all()
+    low, high = range_search(values, 4, "percentile")
+    assert (low > full[0]).all() and (high < 12).all()
+
+
+def test_the_range_with_least_error_is_never_worse_than_all_of_it() -> None:
+    values = normal(50, 32)
+    for bits in (2, 3, 4, 8):
+        full = rounding_error(values, *range_search(values, bits), bits)
+        found = rounding_error(values, *range_search(values, bits, "mse"), bits)
+        assert (found <= 1.001 * full).all()  # all of the range, computed in another order

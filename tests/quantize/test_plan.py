@@ -1,0 +1,77 @@
+"""Plans: which layer gets what, and one clear error for a file that fits no network."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lydite.core.errors import FileError, InputError, LyditeError
+from lydite.quantize.plan import LayerPlan, Plan, read_plan, uniform_plan
+
+SHAPES = {
+    "transformer_blocks.0.attn.to_q.weight": (64, 64),
+    "transformer_blocks.0.norm1.linear.weight": (384, 64),
+    "transformer_blocks.0.ff.net.0.proj.weight": (256, 96),
+    "transformer_blocks.0.attn.to_q.bias": (64,),
+    "context_embedder.weight": (64, 64),
+}
+Q, NORM, FF = (path.removesuffix(".weight") for path in list(SHAPES)[:3])
+
+
+def test_modulation_gets_more_bits_and_outer_layers_stay() -> None:
+    plan = uniform_plan(SHAPES, 4, 32)
+    assert {path: each.bits for path, each in plan.layers.items()} == {Q: 4, NORM: 8, FF: 4}
+    assert uniform_plan(SHAPES, 4, 32, modulation_bits=4).layers[NORM].bits == 4
+    assert FF not in uniform_plan(SHAPES, 4, 64).layers  # 96 inputs have no groups of 64
+    with pytest.raises(InputError, match="groups of 128"):
+        uniform_plan(SHAPES, 4, 128)
+
+
+def test_bits_per_weight_count_scales_and_offsets() -> None:
+    assert LayerPlan(4, 64).bits_per_weight((64, 64)) == 4.5
+    assert LayerPlan(4, 0).bits_per_weight((64, 96)) == 5  # stored in groups of 32
+    plan = Plan({Q: LayerPlan(4, 64), NORM: LayerPlan(8, 32)})
+    sizes = 64 * 64, 384 * 64
+    assert plan.bits_per_weight(SHAPES) == (4.5 * sizes[0] + 9 * sizes[1]) / sum(sizes)
+
+
+def test_a_plan_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    plan = Plan({Q: LayerPlan(3, 0), NORM: LayerPlan(8, 64)})
+    path = tmp_path / "plan.json"
+    path.write_bytes(plan.to_json())
+    assert read_plan(path, SHAPES) == plan
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({Q: {"bits": 7}}, "bits 7, group 64"),
+        ({Q: {"bits": 4, "group": 16}}, "bits 4, group 16"),
+        ({Q: {"bits": 8, "group": 32, "mode": "mxfp4"}}, "mxfp4 with bits 8"),
+        ({Q: {"bits": 4, "group": 0, "mode": "nvfp4"}}, "nvfp4 with bits 4, group 0"),
+        ({}, "the plan has no layers"),
+        ({Q: {"bits": 4, "scale": 1}}, "unknown field `scale`"),
+        ({Q: {"bits": "4"}}, "Expected `int`"),
+        ({Q: {"bits": 4, "mode": "int4"}}, "int4"),
+        ({"attn.to_q": {"bits": 4}}, "attn.to_q: the network has no such linear"),
+        ({FF: {"bits": 4, "group": 64}}, "96 inputs are no multiple of 64"),
+        ([], "Expected `object`"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_one_line(layers: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"layers": layers}))
+    with pytest.raises(FileError) as caught:
+        read_plan(path, SHAPES)
+    assert message in str(caught.value) and str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"layers": {}, "version": 2}'])
+def test_a_file_that_is_no_plan_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(LyditeError, match=r"plan\.json") as caught:
+        read_plan(path, SHAPES)
+    assert "\n" not in str(caught.value)

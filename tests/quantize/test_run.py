@@ -1,0 +1,105 @@
+"""Every method on a small model, block by block, from a few samples."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize import activations
+from lydite.quantize.blocks import BlockRows, choose_samples
+from lydite.quantize.methods.reconstruct import Recipe
+from lydite.quantize.plan import uniform_plan
+from lydite.quantize.run import BlockResult, Settings, quantize_blocks
+from lydite.weights.load import parameter_hash, parameter_specs
+from lydite.weights.quantize import is_sensitive
+
+FEW = Recipe(iterations=3, batch=4, rounding_rate=1e-2)
+
+
+@pytest.fixture(autouse=True)
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "MOST_VALUES", 1 << 12)
+
+
+def quantized(
+    pipeline: Pipeline, opened: CalibrationSet, blocks: int = 1, **options: Any
+) -> list[BlockResult]:
+    """The results of the first blocks."""
+    net = pipeline.model.network("transformer")
+    before = parameter_hash(net)
+    plan = uniform_plan(parameter_specs(net), options.pop("bits", 3), 64)
+    settings = Settings(plan=plan, recipe=FEW, **options)
+    rows = BlockRows(pipeline, opened, choose_samples(opened, 1, 1 << 30))
+    steps = quantize_blocks(rows, pipeline.family, settings)
+    results = [next(steps) for _ in range(blocks)]
+    rows.install(rows.full)
+    assert parameter_hash(net) == before
+    for block, result in zip(rows.blocks, results, strict=False):
+        assert set(result.weights) == {p for p in block.linears if p in plan.layers}
+        assert result.errors and all(0 < each.after < 1 for each in result.errors)
+    return results
+
+
+@pytest.mark.parametrize(
+    ("method", "act_bits"),
+    [
+        ("rtn", 8),
+        ("hqq", None),
+        ("gptq", None),
+        ("adaround", 8),
+        ("joint", None),
+        ("taqdit", 8),
+        ("smoothquant", 8),
+        ("ptq4dit", 8),
+    ],
+)
+def test_every_method_gives_every_planned_layer(
+    method: Any, act_bits: int | None, pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    results = quantized(pipeline, opened, method=method, act_bits=act_bits)
+    for path, weight in results[0].weights.items():
+        inside = not is_sensitive(f"{path}.weight")  # modulation is computed outside the blocks
+        assert ("input_range" in weight.extras) == (act_bits is not None and inside)
+        assert weight.grid.bits == (3 if inside else 8)
+
+
+@pytest.mark.parametrize("method", ["gptq", "taqdit"])
+def test_a_low_rank_branch_makes_the_error_smaller(
+    method: Any, pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    options: dict[str, Any] = {"method": method, "bits": 2, "act_bits": 8}
+    plain, ranked = (quantized(pipeline, opened, rank=rank, **options) for rank in (0, 8))
+    without, with_branch = (
+        sum(error.after for result in each for error in result.errors) for each in (plain, ranked)
+    )
+    assert with_branch < without
+    weight = ranked[0].weights["transformer_blocks.0.ff.net.0.proj"]
+    assert weight.extras["low_rank_down"].shape[0] == weight.format.rank == 8
+    modulation = ranked[0].weights["transformer_blocks.0.norm1.linear"]
+    assert modulation.format.rank == 0
+
+
+def test_a_branch_sees_the_input_it_was_computed_for(
+    pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    """At 6 bits the layer is the linear it came from, with a shift and a divisor too."""
+    (first,) = quantized(pipeline, opened, method="taqdit", bits=6, act_bits=8, rank=8)
+    modules = dict(pipeline.model.network("transformer").named_modules())
+    path = "transformer_blocks.0.ff.net.2"
+    weight, linear = first.weights[path], modules[path]
+    assert {"input_shift", "input_divisor", "low_rank_up"} <= set(weight.extras)
+    shift, divisor = weight.extras["input_shift"], weight.extras["input_divisor"]
+    # an input inside the range whatever the channel
+    noise = np.random.default_rng(0).uniform(-1, 1, (50, len(shift))).astype(np.float32)
+    x = mx.array(shift + 0.05 * divisor * noise)
+    expected, found = linear(x), weight.layer()(x)  # pyright: ignore[reportCallIssue]
+    assert np.abs(np.array(found - expected)).max() < 0.05 * np.abs(np.array(expected)).max()
+
+
+def test_gptq_is_better_than_nearest(pipeline: Pipeline, opened: CalibrationSet) -> None:
+    for result in quantized(pipeline, opened, 2, method="gptq"):
+        for error in result.errors:
+            assert error.after < 0.9 * error.nearest

@@ -1,0 +1,256 @@
+"""Quantized layers in files: recognised by their shapes, loaded as they are, or refused."""
+
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from lydite.core.errors import WeightsError
+from lydite.models.layers import Linear, QuantizedLinear
+from lydite.weights.audit import audit
+from lydite.weights.load import load, parameter_hash, parameter_specs
+from lydite.weights.quantize import (
+    BITS,
+    FORMATS,
+    GROUPS,
+    Format,
+    Mode,
+    contradictions,
+    declaration,
+    stored_formats,
+)
+from support.memory_checkpoint import in_memory
+
+INPUTS, ROWS, RANK = 128, 8, 4
+
+
+class Toy(nn.Module):
+    """One linear to quantize, one without a bias, one that stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Linear(INPUTS, ROWS)
+        self.b = Linear(INPUTS, ROWS, bias=False)
+        self.c = Linear(INPUTS, ROWS)
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def stored(bits: int = 4, group: int = 64, mode: Mode = "affine") -> dict[str, Any]:
+    arrays: dict[str, Any] = {
+        "a.bias": normal(ROWS, seed=1),
+        "c.weight": normal(ROWS, INPUTS, seed=2),
+        "c.bias": normal(ROWS, seed=3),
+    }
+    for seed, name in enumerate("ab"):
+        weight = mx.array(normal(ROWS, INPUTS, seed=4 + seed))
+        parts = mx.quantize(weight, group_size=group, bits=bits, mode=mode)
+        names = ("weight", "scales", "biases")
+        arrays |= {f"{name}.{n}": np.array(x) for n, x in zip(names, parts, strict=False)}
+    return arrays
+
+
+def extras() -> dict[str, Any]:
+    """What a layer may hold beside MLX's own arrays."""
+    return {
+        "a.input_range": np.array([0.05, 128, 255], np.float32),
+        "a.input_shift": normal(INPUTS, seed=7),
+        "a.input_divisor": np.full(INPUTS, 2, np.float32),
+        "a.low_rank_down": normal(RANK, INPUTS, seed=8),
+        "a.low_rank_up": normal(ROWS, RANK, seed=9),
+    }
+
+
+def unpacked(arrays: dict[str, Any], **options: Any) -> mx.array:
+    """The values of the first weight."""
+    weight, scales = mx.array(arrays["a.weight"]), mx.array(arrays["a.scales"])
+    biases = mx.array(arrays["a.biases"]) if "a.biases" in arrays else None
+    return mx.dequantize(weight, scales, biases, dtype=mx.float32, **options)
+
+
+def loaded(arrays: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Toy:
+    model = Toy()
+    load(model, in_memory(arrays), (), where="here", dtype=dtype)
+    return model
+
+
+def refusal(arrays: dict[str, Any]) -> str:
+    model = Toy()
+    before = parameter_hash(model)
+    with pytest.raises(WeightsError) as caught:
+        load(model, in_memory(arrays), (), where="here", dtype=mx.float32)
+    assert parameter_hash(model) == before
+    ledger = audit(in_memory(arrays), parameter_specs(model), (), where="here")
+    assert str(caught.value).startswith("here: ") and "\n" not in str(caught.value)
+    assert not ledger.clean or "NaN" in str(caught.value) or "Inf" in str(caught.value)
+    return str(caught.value)
+
+
+FLOATS = [n for n, array in (stored() | extras()).items() if array.dtype == np.float32]
+CASES = [(mode, bits, group) for mode, (b, g) in FORMATS.items() for bits in b for group in g]
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), CASES)
+def test_every_format_is_recognised_and_computes_as_its_values(
+    mode: Mode, bits: int, group: int
+) -> None:
+    arrays = stored(bits, group, mode)
+    formats = stored_formats(in_memory(arrays).tensors, parameter_specs(Toy()))
+    assert formats == dict.fromkeys(("a.weight", "b.weight"), Format(bits, group, mode))
+    model, x = loaded(arrays), mx.array(normal(3, INPUTS))
+    assert isinstance(model.a, QuantizedLinear) and type(model.c) is Linear
+    weight = unpacked(arrays, group_size=group, bits=bits, mode=mode)
+    expected = x @ weight.T + mx.array(arrays["a.bias"])
+    np.testing.assert_allclose(np.array(model.a(x)), np.array(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_scales_take_the_dtype_of_the_model_and_integers_stay() -> None:
+    arrays = {**stored(), **extras()}
+    arrays["a.scales"] = arrays["a.scales"].astype(ml_dtypes.bfloat16)
+    model = loaded(arrays, mx.float16)
+    parts: dict[str, Any] = dict(model.a.items())
+    assert parts["scales"].dtype == mx.float16 and parts["weight"].dtype == mx.uint32
+    assert parts["low_rank_up"].dtype == mx.float16 and parts["input_range"].dtype == mx.float32
+    np.testing.assert_array_equal(np.array(model.a.weight), arrays["a.weight"])
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_what_a_layer_holds_beside_its_weight_is_computed(rows: int) -> None:
+    arrays = {**stored(), **extras()}
+    model, x = loaded(arrays), normal(rows, INPUTS)
+    weight = unpacked(arrays)
+    u = (x - arrays["a.input_shift"]) / arrays["a.input_divisor"]
+    u = (np.clip(np.rint(u / np.float32(0.05)) + 128, 0, 255) - 128) * np.float32(0.05)
+    branch = x @ arrays["a.low_rank_down"].T @ arrays["a.low_rank_up"].T
+    expected = u @ np.array(weight).T + branch + arrays["a.bias"]
+    np.testing.assert_allclose(np.array(model.a(mx.array(x))), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_shift_brings_a_bias_to_a_layer_without_one() -> None:
+    arrays = {**stored(), "b.input_shift": normal(INPUTS), "b.bias": normal(ROWS)}
+    model = loaded(arrays)
+    np.testing.assert_array_equal(np.array(model.b.bias), arrays["b.bias"])
+    del arrays["b.input_shift"]
+    assert "1 unexpected (b.bias" in refusal(arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.biases", "1 missing (a.biases: needed by its quantized weight)"),
+        ("a.low_rank_up", "1 missing (a.low_rank_up: needed by its quantized weight)"),
+        ("a.weight", "missing (a.weight"),
+        ("a.bias", "1 missing (a.bias"),
+        # without these the others are not recognised
+        ("a.scales", "a.weight: stored as U32, expected a float type, or scales that fit it"),
+        ("a.low_rank_down", "1 unexpected (a.low_rank_up"),
+    ],
+)
+def test_a_missing_part_is_named(name: str, expected: str) -> None:
+    arrays = {**stored(), **extras()}
+    del arrays[name]
+    assert expected in refusal(arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("a.weight", (ROWS, 17)),
+        ("a.weight", (ROWS - 1, 16)),
+        ("a.scales", (ROWS, 3)),
+        ("a.scales", (ROWS - 1, 2)),
+        ("a.scales", (ROWS * 2,)),
+        ("a.scales", (ROWS, 0)),
+        ("a.biases", (ROWS, 1)),
+        ("a.input_range", (2,)),
+        ("a.input_shift", (1,)),
+        ("a.low_rank_up", (ROWS, RANK + 1)),
+        ("a.low_rank_down", (RANK, INPUTS - 1)),
+        ("a.low_rank_down", ()),
+    ],
+)
+def test_a_part_of_a_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
+    arrays = {**stored(), **extras()}
+    arrays[name] = np.zeros(shape, arrays[name].dtype)
+    assert name in refusal(arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("a.weight", np.int32),
+        ("a.weight", np.float32),
+        ("a.scales", np.uint8),  # only formats without offsets have such scales
+        ("a.scales", np.int64),
+        ("a.biases", np.uint32),
+        ("a.input_range", np.int32),
+        ("a.low_rank_up", np.uint8),
+    ],
+)
+def test_a_part_of_a_wrong_dtype_is_named(name: str, dtype: Any) -> None:
+    arrays = {**stored(), **extras()}
+    arrays[name] = arrays[name].astype(dtype)
+    assert name in refusal(arrays)
+
+
+def test_scales_of_a_format_without_offsets_are_bytes() -> None:
+    arrays = stored(4, 32, "mxfp4")
+    arrays["a.scales"] = arrays["a.scales"].astype(np.float32)
+    assert "1 missing (a.biases" in refusal(arrays)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_no_number_is_refused_by_name(name: str, value: float) -> None:
+    arrays = {**stored(), **extras()}
+    arrays[name] = arrays[name].copy()
+    arrays[name].flat[1] = value
+    assert name in refusal(arrays)
+
+
+def test_rounding_again_is_refused() -> None:
+    with pytest.raises(WeightsError, match="quantized already"):
+        load(
+            Toy(),
+            in_memory(stored()),
+            (),
+            where="here",
+            dtype=mx.float32,
+            formats={"c.weight": Format(4)},
+        )
+
+
+def test_a_config_says_what_the_file_holds() -> None:
+    formats = {
+        "a.weight": Format(4, 64),
+        "b.weight": Format(4, 64),
+        "c.weight": Format(8, 32),
+    }
+    declared = declaration(formats)
+    assert declared == {
+        "group_size": 64,
+        "bits": 4,
+        "mode": "affine",
+        "c": {"group_size": 32, "bits": 8, "mode": "affine"},
+    }
+    assert contradictions(declared, formats) == []
+    assert contradictions({**declared, "a": False}, formats) == [
+        "a: config.json says False, and the file holds it quantized"
+    ]
+    (wrong,) = contradictions({**declared, "c": {"group_size": 32, "bits": 4}}, formats)
+    assert wrong == "c: config.json says bits 4, the file holds 8"
+    assert len(contradictions({"group_size": 32, "bits": 4}, formats)) == 3
+    assert "no weight of the file is quantized" in contradictions(declared, {})[0]
+
+
+def test_sizes_are_those_of_the_arrays() -> None:
+    for bits in BITS:
+        for group in GROUPS:
+            arrays = stored(bits, group)
+            size = sum(arrays[f"a.{n}"].nbytes for n in ("weight", "scales", "biases"))
+            assert Format(bits, group).nbytes((ROWS, INPUTS), 4) == size
