@@ -2,15 +2,16 @@
 
 The network starts from the stored noise of a few images and runs to the end in a few Euler steps;
 the error of a layer is the relative error of the latents at the end, root mean square over the
-images. Errors of single steps, on stored latents, do not rank layers well: an error of the text
-stream is the same at each step and adds up, early errors grow by a factor of 4 to 7 until the end,
-and the relative error is largest at the last step, which moves nothing. Widths that were chosen by
-single steps gave no better pictures than a uniform width.
+images. The relative error of single steps, on stored latents, is mostly that of the last step,
+which hardly moves the latents, and leaves out that early errors grow: in two images of the embedded
+model, by a factor of 4 to 7 in the first five steps. Which of the two gives better pictures is not
+settled: with widths by this one the mean PSNR of 64 pictures is 1.2 dB higher, with a 95 % interval
+from -0.2 to 2.6.
 
 The step of a grid, and so the error, goes with 1 / (2 ** bits - 1): for 24 layers of the embedded
-model, errors of the denoiser at 3, 5, 6 and 8 bits are 0.72 to 1.5 times what this rule makes of 4
-bits, nine of ten 0.81 to 1.28 times; at 2 bits up to 1.6, in one case 3.8 times. So one width is
-measured, in the middle of those that are chosen, and time is better spent on more images.
+model, errors of single steps at 3, 5, 6 and 8 bits are 0.72 to 1.5 times what this rule makes of 4
+bits, nine of ten 0.81 to 1.28 times; at 2 bits up to 1.6, in one case 3.8 times. So only one width
+is measured by default: all six would take six times as long.
 """
 
 from collections.abc import Callable, Iterator, Sequence
