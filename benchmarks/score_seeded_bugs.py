@@ -231,7 +231,7 @@ def encode_reference(model: Path, folder: Path, dtype: str, inject: Path | None)
 
 @lru_cache(maxsize=1)  # the injected judge needs it once more
 def lydite(reference: Path, port: Path, floor: Path) -> Any:
-    """`lydite diff REFERENCE PORT --floor FLOOR`."""
+    """`lydite diff REFERENCE PORT --floor FLOOR --checkpoint MODEL`."""
     from lydite.diff.compare import compare
 
     with (
@@ -239,7 +239,9 @@ def lydite(reference: Path, port: Path, floor: Path) -> Any:
         Trace.open(port) as port_trace,
         Trace.open(floor) as rounding,
     ):
-        return compare(reference_trace, port_trace, floor=rounding)
+        model = reference.parent / "model"
+        checkpoint = model if model.is_dir() else None
+        return compare(reference_trace, port_trace, floor=rounding, checkpoint=checkpoint)
 
 
 def table(summaries: list[scoring.Summary]) -> str:

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -131,6 +132,8 @@ def test_a_state_of_other_wishes_and_a_damaged_one_are_refused(
             CalibrationError, match="begun with another set, --group-steps or --group"
         ):
             collect(opened, pipeline, out, Selection())
+        with pytest.raises(CalibrationError, match="has other samples now"):
+            collect(opened, pipeline, out, replace(WANTED, part=(2, 2)))
         data = bytearray(state.read_bytes())
         data[-1000] ^= 1
         state.write_bytes(data)

@@ -42,6 +42,7 @@ def test_lost_shards_are_drawn_again(tmp_path: Path) -> None:
     whole = draw(tmp_path, 3)
     shutil.rmtree(tmp_path / SHARDS)
     assert status(tmp_path).missing == verify(tmp_path).missing == 12
+    assert not repair(tmp_path).rewritten
     assert draw(tmp_path, 3) == whole
 
 

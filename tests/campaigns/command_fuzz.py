@@ -103,7 +103,11 @@ CASES = (
     _case(
         f"{_GENERATE} --prompts prompts.jsonl".replace("star ", ""), "prompts.jsonl", given="model"
     ),
+    _case(f"{_GENERATE} --lora lora.safetensors", "lora.safetensors", given="model"),
     _case(f"trace star {' '.join(MODEL)} -o out/t", "model"),
+    _case("trace check ref", "ref"),
+    _case("trace show ref --all --json", "ref"),
+    _case("trace show ref pipeline/noise --save out/noise.npy", "ref"),
     _case(
         f"trace star {' '.join(MODEL)} -o out/t --inject ref --at pipeline/noise",
         "ref",
@@ -132,6 +136,9 @@ CASES = (
     _case("calibrate activations stats.sqlite --out out/s.sqlite", "stats.sqlite"),
     _case("calibrate activations set -m model --out out/s.sqlite", "set", given="model"),
     _case("calibrate blocks set -m model --out out/b --tokens 2", "set", given="model"),
+    _case("evaluate images photos drawn --html out/e.html", "photos drawn", weight=4),
+    _case("evaluate images photos.npz drawn.npz --json", "photos.npz drawn.npz"),
+    _case("evaluate set set --against again --json", "set again"),
 )
 
 
@@ -393,6 +400,9 @@ def _remove(place: Path) -> None:
 
 def make_corpus(folder: Path) -> Path:
     """Good files of every kind, made by the commands themselves."""
+    import numpy as np
+
+    from lydite.core.tensorfile import save
     from untrained_sd3 import TRANSFORMER, make_untrained
 
     folder.mkdir(parents=True)
@@ -414,6 +424,17 @@ def make_corpus(folder: Path) -> Path:
     (folder / "answer.json").write_text(
         json.dumps({"x": [[0.5] * 24] * 3, "sigma": [1.0, 0.5, 0.1]})
     )
+    for name in ("photos", "drawn"):
+        (folder / name).mkdir()
+        shutil.copy(folder / "photo.png", folder / name / "a.png")
+        shutil.copy(folder / "picture.png", folder / name / "b.png")
+        np.savez(folder / f"{name}.npz", np.zeros((2, 32, 32, 3), np.uint8))
+    layer = "transformer.transformer_blocks.0.attn.to_q"
+    lora = {f"{layer}.lora_A.weight": (2, 32), f"{layer}.lora_B.weight": (32, 2)}
+    save(
+        folder / "lora.safetensors",
+        {name: np.ones(shape, np.float32) for name, shape in lora.items()},
+    )
     renames = {"old_name": "pipeline/noise", "other": {"ref": "pipeline/image", "dims": "hwc"}}
     (folder / "map.json").write_text(json.dumps(renames))
     (folder / "prompts.txt").write_text("a red star\na blue ring\n")
@@ -422,6 +443,7 @@ def make_corpus(folder: Path) -> Path:
     run = f"calibrate run --prompts prompts.txt {' '.join(MODEL[:-2])} --steps 2 --conditioning"
     _make(folder, f"{run} --out set")
     _make(folder, f"{run} --out other -s 7")
+    shutil.copytree(folder / "set", folder / "again")
     for name in ("set", "other"):
         text = json.loads((folder / name / "set.json").read_text())
         assert text["settings"]["model"]

@@ -186,6 +186,8 @@ def test_two_halves_merge_into_the_whole_and_travel_as_npz(
     calibrate(*run[:-1], other, "--seed", 2, "--out", tmp_path / "b")
     result = calibrate("merge", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
     assert result.exit_code == 0 and content(tmp_path / "c") == content(whole)
+    assert calibrate("merge", tmp_path / "b", "--out", tmp_path / "a").exit_code == 0
+    assert content(tmp_path / "a") == content(whole)  # into a set that has an image of this number
     manifest = tmp_path / "manifest.json"
     result = calibrate("export", tmp_path / "c", "--out", tmp_path / "npz", "--manifest", manifest)
     assert result.exit_code == 0

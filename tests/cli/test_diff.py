@@ -1,6 +1,7 @@
 """`lydite diff` on the command line: verdict, exit status, JSON, errors in one line."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from lydite.core.errors import InputError, TraceError
+from lydite.core.errors import FileError, InputError, TraceError
+from lydite.core.tensorfile import save
 from lydite.trace import json_files
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
@@ -67,6 +69,41 @@ def test_quantized_lists_layers_and_judges_nothing(folders: dict[str, Path]) -> 
         run(folders["reference"], folders["unbiased"], "--quantized", "--json").stdout
     )["layers"]
     assert max(layers, key=lambda each: each["accumulated"])["by_step"]
+
+
+def test_the_first_wrong_operation_is_written_alone(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    sides, repro = (folders["reference"], folders["unbiased"]), tmp_path / "wrong"
+    error = json.loads(run(*sides, "--json", "--repro", repro).stdout)["error"]
+    out = subprocess.run([sys.executable, repro / "check.py"], capture_output=True, check=True)
+    assert f"error {error:.2e}" in out.stdout.decode()
+    names = {path.name for path in repro.iterdir()}
+    assert names >= {"check.py", "expected.npy", "port.npy"} and len(names) > 3
+    (repro / "port.npy").write_bytes(b"mine")
+    assert "exists already" in str(run(*sides, "--repro", repro).exception)
+    assert (repro / "port.npy").read_bytes() == b"mine"
+    assert run(*sides, "--repro", repro, "--overwrite").exit_code == 1
+    assert (repro / "port.npy").read_bytes() != b"mine"
+
+
+def test_no_reproduction_where_all_agree(folders: dict[str, Path], tmp_path: Path) -> None:
+    result = run(folders["reference"], folders["clean"], "--repro", tmp_path / "wrong")
+    assert "repro: not written" in result.stdout and not (tmp_path / "wrong").exists()
+
+
+def test_parameters_come_from_the_checkpoint(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x, weight = draw.normal(size=(40, 16)).astype("f4"), draw.normal(size=(16, 16)).astype("f4")
+    save(tmp_path / "model.safetensors", {"layer.weight": weight})
+    for side, w in (("ref", weight), ("port", weight.T)):
+        with TraceWriter(tmp_path / side, Header()) as writer:
+            writer.add("net/layer", x, slot="in.0")
+            writer.add("net/layer", x @ w.T)
+    given = (tmp_path / "ref", tmp_path / "port", "--checkpoint", tmp_path / "model.safetensors")
+    assert "its weight transposed" in run(*given).stdout
+    missing = run(*given[:3], tmp_path / "none.safetensors")
+    assert isinstance(missing.exception, FileError)
 
 
 def test_what_cannot_be_compared_exits_with_2(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -163,8 +200,7 @@ def test_rerun_names_the_modules_that_are_wrong_on_the_right_inputs(
         "                  inject=pathlib.Path(os.environ['LYDITE_INJECT']))\n"
         "record(pathlib.Path(os.environ['LYDITE_TRACE']), options)\n"
     )
-    result = run(
-        folders["reference"], folders["unbiased"], "--rerun", f"{sys.executable} {script}", "--json"
-    )
-    sources = json.loads(result.stdout)["sources"]
-    assert {row["site"] for row in sources} == {"net/blocks.2.norm"}
+    again = ("--rerun", f"{sys.executable} {script}", "--json")
+    for options, wrong in (((), {"net/blocks.2.norm"}), (("--tolerance", "5"), set[str]())):
+        result = run(folders["reference"], folders["unbiased"], *again, *options)
+        assert {row["site"] for row in json.loads(result.stdout)["sources"]} == wrong

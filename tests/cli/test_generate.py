@@ -74,6 +74,8 @@ def test_every_prompt_of_a_file_or_of_standard_input_is_drawn(untrained, tmp_pat
     (tmp_path / "prompts.txt").write_text("a red star\n\na blue ring\n")
     options = ["-m", untrained, *SMALL, "--seed", 1]
     from_file = ["--prompts", tmp_path / "prompts.txt", "--preview", 1]
+    result = run("generate", *from_file, *options, "-o", tmp_path / "a.png", "--overwrite")
+    assert "add {prompt} or {index}" in str(result.exception)
     assert run("generate", *from_file, *options, "-o", tmp_path / "{index}.png").exit_code == 0
     records = [read_record(tmp_path / f"{index}.png") for index in (0, 1)]
     assert [record.request.prompt for record in records] == ["a red star", "a blue ring"]

@@ -6,17 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from lydite.cli.parity import by_component, check_reference
+from lydite.cli.parity import ImageDifference, by_component, check_reference, image_difference
 from lydite.core.errors import FileError, InputError
 from lydite.diff.result import Row, Verdict
 from lydite.pipelines import pipeline
 from lydite.reference import jobs
 from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing
 from lydite.sampling.denoiser import Guided
+from lydite.trace.events import Header
+from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
 from support import tiny_sd3
 
 SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
@@ -94,6 +98,17 @@ def test_without_the_extra_it_says_so_first(monkeypatch) -> None:
 
     monkeypatch.setattr(jobs, "check_installed", missing)
     assert isinstance(run("/no/such/model").exception, ReferenceMissing)
+
+
+def test_a_pixel_is_equal_when_all_its_channels_are(tmp_path: Path) -> None:
+    picture = np.zeros((1, 2, 2, 3), np.float32)
+    traces: list[Trace] = []
+    for name in ("reference", "port"):
+        with TraceWriter(tmp_path / name, Header()) as writer:
+            writer.add("pipeline/image", picture)
+        traces.append(Trace.open(tmp_path / name))
+        picture[0, 0, 0, 1] = 9 / 255
+    assert image_difference(*traces) == ImageDifference(largest=9, equal=3, pixels=4)
 
 
 @pytest.mark.parity

@@ -29,7 +29,8 @@ def test_fields_take_format_specs() -> None:
 
 
 def test_a_folder_gets_the_default_name(tmp_path: Path) -> None:
-    assert check_template(str(tmp_path)).endswith("/lydite_{seed}.png")
+    for folder in (tmp_path, f"{tmp_path}/new/"):
+        assert check_template(str(folder)).endswith("/lydite_{seed}.png")
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,7 @@ def test_only_packed_weights_are_in_memory(exported: Path) -> None:
     layer = pipeline.model.network("transformer").transformer_blocks[0].ff.net[2]
     assert layer.weight.dtype == mx.uint32 and layer.bits == 3
     x = mx.random.normal((40, 768), key=mx.random.key(0))
-    options = {"group_size": 64, "bits": 3}
-    packed = mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **options)
+    packed = mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, group_size=64, bits=3)
     assert mx.allclose(layer(x), packed + layer.bias, atol=1e-4).item()
 
 

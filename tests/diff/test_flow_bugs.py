@@ -141,12 +141,12 @@ BUGS = {
     ),
     "mask inverted": Bug(
         f"{LAYER}.self_attn.o_proj",
-        "mask-inverted",
+        "attention-mask",
         patch.object(mx.fast, "scaled_dot_product_attention", inverted),
     ),
     "mask missing": Bug(
         f"{LAYER}.self_attn.o_proj",
-        "mask-missing",
+        "attention-mask",
         patch.object(mx.fast, "scaled_dot_product_attention", unmasked),
     ),
     "causal padding": Bug(

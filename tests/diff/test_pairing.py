@@ -1,5 +1,6 @@
 """Pairing: what belongs together when two people named and ordered things differently."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
+from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.pairing.names import match_spelling, match_weights, module_renames, tokens
 from lydite.diff.pairing.pair_traces import pair_traces
@@ -96,6 +98,17 @@ def test_fused_projections_are_taken_apart(tmp_path: Path) -> None:
     port = write(tmp_path / "port", [("attn.qkv", np.concatenate([q, k, v], axis=-1))])
     (found,) = pair_traces(reference, port).pairs
     assert [event.name for event in found.reference] == ["attn.to_q", "attn.to_k", "attn.to_v"]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_map_gives_the_axis_of_fused_values(tmp_path: Path, axis: int) -> None:
+    k, v = VALUES["a"], VALUES["b"]
+    reference = write(tmp_path / "ref", [("k", k), ("v", v)])
+    port = write(tmp_path / "port", [("fused", np.concatenate([k, v], axis=axis))])
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps({"fused": {"ref": ["k", "v"], "axis": axis}}))
+    verdict = compare(reference, port, renames=read_name_map(path))
+    assert verdict.verdict == "agree" and len(verdict.rows) == 1
 
 
 def test_a_port_without_steps_is_paired_in_order(tmp_path: Path) -> None:

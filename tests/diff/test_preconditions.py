@@ -91,13 +91,14 @@ def test_ids_come_before_the_schedule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "answer"),
     [
-        ({"prompt": "a"}, {"prompt": "b"}, "cannot-compare"),
+        *(({name: 1}, {name: 2}, "cannot-compare") for name in ("steps", "guidance", "strength")),
+        *(({name: "a"}, {name: "b"}, "cannot-compare") for name in ("prompt", "negative")),
+        *(({name: 64}, {name: 128}, "cannot-compare") for name in ("width", "height")),
         ({"guidance": 3}, {"guidance": 3.0}, "agree"),
         ({"negative": ""}, {"negative": None}, "agree"),
         ({"seed": 1}, {"seed": 2}, "agree"),  # noise is held against noise, not seed against seed
         ({"model": "x"}, {"model": "y"}, "agree"),
         ({"steps": 4}, {}, "agree"),
-        ({"width": 64}, {"width": 128}, "cannot-compare"),
     ],
 )
 def test_conditions(

@@ -45,3 +45,27 @@ def test_another_shape_of_the_last_value_is_a_divergence(tmp_path: Path) -> None
     port = write(tmp_path / "port", {"a": x, "b": draw((2, 7))}, "float32")
     verdict = compare(reference, port)
     assert (verdict.verdict, verdict.site) == ("diverge", "b")
+
+
+def test_an_error_that_grows_slowly_is_a_divergence_in_the_end(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 4, 64))
+    exact = {f"layers.{index}": value for index, value in enumerate(x)}
+    rounded = {name: value.astype(np.float32) for name, value in exact.items()}
+    grown = {
+        name: (value * (1 + 1e-8 * 1.5**index)).astype(np.float32)
+        for index, (name, value) in enumerate(exact.items())
+    }
+    reference = write(tmp_path / "f32", rounded, "float32")
+    port = write(tmp_path / "port", grown, "float32")
+    for floor in (None, write(tmp_path / "f64", exact, "float64")):
+        verdict = compare(reference, port, floor=floor)
+        assert verdict.verdict == "diverge" and verdict.error is not None and verdict.error < 1e-3
+
+
+def test_values_of_a_coarse_run_may_be_stored_finer(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    reference = write(tmp_path / "ref", {"a": x}, "float32")
+    rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    for dtype, answer in (("bfloat16", "agree"), ("float32", "diverge")):
+        port = write(tmp_path / dtype, {"a": rounded}, dtype)
+        assert compare(reference, port).verdict == answer

@@ -8,7 +8,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from lydite.models import cpu
+from lydite.models import cpu, layers
 from support.distance import relative_l2
 
 EXTREMES = mx.array([0.0, -0.0, 200.0, -200.0, 1e30, -1e30, float("inf")])
@@ -58,6 +58,13 @@ def test_attention_and_its_gradient() -> None:
     assert relative_l2(ours(*arrays), theirs(*arrays)) < 1e-5
     for slope, expected in zip(gradient(ours, arrays), gradient(theirs, arrays), strict=True):
         assert relative_l2(slope, expected) < 1e-4
+
+
+def test_attention_over_slices_of_q_sees_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [normal(1, 1, 20, 8, seed=seed) for seed in range(3)]
+    whole = layers.sliced_attention(*arrays, scale=0.3)
+    monkeypatch.setattr(layers, "WHOLE_ATTENTION", 12)
+    assert relative_l2(layers.sliced_attention(*arrays, scale=0.3), whole) < 1e-6
 
 
 SHAPES = [(1, 5, 7, 3), (2, 4, 4, 8), (1, 1, 1, 4), (3, 2, 1, 1), (2, 9, 12, 3)]

@@ -9,14 +9,16 @@ import pytest
 from PIL import Image
 
 from lydite.core.errors import FileError
+from lydite.pipelines.inpainting import read_mask
 from lydite.pipelines.picture import read_pixels, read_record
 
 
-def test_a_photo_is_turned_as_its_exif_says(tmp_path: Path) -> None:
+def test_a_photo_and_a_mask_are_turned_as_their_exif_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # a camera held upright
     Image.new("RGB", (40, 24), "red").save(tmp_path / "a.jpg", exif=exif)
     assert read_pixels(tmp_path / "a.jpg").shape == (40, 24, 3)
+    assert read_mask(tmp_path / "a.jpg").shape == (40, 24)
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:

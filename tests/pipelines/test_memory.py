@@ -303,3 +303,17 @@ def test_a_large_picture_is_decoded_in_tiles_where_memory_is_short(
     monkeypatch.setattr(memory, "available", lambda: needed.weights["vae"] + needed.decoding - 1)
     (note,) = memory.fit_in_memory(pipeline, runs, 1)
     assert pipeline.tile == 64 and "tiles of 64" in note
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_a_weight_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "TOKEN_ARRAYS", 10_000)
+    pipeline = Pipeline.open("embedded")
+    runs = [pipeline.plan(Request(prompt=PROMPT))]
+    needed = memory.estimate(pipeline, runs[0], 2)
+    monkeypatch.setattr(memory, "available", lambda: needed.together)
+    assert memory.fit_in_memory(pipeline, runs, 2) == []
+    with pytest.raises(InputError, match="--batch"):
+        memory.fit_in_memory(pipeline, runs, 4)
+    assert pipeline.model.loaded == ()

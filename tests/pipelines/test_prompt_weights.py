@@ -17,7 +17,6 @@ from support import tiny_sd
 from support.against_diffusers import load_reference, off_by, run
 from support.distance import relative_l2
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 REQUEST = Request(prompt="a red star", steps=2, guidance=4.0, width=32, height=40)
 
 

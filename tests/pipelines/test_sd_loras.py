@@ -10,15 +10,14 @@ import pytest
 from lydite.core.errors import WeightsError
 from lydite.core.request import Request
 from lydite.core.tensorfile import save
-from lydite.pipelines.picture import read_pixels
+from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
 from support import tiny_sd, tiny_sd3
-from support.against_diffusers import load_reference, off_by, run
+from support.against_diffusers import draw_reference, guidance, load_reference, off_by, run
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),
 ]
 REQUEST = Request(prompt="a red star", negative="fox", steps=3, guidance=4.0, width=32, height=40)
@@ -76,19 +75,6 @@ def write_lora(path: Path, pipeline: Any, spelling: str, seed: int = 0) -> Path:
     return path
 
 
-def draw(pipeline: Any) -> np.ndarray:
-    return pipeline(
-        REQUEST.prompt,
-        negative_prompt=REQUEST.negative,
-        num_inference_steps=REQUEST.steps,
-        guidance_scale=REQUEST.guidance,
-        generator=torch.Generator().manual_seed(1),
-        width=REQUEST.width,
-        height=REQUEST.height,
-        output_type="np",
-    ).images[0]
-
-
 @pytest.mark.parametrize(
     ("variant", "spellings"),
     [("sd1", ("peft", "kohya")), ("sdxl", ("peft", "kohya-original"))],
@@ -112,7 +98,9 @@ def test_pictures_are_as_of_diffusers_and_peft(
         theirs.set_adapters(names, list(weights))
         loras = [(file, weight) for file, weight in zip(files, weights, strict=True) if weight]
         picture = next(Pipeline.open(folder(variant), loras=loras).generate(REQUEST, [1]))
-        assert off_by(picture.pixels, draw(theirs)) <= 1, weights
+        assert (
+            off_by(picture.pixels, draw_reference(theirs, REQUEST, 1, **guidance(REQUEST))) <= 1
+        ), weights
         assert np.abs(picture.pixels - plain).max() > 20  # it changes the picture
 
 
@@ -134,6 +122,8 @@ def test_the_command_line(folder: Any, tmp_path: Path) -> None:
     again = ("generate", "--from", tmp_path / "3.png", "-o", tmp_path / "again.png", "-q")
     assert run(*again).exit_code == 0
     assert np.array_equal(read_pixels(tmp_path / "again.png"), pictures[3])
+    hashes = [read_record(tmp_path / f"{number}.png").model_hash for number in range(4)]
+    assert len(set(hashes)) == 4  # the weight of a LoRA counts too
     result = run("audit", file, "--for", folder("sd1"))
     assert result.exit_code == 0 and "of unet" in result.output and "ranks 2 to 3" in result.output
 

@@ -16,10 +16,7 @@ from support import tiny_sd
 from support.against_diffusers import load_reference, off_by, run
 
 torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.parity
 REQUEST = Request(
     prompt="a red star", negative="fox", steps=5, guidance=4.0, width=48, height=40, refine_from=0.6
 )

@@ -13,13 +13,10 @@ from lydite.core.tensorfile import save
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
 from support import tiny_sd
-from support.against_diffusers import load_reference, off_by, run
+from support.against_diffusers import draw_reference, guidance, load_reference, off_by, run
 
 torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.parity
 REQUEST = Request(
     prompt="a red <toy> of kitten, star",
     negative="ugly fox",
@@ -41,19 +38,6 @@ def vectors(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def draw(pipeline: Any) -> np.ndarray:
-    return pipeline(
-        REQUEST.prompt,
-        negative_prompt=REQUEST.negative,
-        num_inference_steps=REQUEST.steps,
-        guidance_scale=REQUEST.guidance,
-        generator=torch.Generator().manual_seed(1),
-        width=REQUEST.width,
-        height=REQUEST.height,
-        output_type="np",
-    ).images[0]
-
-
 def test_words_of_one_and_of_several_vectors(folder: Any, tmp_path: Path) -> None:
     """In the names of diffusers and of A1111; one of them in the negative prompt."""
     files: dict[str, tuple[Path, str | None, np.ndarray]] = {}
@@ -70,7 +54,7 @@ def test_words_of_one_and_of_several_vectors(folder: Any, tmp_path: Path) -> Non
     given = [(path, word) for path, word, _ in files.values()]
     ours = Pipeline.open(folder("sd1"), embeddings=given)
     picture = next(ours.generate(REQUEST, [1]))
-    assert off_by(picture.pixels, draw(theirs)) <= 1
+    assert off_by(picture.pixels, draw_reference(theirs, REQUEST, 1, **guidance(REQUEST))) <= 1
     assert [word for _, word in picture.record.embeddings] == list(files)
     for left_out in range(3):  # each of them shows
         fewer = [each for number, each in enumerate(given) if number != left_out]
@@ -99,7 +83,13 @@ def test_both_encoders_of_sdxl_and_the_refiner(folder: Any, tmp_path: Path) -> N
     ids = [each.model.token_ids("text_encoder_2", ["kitten"]) for each in (ours, ours.refiner)]
     assert np.array_equal(ids[0], ids[1])
     ours.refiner = None
-    assert off_by(next(ours.generate(REQUEST, [1])).pixels, draw(theirs)) <= 1
+    assert (
+        off_by(
+            next(ours.generate(REQUEST, [1])).pixels,
+            draw_reference(theirs, REQUEST, 1, **guidance(REQUEST)),
+        )
+        <= 1
+    )
 
 
 def test_the_command_line_and_its_replay(folder: Any, tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from lydite.core.request import Request
 from lydite.core.tensorfile import save
 from lydite.pipelines.pipeline import Pipeline
 from support import tiny_flux, tiny_sd3
-from support.against_diffusers import load_reference, off_by, run
+from support.against_diffusers import draw_reference, load_reference, off_by, run
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),
 ]
 REQUEST = Request(prompt="a red star", steps=2, guidance=4.0, width=32, height=48, text_length=24)
@@ -48,19 +47,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: module.make_pipeline(root / name) for name, (module, _) in MODELS.items()}
 
 
-def draw(pipeline: Any) -> np.ndarray:
-    return pipeline(
-        REQUEST.prompt,
-        num_inference_steps=REQUEST.steps,
-        guidance_scale=REQUEST.guidance,
-        max_sequence_length=REQUEST.text_length,
-        generator=torch.Generator().manual_seed(1),
-        width=REQUEST.width,
-        height=REQUEST.height,
-        output_type="np",
-    ).images[0]
-
-
 def pictures(folder: Path, file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Ours with the LoRA, and without."""
     with_lora, plain = Pipeline.open(folder, loras=[(file, 1.0)]), Pipeline.open(folder)
@@ -90,7 +76,7 @@ def test_peft(folders: dict[str, Path], name: str, tmp_path: Path) -> None:
     save(tmp_path / "peft.safetensors", tensors)
     theirs.load_lora_weights(tmp_path, weight_name="peft.safetensors")
     picture, _ = pictures(folders[name], tmp_path / "peft.safetensors")
-    assert off_by(picture, draw(theirs)) <= 1
+    assert off_by(picture, draw_reference(theirs, REQUEST, 1, guidance_scale=REQUEST.guidance)) <= 1
 
 
 def original_lora(folder: Path, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -161,7 +147,7 @@ def test_kohya_for_flux(folders: dict[str, Path], tmp_path: Path) -> None:
     theirs = load_reference("FluxPipeline", folders["flux"])
     theirs.load_lora_weights(tmp_path, weight_name="kohya.safetensors")
     picture, _ = pictures(folders["flux"], tmp_path / "kohya.safetensors")
-    assert off_by(picture, draw(theirs)) <= 1
+    assert off_by(picture, draw_reference(theirs, REQUEST, 1, guidance_scale=REQUEST.guidance)) <= 1
 
 
 def test_the_lora_of_another_family_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

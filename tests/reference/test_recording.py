@@ -14,7 +14,7 @@ from lydite.diff.compare import compare
 from lydite.pipelines import recording
 from lydite.pipelines.pipeline import Pipeline
 from lydite.reference.jobs import Dtype, Job, ReferenceFailed, TraceOutput
-from lydite.reference.recording import record
+from lydite.reference.recording import _steps_after, record
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest, has_selftest
 from support import tiny_sd, tiny_sd3
@@ -209,6 +209,19 @@ def test_without_guidance_only_the_prompt_is_run(models: Models, tmp_path: Path)
         for name in ("pipeline/velocity", "pipeline/latents"):
             moved = values(ours, name, step=2).transpose(0, 3, 1, 2)
             assert relative_l2(moved, values(theirs, name, step=2)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["EulerDiscrete", "HeunDiscrete", "PNDM"])
+def test_the_latents_of_every_step_are_recorded_once(name: str) -> None:
+    import diffusers
+
+    scheduler = getattr(diffusers, f"{name}Scheduler")()
+    if name == "PNDM":
+        scheduler.register_to_config(skip_prk_steps=True)
+    scheduler.set_timesteps(5)
+    after = [_steps_after(scheduler, index, 0) for index in range(len(scheduler.timesteps))]
+    assert [step for step, _ in after if step is not None] == [0, 1, 2, 3, 4]
+    assert after[-1] == (4, 0)
 
 
 def test_injected_values_replace_its_own(models: Models, tmp_path: Path) -> None:

@@ -248,6 +248,15 @@ def test_one_wrong_value_of_a_million_is_visible(tmp_path: Path) -> None:
     assert (np.abs(cells - middle).sum(axis=2) > 100).sum() == 1
 
 
+def test_the_planes_that_differ_most_are_shown_first(tmp_path: Path) -> None:
+    good = np.random.default_rng(0).standard_normal((1, 9, 8, 8)).astype(np.float32)
+    apart = np.array([1, 0, 0, 5, 0, 0, 0, 0, 3], np.float32).reshape(1, 9, 1, 1)
+    folders = [write(tmp_path / side, {"a": good + add}, "b c h w")
+               for side, add in (("ref", 0), ("port", apart))]  # fmt: skip
+    _, shown = page(*folders)
+    assert [int(at) for at in re.findall(r"channel (\d)", shown.text)][:3] == [3, 8, 0]
+
+
 def test_close_numbers_are_shown_with_enough_digits(tmp_path: Path) -> None:
     good = np.linspace(1, 2, 600, dtype=np.float32).reshape(20, 30)
     bad = good.copy()

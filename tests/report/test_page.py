@@ -90,7 +90,7 @@ def test_every_kind_of_block_is_tried_here() -> None:
 
 
 def test_all_text_arrives_as_text() -> None:
-    seen = Seen(render(page(*BLOCKS)))
+    seen = Seen(render(page(*BLOCKS)).decode())
     assert not seen.open and not seen.all("script")
     assert not [row for _, row in seen.tags if "onerror" in row]
     places = "page opening top under footer chapter lead text callout value label caption note"
@@ -100,7 +100,7 @@ def test_all_text_arrives_as_text() -> None:
 
 
 def test_every_picture_is_inside_and_has_words_for_it() -> None:
-    images = Seen(render(page(*BLOCKS))).all("img")
+    images = Seen(render(page(*BLOCKS)).decode()).all("img")
     assert len(images) == 3 * (4 + 3)
     for image in images:
         assert str(image["alt"]).split(": ")[-1] in (
@@ -113,7 +113,7 @@ def test_every_picture_is_inside_and_has_words_for_it() -> None:
 
 
 def test_nothing_is_fetched() -> None:
-    html = render(page(*BLOCKS))
+    html = render(page(*BLOCKS)).decode()
     seen = Seen(html)
     assert not seen.all("link") and not seen.all("iframe")
     for _, attributes in seen.tags:
@@ -124,7 +124,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_links_lead_to_chapters_of_the_page() -> None:
-    seen = Seen(render(page()))
+    seen = Seen(render(page()).decode())
     targets = {f"#{section['id']}" for section in seen.all("section")}
     assert {link["href"] for link in seen.all("a")} == targets and len(targets) == 3
 
@@ -134,11 +134,15 @@ def test_the_same_page_gives_the_same_text() -> None:
 
 
 def test_a_page_of_ours_is_told_from_a_strangers() -> None:
-    assert made_here(render(page()).encode())
+    assert made_here(render(page()))
     assert not made_here(b"<!doctype html><title>lydite report</title>")
     escaped = Page('<meta name="generator" content="lydite report">', "", ())
-    body = render(escaped).encode().replace(b'<meta name="generator" content="lydite report">', b"")
+    body = render(escaped).replace(b'<meta name="generator" content="lydite report">', b"")
     assert not made_here(body)  # a title is no mark
+
+
+def test_a_name_that_is_not_utf8_is_no_error() -> None:
+    assert b"set ?.sqlite" in render(Page("set \udcff.sqlite", "", ()))
 
 
 @pytest.mark.parametrize("alt", ["", "  "])

@@ -17,7 +17,6 @@ from lydite.sampling.schedules.flow import (
     stretch_to_terminal,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")
 STEPS = (1, 2, 3, 4, 7, 20, 50, 1000)
 BAR = 1e-6  # relative

@@ -28,7 +28,6 @@ from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.schedule import from_step
 from lydite.sampling.schedules.table import STABLE_DIFFUSION
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")
 GIVEN = {
     name: values.astype(np.float64)

@@ -17,7 +17,6 @@ from lydite.sampling.schedules.align_your_steps import SIGMAS
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.table import STABLE_DIFFUSION, alphas_cumprod, betas, noise_table
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GOLDEN = np.load(Path(__file__).with_name("golden") / "schedules.npz")
 STEPS = (1, 2, 3, 4, 7, 20, 50, 1000)
 BAR = 1e-6  # relative; the largest found is 5.9e-7, ComfyUI's kl_optimal, which is float32

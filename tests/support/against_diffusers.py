@@ -29,16 +29,22 @@ def draw_reference(pipeline: Any, request: Request, seed: int, **options: Any) -
     """(H, W, 3) floats in 0…1; the guidance is among the options."""
     import torch
 
+    if request.text_length is not None:
+        options["max_sequence_length"] = request.text_length
     return pipeline(
         request.prompt,
         num_inference_steps=request.steps,
-        max_sequence_length=request.text_length,
         generator=torch.Generator().manual_seed(seed),
         width=request.width,
         height=request.height,
         output_type="np",
         **options,
     ).images[0]
+
+
+def guidance(request: Request) -> dict[str, Any]:
+    """Classifier-free guidance in the options of most pipelines."""
+    return {"guidance_scale": request.guidance, "negative_prompt": request.negative}
 
 
 def draw_port(pipeline: Pipeline, request: Request, seed: int, **options: Any) -> np.ndarray:

@@ -115,8 +115,11 @@ CLIP_FILES: dict[str, dict[str, Any]] = {
             "eos_token": "[end]",
             "unk_token": "?",
             "pad_token": "?",
+            "extra_special_tokens": ["<cat-toy>"],
+            "additional_special_tokens": ["not read when there are extra ones"],
         },
     },
+    "named words": {"tokenizer_config.json": {"extra_special_tokens": {"toy": "<cat-toy>"}}},
 }
 
 

@@ -129,6 +129,9 @@ def test_trailing_events_without_their_shard_are_lost_and_counted(tmp_path: Path
     shard = tmp_path / "run/t-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-5])  # cut off
     assert Trace.open(tmp_path / "run").lost == 2
+    (tmp_path / "run/t-00000.safetensors").rename(shard)  # no crash leaves a later one alone
+    with pytest.raises(FileError, match=r"t-00000\.safetensors is missing"):
+        Trace.open(tmp_path / "run")
 
 
 def test_a_shard_missing_from_a_complete_trace_is_an_error(tmp_path: Path) -> None:

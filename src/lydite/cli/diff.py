@@ -23,6 +23,7 @@ from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
     from lydite.diff.name_map import Rename
+    from lydite.diff.repro import Reproduction
     from lydite.diff.result import Row, Verdict
     from lydite.trace.reader import Trace
 
@@ -52,6 +53,12 @@ def _check_tolerance(_: object, __: object, value: float | None) -> float | None
               help="PORT is quantized: print errors per layer and step, no verdict.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
               help="Write a page: error of every value, module tree, plots.")  # fmt: skip
+@click.option("--checkpoint", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="The reference's weights: computes linear layers and convolutions again, to "
+              "name what is wrong in one.")  # fmt: skip
+@click.option("--repro", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Write the first wrong operation alone: inputs, both results, a short "
+              "script.")  # fmt: skip
 @overwrite_option
 @click.option("--all", "everything", is_flag=True, help="Print every row, not only around the bug.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -64,6 +71,8 @@ def command(
     rerun: str | None,
     quantized: bool,
     html: Path | None,
+    checkpoint: Path | None,
+    repro: Path | None,
     overwrite: bool,
     everything: bool,
     as_json: bool,
@@ -84,6 +93,7 @@ def command(
     lydite diff ref/ port/
     lydite diff ref/ port/ --floor ref-bf16/ --map map.json --html diff.html
     lydite diff ref/ port/ --rerun "cargo run --release -- --prompt 'a star'"
+    lydite diff ref/ port/ --checkpoint model/ --repro wrong/
     lydite diff float/ w4/ --quantized
 
     Exit status: 0 agree, 1 diverge, 2 could not be compared.
@@ -93,9 +103,11 @@ def command(
     from lydite.diff.name_map import read_name_map
     from lydite.trace.reader import Trace
 
-    if html:
-        inputs = [path for path in (reference, port, floor, renames) if path]
-        check_output(html, overwrite=overwrite, inputs=inputs)
+    inputs = [path for path in (reference, port, floor, renames, checkpoint) if path]
+    for path in (html, repro and repro / "check.py"):
+        if path:
+            check_output(path, overwrite=overwrite, inputs=inputs)
+    wrong: list[Reproduction] = []
     console = Console(file=progress_stream())
     with (
         Trace.open(reference) as reference_trace,
@@ -110,6 +122,8 @@ def command(
             floor=Trace.open(floor) if floor else None,
             renames=names,
             tolerance=tolerance,
+            checkpoint=checkpoint,
+            reproduce=wrong.append if repro else None,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
         isolated = None
@@ -121,6 +135,8 @@ def command(
             write_page(
                 html, verdict, reference_trace, port_trace, renames=names, overwrite=overwrite
             )
+    if repro and wrong and wrong[0].inputs:
+        wrong[0].write(repro, overwrite=overwrite, inputs=inputs)
     if quantized:
         _print_layers(verdict, isolated, as_json, everything)
         sys.exit(0 if verdict.rows or verdict.verdict != "cannot-compare" else 2)
@@ -132,7 +148,31 @@ def command(
             _print_sources(isolated, everything)
         if html:
             click.echo(f"page: {html}")
+        if repro:
+            click.echo(_repro_text(repro, wrong))
+        if following := _next(verdict, checkpoint=bool(checkpoint), repro=bool(repro)):
+            click.echo(f"next: {following}")
     sys.exit(verdict.exit_code)
+
+
+def _next(verdict: "Verdict", *, checkpoint: bool, repro: bool) -> str | None:
+    """What brings a verdict without a cause further."""
+    if verdict.verdict != "diverge" or verdict.findings or verdict.error is None:
+        return None
+    if not checkpoint and (verdict.slot or "").startswith("out"):
+        return "--checkpoint MODEL gives the reference's weights, to compute the layer again"
+    return None if repro else "--repro FOLDER writes this operation alone, with its inputs"
+
+
+def _repro_text(repro: Path, wrong: "Sequence[Reproduction]") -> str:
+    if not wrong:
+        return "repro: not written; no operation is wrong by itself"
+    if not wrong[0].inputs:
+        return (
+            f"repro: not written; no value from which {wrong[0].name} is computed is recorded in "
+            "the reference. Record the inputs of its module there"
+        )
+    return f"repro: {repro / 'check.py'}, beside it what the operation gets and returns"
 
 
 def _isolate(

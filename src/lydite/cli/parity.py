@@ -133,13 +133,14 @@ def command(
     capture = read_capture("full", points, budget)
     with _folder(keep) as folder:
         _record(pipeline, run, seed, dtype, folder, capture, quiet=quiet)
+        checkpoint = pipeline.model.path if pipeline.model.path.is_dir() else None
         del pipeline, run  # frees the networks
         with (
             Trace.open(folder / "reference") as theirs,
             Trace.open(folder / "floor") as floor,
             Trace.open(folder / "port") as ours,
         ):
-            verdict = compare(theirs, ours, floor=floor)
+            verdict = compare(theirs, ours, floor=floor, checkpoint=checkpoint)
             if dtype == "float32":
                 check_reference(verdict)
             components = by_component(verdict)

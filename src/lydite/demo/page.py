@@ -78,7 +78,7 @@ def write_page(folder: Path, results: Sequence[Result]) -> Path:
         facts=tuple(one.fact for one in results if one.fact),
         footer=_footer(),
     )
-    files.write_atomic(folder / PAGE, render(page).encode())
+    files.write_atomic(folder / PAGE, render(page))
     return folder / PAGE
 
 

@@ -1,10 +1,11 @@
 """`compare`: two traces in, one verdict out."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import inf
+from math import inf, prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from lydite.diff.divergence.first import (
 )
 from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
 from lydite.diff.findings import Evidence, find
+from lydite.diff.findings.evidence import Recorded
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
@@ -33,6 +35,8 @@ from lydite.diff.name_map import Rename, check_name_map
 from lydite.diff.pairing.names import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
 from lydite.diff.pairing.paired_events import Pair, Pairing
+from lydite.diff.parameter_values import ParameterValues
+from lydite.diff.repro import Reproduction
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.diff.trace_health import examine
 from lydite.diff.verdict_text import (
@@ -47,6 +51,8 @@ from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
 MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
+MAX_INPUTS = 6  # values of a reproduction, where the inputs themselves are not recorded
+MAX_KEPT = 2**14  # numbers of a value that a port may keep from step to step
 MAX_NOTES = 8  # assumptions listed as remarks
 
 
@@ -60,30 +66,41 @@ def compare(
     isolated: bool = False,
     without: Collection[str] = (),
     least: Mapping[EventId, float] | None = None,
+    checkpoint: Path | None = None,
+    reproduce: Callable[[Reproduction], None] | None = None,
     progress: Progress | None = None,
 ) -> Verdict:
     """Compare a port's trace with the reference's: gates, pairs, rounding, first divergence.
 
     With `isolated` the port ran on the reference's values, so errors do not propagate. Names of the
     port in `without` have no counterpart. No limit is below that in `least`. A map without any
-    entry that fits both traces is an InputError.
+    entry that fits both traces is an InputError. The reference's parameters are read from
+    `checkpoint`, or from its trace, to compute linear layers and convolutions again. `reproduce`
+    gets the first wrong operation alone.
     """
     remarks: tuple[str, ...] = ()
     names = dict(renames or {})
     if not isolated:
         names, remarks = check_name_map(names, reference, port)
-    verdict = _compare(
-        Comparison(reference, port, floor, tolerance, isolated, least or {}),
-        {**names, **{name: Rename(()) for name in without}},
-        progress,
-    )
+    with ParameterValues(reference, checkpoint) as parameters:
+        verdict = _compare(
+            Comparison(reference, port, floor, tolerance, isolated, least or {}),
+            {**names, **{name: Rename(()) for name in without}},
+            parameters,
+            reproduce,
+            progress,
+        )
     sides = (("reference", reference), ("port", port))
     incomplete = tuple(side for side, trace in sides if _is_incomplete(trace))
     return replace(verdict, incomplete=incomplete, remarks=(*remarks, *verdict.remarks))
 
 
 def _compare(
-    traces: Comparison, renames: Mapping[str, Rename], progress: Progress | None
+    traces: Comparison,
+    renames: Mapping[str, Rename],
+    parameters: ParameterValues,
+    reproduce: Callable[[Reproduction], None] | None,
+    progress: Progress | None,
 ) -> Verdict:
     reference, port = traces.reference, traces.port
     for side, trace in (("reference", reference), ("port", port)):
@@ -97,7 +114,7 @@ def _compare(
     if not pairing.pairs:
         reason = "no value of the port could be paired with one of the reference"
         return _cannot_compare(reason, conditions.gate, pairing)
-    comparer = _Comparer(traces, pairing, renames)
+    comparer = _Comparer(traces, pairing, renames, parameters, reproduce)
     comparer.gates.append(conditions.gate)
     comparer.remarks += [*remarks, *pairing.remarks]
     return comparer.verdict(progress)
@@ -106,8 +123,16 @@ def _compare(
 class _Comparer:
     """What the steps of one comparison share."""
 
-    def __init__(self, traces: Comparison, pairing: Pairing, renames: Mapping[str, Rename]) -> None:
+    def __init__(
+        self,
+        traces: Comparison,
+        pairing: Pairing,
+        renames: Mapping[str, Rename],
+        parameters: ParameterValues,
+        reproduce: Callable[[Reproduction], None] | None,
+    ) -> None:
         self.traces, self.pairing, self.renames = traces, pairing, renames
+        self.parameters, self.reproduce = parameters, reproduce
         self.without = {name for name, rename in renames.items() if not rename.ref}
         self.turned: tuple[tuple[str, str], ...] = ()  # parameters in an axis order of their own
         self.gates: list[Gate] = []
@@ -227,9 +252,13 @@ class _Comparer:
         pair, row = self.pairs[divergence.first], rows[divergence.first]
         row = replace(row, site=self._wrong_part(pair, row))
         findings = (*more, *self._turned_weight(row))
-        findings += find(self._evidence(pair, row.floor or 0.0))
+        evidence = self._evidence(pair, row.floor or 0.0)
+        findings += find(evidence)
+        ruled_out = () if findings else tuple(dict.fromkeys(evidence.ruled_out))
         if row.error is None:
             findings = (_shape_finding(pair), *findings)
+        if self.reproduce is not None and row.error is not None:
+            self.reproduce(self._reproduction(rows, divergence.first, evidence, findings))
         last, unpaired = None, 0
         if (before := self._last_agreement(rows, divergence.first)) is not None:
             last = rows[before]
@@ -245,11 +274,14 @@ class _Comparer:
             sentence = undecided_text(rows, row, estimated=self.estimated)
         else:
             answer, sentence = "diverge", divergence_text(rows, row, last, findings, unpaired)
+            if ruled_out:
+                sentence += f" No known variant explains it; ruled out: {', '.join(ruled_out)}."
         return self._finish(
             answer,
             sentence,
             rows,
             findings=findings,
+            ruled_out=ruled_out,
             site=row.site,
             port_site=row.port_site,
             slot=row.slot,
@@ -258,6 +290,29 @@ class _Comparer:
             floor=row.floor,
             limit=row.limit,
             last_agreement=last.site if last else None,
+        )
+
+    def _reproduction(
+        self, rows: Sequence[Row], index: int, evidence: Evidence, findings: Sequence[Finding]
+    ) -> Reproduction:
+        """The wrong operation alone: with its inputs, or else the agreeing values before it."""
+        inputs = {slot: right for slot, (right, _) in evidence.inputs.items()}
+        if not inputs:
+            reference = self.traces.reference
+            inputs = {
+                str(event): wide(reference.read(event))
+                for event in self._upstream(rows, index).nearest[:MAX_INPUTS]
+                if reference.has_values(event)
+            }
+        row = rows[index]
+        inputs |= self.parameters.of_module(row.site) if row.slot.startswith("out") else {}
+        return Reproduction(
+            row.full_name,
+            findings[0].evidence if findings else "",
+            evidence.reference,
+            evidence.port,
+            row.floor or 0.0,
+            inputs,
         )
 
     def _turned_weight(self, row: Row) -> tuple[Finding, ...]:
@@ -348,9 +403,11 @@ class _Comparer:
             others=lambda: values_nearby(self.traces.reference, pair.event),
             near=lambda: values_nearby(self.traces.reference, pair.event, any_size=True),
             before=lambda: self._before(pair.event),
+            parameters=lambda: self.parameters.of_module(pair.event.name),
+            parameters_like=lambda shape: self.parameters.like(pair.event.name, shape),
         )
 
-    def _before(self, event: Event) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _before(self, event: Event) -> Iterator[Recorded]:
         """The reference's values before one in its step, the last first, and what came before it.
 
         That is the same value in the step before, and what the run began with.
@@ -360,9 +417,34 @@ class _Comparer:
         same_step = [other for other in earlier if other.step == event.step]
         begun = [e for e in earlier if e.site == event.site and e.step == event.step - 1]
         begun += [other for other in earlier if other.kind == "input"]
+        # Small values beside it in the step before: a port may keep them.
+        begun += [
+            other
+            for other in earlier
+            if other.step == event.step - 1
+            and prod(other.shape) <= MAX_KEPT
+            and other.name.startswith(module_of(event.name) or event.name)
+        ]
         for other in (*reversed(same_step[-MAX_BEFORE:]), *begun):
             if other.kind in ("activation", "input") and reference.has_values(other):
-                yield str(other), wide(reference.read(other))
+                value = wide(reference.read(other))
+                step = "" if other.step == event.step else f", step {other.step}"
+                yield Recorded(f"{other}{step}", value, lambda i=other.i: self._ports_value(i))
+
+    @cached_property
+    def _pair_of(self) -> dict[int, Pair]:
+        """Pairs by the number of the reference's event, where that is the whole pair."""
+        return {
+            pair.event.i: pair
+            for pair in self.pairing.pairs
+            if len(pair.reference) == 1 == len(pair.port)
+        }
+
+    def _ports_value(self, i: int) -> NDArray[Any] | None:
+        """What the port has in the place of the reference's event number i."""
+        pair = self._pair_of.get(i)
+        value = self._values(pair).port if pair is not None else None
+        return None if value is None else wide(value)
 
     def _inputs(self, pair: Pair) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
         """The inputs of the same call of the module, reference's and port's, by slot."""

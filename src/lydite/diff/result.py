@@ -99,6 +99,7 @@ class Verdict:
     floor: float | None = None
     limit: float | None = None
     findings: tuple[Finding, ...] = ()
+    ruled_out: tuple[str, ...] = ()  # operations computed again of which no variant is the port's
     gates: tuple[Gate, ...] = ()
     rows: tuple[Row, ...] = ()  # in execution order
     ignored_rows: tuple[Row, ...] = ()  # wrong, not the bug: recorded at another point, or not used

@@ -22,8 +22,15 @@ class Linear(nn.Linear):
             return super().__call__(x)
         return x @ self.weight.T + self.bias  # MLX would fill the product with the bias first
 
-    def to_quantized(self, group_size: int, bits: int, mode: str = "affine", **_: object) -> Any:
+    def to_quantized(
+        self,
+        group_size: Any = None,
+        bits: Any = None,
+        mode: str = "affine",
+        quantize_input: bool = False,
+    ) -> Any:
         """What `nn.quantize` puts in its place."""
+        assert not quantize_input, "how inputs are rounded is stored with a layer"
         return QuantizedLinear.from_linear(self, group_size, bits, mode)
 
 

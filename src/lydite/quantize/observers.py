@@ -35,7 +35,7 @@ def _least_error(values: Floats, bits: int, low: Floats, high: Floats) -> tuple[
         error = rounding_error(values, middle - share * half, middle + share * half, bits)
         best_half = np.where(error < best, share * half, best_half).astype(np.float32)
         best = np.minimum(error, best)
-    return middle - best_half, middle + best_half
+    return (middle - best_half).astype(np.float32), (middle + best_half).astype(np.float32)
 
 
 def rounding_error(values: Floats, low: Floats, high: Floats, bits: int) -> Floats:

@@ -58,7 +58,7 @@ def page(path: Path) -> bytes:
     lead = " ".join([*_lead(about), *([] if shown.over_steps else [TOGETHER])])
     footer = f"lydite calibrate activations, {path.name}"
     facts = shown.facts(int(about["samples"]))
-    return render(Page("Activations", lead, tuple(chapters), facts, footer)).encode()
+    return render(Page("Activations", lead, tuple(chapters), facts, footer))
 
 
 def _lead(about: dict[str, Any]) -> list[str]:

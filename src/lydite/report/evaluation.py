@@ -57,7 +57,7 @@ def page(evaluation: Evaluation, reference: PictureSource, candidate: PictureSou
     facts = tuple(
         Fact(f"{summary.mean:.4g}", f"{name}, mean") for name, summary in evaluation.paired.items()
     )
-    return render(Page(title, lead, tuple(chapters), facts, "lydite evaluate")).encode()
+    return render(Page(title, lead, tuple(chapters), facts, "lydite evaluate"))
 
 
 FLAT_FIELD = (

@@ -157,9 +157,10 @@ class Page:
     footer: str = ""
 
 
-def render(page: Page) -> str:
-    """The page as HTML. The same page gives the same text."""
-    return environment().get_template("page.html").render(page=page, generator=GENERATOR)
+def render(page: Page) -> bytes:
+    """The page as HTML. The same page gives the same bytes."""
+    text = environment().get_template("page.html").render(page=page, generator=GENERATOR)
+    return text.encode(errors="replace")  # a name of a file need not be UTF-8
 
 
 def made_here(data: bytes) -> bool:

@@ -13,9 +13,11 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
+from lydite.trace.arrays import to_numpy
 from lydite.trace.nested import map_inputs, map_outputs
-from lydite.trace.recorder import full_name
+from lydite.trace.recorder import Recorder, full_name
 from lydite.trace.selftest import SPECIAL, Records, record_all
 
 
@@ -32,13 +34,22 @@ T = TypeVar("T", bound=ValueSink)
 
 @contextmanager
 def record_modules(
-    recorder: T, model: nn.Module, *, scope: str, methods: Sequence[str] = ()
+    recorder: T,
+    model: nn.Module,
+    *,
+    scope: str,
+    methods: Sequence[str] = (),
+    weights: bool = False,
 ) -> Generator[T]:
     """Record inputs and outputs of every module of `model` as `scope/path` while the block runs.
 
     A module reachable by several paths is recorded under the first, in order of definition.
-    `methods` of the root other than its call are recorded as `scope/METHOD`.
+    `methods` of the root other than its call are recorded as `scope/METHOD`. `weights` adds names,
+    hashes and statistics of its parameters to weights.json.
     """
+    if weights and isinstance(recorder, Recorder):
+        values = tree_flatten(model.parameters())
+        recorder.writer.add_weights({full_name(scope, n): to_numpy(p) for n, p in values})
     modules = list(walk(model))
     names = {id(module): full_name(scope, path) for path, module in modules}
     recorded: dict[type[nn.Module], type[nn.Module]] = {}
@@ -116,7 +127,13 @@ def _recording(
                 return recorder.record(name, x, slot=slot)
 
             args, kwargs = map_inputs(args, kwargs, record)
-            return map_outputs(original(self, *args, **kwargs), record)
+            inside = recorder.inside if isinstance(recorder, Recorder) else []
+            inside.append(name)
+            try:
+                output = original(self, *args, **kwargs)
+            finally:
+                inside.pop()
+            return map_outputs(output, record)
 
         return call
 

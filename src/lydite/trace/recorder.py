@@ -64,6 +64,7 @@ class Recorder:
     def __init__(self, writer: TraceWriter, *, inject: InjectionSource | None = None) -> None:
         self.writer, self.inject = writer, inject
         self.step = 0
+        self.inside: list[str] = []  # the recorded modules that are running, the innermost last
         self.injected: list[EventId] = []
         self._process, self._lock = os.getpid(), threading.RLock()
         self._wanted: dict[tuple[str, str], tuple[bool, bool]] = {}
@@ -125,9 +126,12 @@ class Recorder:
             self.writer.close(complete=complete)
 
     def __enter__(self) -> Self:
+        _outer.append(self)  # taps record here while the block runs
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if self in _outer:
+            _outer.remove(self)
         self.close(complete=kind is None)
 
     def _plan(self, name: str, slot: str) -> tuple[bool, bool]:
@@ -158,6 +162,14 @@ class Recorder:
     def _describe(self, value: Any) -> None:
         if not self._described and (framework := framework_of(value)) != "python":
             self.describe(framework=framework)
+
+
+_outer: list[Recorder] = []
+
+
+def entered() -> Recorder | None:
+    """The recorder of the innermost `with Recorder.start(…)` block, or None."""
+    return _outer[-1] if _outer else None
 
 
 def full_name(scope: str, path: str) -> str:

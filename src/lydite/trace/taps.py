@@ -2,6 +2,7 @@
 
 A script needs only the taps: LYDITE_TRACE=FOLDER records, LYDITE_INJECT=FOLDER with
 LYDITE_INJECT_AT=NAME,NAME… returns another trace's values. Without them a tap costs one look-up.
+Inside `with Recorder.start(folder):` taps write to that recorder.
 The folder has to be new; in Python, `recording(folder, overwrite=True)` replaces a trace.
 """
 
@@ -16,7 +17,7 @@ from typing import TypeVar
 from lydite.core.errors import InputError
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
-from lydite.trace.recorder import Injection, InjectionSource, Recorder
+from lydite.trace.recorder import Injection, InjectionSource, Recorder, entered
 from lydite.trace.writer import Capture
 
 T = TypeVar("T")
@@ -26,11 +27,9 @@ def tap(
     name: str, x: T, *, slot: str = "out", kind: str = "activation", dims: str | None = None
 ) -> T:
     """Record `x` if a recorder is active; return it, or the reference's value when injecting."""
-    recorder = _active
+    recorder = active()
     if recorder is None:
         return x
-    if isinstance(recorder, _FromEnvironment):
-        recorder = recorder.start()
     return recorder.record(name, x, slot=slot, kind=kind, dims=dims)
 
 
@@ -41,8 +40,12 @@ def set_step(step: int) -> None:
 
 
 def active() -> Recorder | None:
-    """The recorder that taps write to, or None."""
-    return _active.start() if isinstance(_active, _FromEnvironment) else _active
+    """The recorder that taps write to, or None: of `recording`, of a `with`, of the environment."""
+    if isinstance(_active, Recorder):
+        return _active
+    if (recorder := entered()) is not None:
+        return recorder
+    return _active.start() if _active is not None else None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lydite.trace.arrays import to_numpy
 from lydite.trace.nested import map_inputs, map_outputs
 from lydite.trace.recorder import Recorder, full_name
 from lydite.trace.selftest import SPECIAL, Records, record_all
@@ -16,14 +17,23 @@ from lydite.trace.selftest import SPECIAL, Records, record_all
 
 @contextmanager
 def record_modules(
-    recorder: Recorder, model: torch.nn.Module, *, scope: str, methods: Sequence[str] = ()
+    recorder: Recorder,
+    model: torch.nn.Module,
+    *,
+    scope: str,
+    methods: Sequence[str] = (),
+    weights: bool = False,
 ) -> Generator[Recorder]:
     """Record inputs and outputs of every module of `model` as `scope/path` while the block runs.
 
     A module reachable by several paths is recorded under the first, in order of definition.
     `methods` of the root other than its call are recorded as `scope/METHOD`. Inputs are recorded
-    before the module runs: it may change them in place.
+    before the module runs: it may change them in place. `weights` adds names, hashes and
+    statistics of its parameters and buffers to weights.json.
     """
+    if weights:
+        state = model.state_dict()
+        recorder.writer.add_weights({full_name(scope, n): to_numpy(p) for n, p in state.items()})
     with ExitStack() as undo:
         for path, module in model.named_modules():  # each once, under its first path
             name = full_name(scope, path)
@@ -31,6 +41,8 @@ def record_modules(
             handle = module.register_forward_pre_hook(before, with_kwargs=True)
             undo.callback(handle.remove)
             handle = module.register_forward_hook(after, with_kwargs=True)
+            undo.callback(handle.remove)
+            handle = module.register_forward_hook(_leave(recorder), always_call=True)
             undo.callback(handle.remove)
         for method in methods:
             own = vars(model).get(method)  # offloading libraries put a wrapper here
@@ -44,6 +56,7 @@ def _hooks(recorder: Recorder, name: str) -> tuple[Callable[..., Any], Callable[
         return recorder.record(name, x, slot=slot)
 
     def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder.inside.append(name)
         return map_inputs(args, kwargs, record)
 
     def after(_: torch.nn.Module, __: Any, ___: Any, output: Any) -> Any:
@@ -52,12 +65,23 @@ def _hooks(recorder: Recorder, name: str) -> tuple[Callable[..., Any], Callable[
     return before, after
 
 
+def _leave(recorder: Recorder) -> Callable[..., None]:
+    def leave(*_: Any) -> None:
+        if recorder.inside:
+            recorder.inside.pop()
+
+    return leave
+
+
 def _wrapped(recorder: Recorder, method: Callable[..., Any], name: str) -> Callable[..., Any]:
     before, after = _hooks(recorder, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = before(None, args, kwargs)
-        return after(None, args, kwargs, method(*args, **kwargs))
+        try:
+            return after(None, args, kwargs, method(*args, **kwargs))
+        finally:
+            recorder.inside.pop()
 
     return call
 

@@ -63,6 +63,7 @@ class TraceWriter:
         self._tensors: dict[str, NDArray[Any]] = {}
         self._pending_bytes = self._used = self._count = self._shards = 0
         self._selftest: list[int] = []
+        self._weights: dict[str, WeightInfo] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
@@ -121,9 +122,9 @@ class TraceWriter:
         self._write_header()
 
     def add_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Names, shapes, hashes and statistics of every parameter, without the data."""
-        infos = {name: _weight(name, np.asarray(value)) for name, value in weights.items()}
-        write_atomic(self.folder / "weights.json", msgspec.json.encode(infos))
+        """Names, shapes, hashes and statistics of parameters, without the data; calls add up."""
+        self._weights |= {name: _weight(name, np.asarray(value)) for name, value in weights.items()}
+        write_atomic(self.folder / "weights.json", msgspec.json.encode(self._weights))
 
     def flush(self) -> None:
         """Write the open shard, then the lines that name it."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from diffusers.models.embeddings import get_timestep_embedding
 
 from lydite.diff.findings import find
+from lydite.diff.findings.evidence import Recorded
 from support.findings import evidence
 
 torch.manual_seed(0)
@@ -34,7 +35,7 @@ def found(
     """The first cause and its evidence."""
     inputs = {} if given is None else {"in.0": (given.numpy(), given.numpy())}
     base = evidence(right.numpy(), wrong.numpy(), inputs=inputs)
-    values = [(path, value.numpy()) for path, value in before.items()]
+    values = [Recorded(path, value.numpy()) for path, value in before.items()]
     e = type(base)(**{**vars(base), "name": name, "before": lambda: values})
     return [text for finding in find(e)[:1] for text in (finding.cause, finding.evidence)]
 
@@ -74,7 +75,7 @@ def test_activations(right: str, wrong: str) -> None:
         assert not result
     else:
         assert result[0] == "other-activation"
-        assert f"port is {wrong}(net/x), the reference {right}(net/x)" in result[1]
+        assert f"port applies {wrong} to net/x, the reference applies {right};" in result[1]
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def plot(
     write_output(path, picture, overwrite=overwrite)
     click.echo(f"picture: {path}")
     if html:
-        text = _page(chart, picture, READ[kinds == {"schedule"}])
-        write_output(html, text.encode(), overwrite=overwrite)
+        page = _page(chart, picture, READ[kinds == {"schedule"}])
+        write_output(html, page, overwrite=overwrite)
         click.echo(f"page: {html}")
 
 
@@ -187,7 +187,7 @@ READ = {  # schedules: how a page is read
 }
 
 
-def _page(chart: "Chart", picture: bytes, read: str) -> str:
+def _page(chart: "Chart", picture: bytes, read: str) -> bytes:
     from lydite.report.page import Chapter, Figure, Figures, Page, Table, render
 
     places = sorted({x for line in chart.lines for x, _ in line.points})

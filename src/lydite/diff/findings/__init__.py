@@ -7,7 +7,6 @@ import numpy as np
 
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
 from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
-from lydite.diff.findings.attention_replay import other_attention
 from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
 from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
 from lydite.diff.findings.feed_forward import gated_wrongly
@@ -30,13 +29,28 @@ from lydite.diff.findings.rearranged import (
     transposed,
 )
 from lydite.diff.findings.regions import border, slice_of_axis
-from lydite.diff.findings.replay import (
-    other_activation,
+from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.layers import extra_norm, other_activation, other_norm
+from lydite.diff.findings.replay.linear import other_convolution, other_linear
+from lydite.diff.findings.replay.modulation import (
     other_combination,
     other_modulation,
-    other_norm,
     other_residual,
+)
+from lydite.diff.findings.replay.positions import (
+    other_buckets,
+    other_position_table,
+    other_rotation,
+    other_rotation_table,
     other_sinusoid,
+)
+from lydite.diff.findings.replay.selections import (
+    dropout,
+    other_assembly,
+    other_chunk,
+    other_patches,
+    other_resize,
+    other_token,
 )
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.shifts import cropped, displaced
@@ -76,13 +90,25 @@ EXACT: tuple[tuple[Hypothesis, ...], ...] = (
 # The operation computed again from recorded values, in other variants; the most certain of all.
 REPLAYED: tuple[Hypothesis, ...] = (
     passed_through,
+    other_linear,
+    other_convolution,
     other_activation,
     other_norm,
     other_modulation,
     other_residual,
     other_attention,
+    other_rotation,
+    other_rotation_table,
     other_combination,
     other_sinusoid,
+    other_resize,
+    other_patches,
+    other_position_table,
+    other_token,
+    other_chunk,
+    other_assembly,
+    extra_norm,
+    dropout,
 )
 
 # Where the error is, when its cause is unknown.
@@ -111,12 +137,16 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
         return _plain(conclusive)
     if not evidence.wrong:
         return ()
+    if buckets := _tried((other_buckets,), evidence):
+        return _plain(buckets)
     exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else []
     with np.errstate(all="ignore"):  # a variant of the wrong operation may overflow
         exact = exact or _tried(REPLAYED, evidence, one=True)
     exact = exact or [f for line in EXACT for f in _tried(line, evidence, one=True)]
     located = [] if exact else _tried(LOCATED, evidence, one=True)
-    fitted = [] if exact else _tried(FITTED, evidence, one=True)
+    # The operation is known, and in none of its variants the port's: many numbers fit anything.
+    few = FITTED[:3] if evidence.ruled_out else FITTED
+    fitted = [] if exact else _tried(few, evidence, one=True)
     return _plain([*exact, *located, *fitted][:MAX_FINDINGS])
 
 

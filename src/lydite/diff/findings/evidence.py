@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, log2, sqrt
 from typing import Any
@@ -34,6 +34,15 @@ ROUNDING = {
 }
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A value of the reference that was computed earlier, and the port's, where it is paired."""
+
+    name: str
+    value: Array
+    own: Callable[[], Array | None] = lambda: None
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """The first wrong value and the right one, with the values around them."""
@@ -49,7 +58,10 @@ class Evidence:
     inputs: Mapping[str, tuple[Array, Array]]  # of the same module, (reference, port) by slot
     others: Callable[[], Iterable[tuple[str, Array]]]  # reference values near it, of its size
     near: Callable[[], Iterable[tuple[str, Array]]] = lambda: ()  # of any size
-    before: Callable[[], Iterable[tuple[str, Array]]] = lambda: ()  # of any size, computed earlier
+    before: Callable[[], Iterable[Recorded]] = lambda: ()  # of any size, computed earlier
+    parameters: Callable[[], Mapping[str, Array]] = dict  # of the same module: weight, bias …
+    parameters_like: Callable[[tuple[int, ...]], Iterable[tuple[str, Array]]] = lambda _: ()
+    ruled_out: list[str] = field(default_factory=list)  # operations replayed without success
 
     @property
     def same_shape(self) -> bool:

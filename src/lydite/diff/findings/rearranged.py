@@ -46,7 +46,12 @@ def memory_order(e: Evidence) -> Finding | None:
     for order in orders:
         view = reference.transpose(order)
         if view.shape == port.shape or (left := matches(e, view)) is None:
-            continue
+            back = tuple(np.argsort(order))
+            sizes = [port.shape[axis] for axis in order] if port.ndim == reference.ndim else []
+            if not sizes or tuple(sizes) == reference.shape:
+                continue
+            if (left := matches(e, reference.reshape(sizes).transpose(back))) is None:
+                continue
         if order == tuple(range(reference.ndim)):
             return _explained(
                 e,

@@ -1,0 +1,183 @@
+"""Activations and norms, of the input of the module or of any recorded value."""
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+import numpy as np
+
+from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.feed_forward import ACTIVATIONS
+from lydite.diff.findings.replay.variants import (
+    GLANCE,
+    Candidate,
+    allowed,
+    apart_of,
+    inputs_of,
+    is_replayable,
+    simplest,
+    sources,
+    told_apart,
+)
+from lydite.diff.result import Finding
+
+NORM_EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3, 1e-2, 1e-1)
+NONE = "no activation"
+VARIANTS: dict[str, Callable[[Array], Array]] = {
+    **ACTIVATIONS,
+    "quick gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "tanh": np.tanh,
+    NONE: lambda x: x,
+}
+
+
+def other_activation(e: Evidence) -> Finding | None:
+    """The reference is one activation of a recorded value, the port another one."""
+    if not is_replayable(e):
+        return None
+    for source in sources(e):
+        if source.x.shape != e.port.shape or not _is_activation_of(e, source.x):
+            continue
+        told = told_apart(
+            e,
+            _activated(source.x),
+            lambda source=source: _activated(source.own),
+            what=f"activations of {source.name}",
+        )
+        if told is not None:
+            name = source.name
+            return Finding(
+                "other-activation",
+                f"The port applies {told.wrong} to {name}, the reference applies {told.right}; "
+                f"{told.leaves}.",
+                f"Use {told.right} here." if told.wrong != NONE else f"Apply {told.right} here.",
+            )
+    return None
+
+
+def other_norm(e: Evidence) -> Finding | None:
+    """A norm of another kind, with another eps, another divisor or other groups."""
+    if not is_replayable(e) or not e.slot.startswith("out") or e.port.ndim < 2:
+        return None
+    inputs = [source for source in inputs_of(e) if source.x.shape == e.reference.shape]
+    for source, channels in ((source, axis) for source in inputs for axis in (-1, 1)):
+        if channels == 1 and e.port.ndim < 3:
+            continue
+        known = _known_affine(e, channels)
+        fits = {
+            c.name: (apart_of(e.values[0], c.value * known[0] + known[1]), *known)
+            if known
+            else _affine_left(c.value, e.values[0], channels)
+            for c in _norms(source.x, channels)
+        }
+        best = simplest([(name, fit[0]) for name, fit in fits.items()])
+        left, scale, shift = fits[best]
+        if left > allowed(e):
+            continue
+
+        def scaled(
+            x: Array, channels: int = channels, a: Array = scale, b: Array = shift
+        ) -> Iterator[Candidate]:
+            return (Candidate(c.name, c.value * a + b) for c in _norms(x, channels))
+
+        told = told_apart(
+            e,
+            scaled(source.x),
+            lambda source=source, scaled=scaled: scaled(source.own),
+            reference_is=best,
+            what="norms of its input"
+            + ("" if known else ", with a fitted weight (--checkpoint gives its own)"),
+        )
+        if told is not None:
+            return Finding(
+                "other-norm",
+                f"The port is a {told.wrong}, the reference a {told.right}, of the same input; "
+                f"{told.leaves}.",
+                f"Use a {told.right}.",
+            )
+    return None
+
+
+def extra_norm(e: Evidence) -> Finding | None:
+    """The port normalizes a value that the reference leaves as it is."""
+    if not is_replayable(e) or e.port.ndim != 3 or e.port.shape[1] < 8:
+        return None
+    for source in sources(e):
+        if source.x.shape != e.port.shape or apart_of(e.values[0], source.x) > allowed(e):
+            continue
+        fits = {c.name: _affine_left(c.value, e.values[1], -1)[0] for c in _norms(source.own, -1)}
+        kind = simplest(list(fits.items()))
+        if fits[kind] <= allowed(e):
+            return Finding(
+                "norm-extra",
+                f"The port is a {kind.partition(' with ')[0]} of {source.name} with a weight for "
+                "each channel; the reference is that value itself.",
+                "Remove the norm.",
+            )
+    return None
+
+
+def _known_affine(e: Evidence, channels: int) -> tuple[Array, Array] | None:
+    """Weight and bias of the module, shaped for its value; None where they are not known."""
+    parameters = e.parameters()
+    weight = parameters.get("weight")
+    if weight is None or weight.shape != (e.port.shape[channels],):
+        return None
+    bias = parameters.get("bias", np.zeros_like(weight))
+    shape = [1] * e.port.ndim
+    shape[channels] = -1
+    return weight.reshape(shape), bias.reshape(shape)
+
+
+def _activated(x: Array) -> Iterator[Candidate]:
+    return (Candidate(label, f(x)) for label, f in VARIANTS.items())
+
+
+def _is_activation_of(e: Evidence, x: Array) -> bool:
+    """Whether some activation of a few values gives the reference's."""
+    at = e.sample[:GLANCE]
+    values, expected = x.reshape(-1)[at], e.values[0].reshape(-1)[at]
+    size = float(np.linalg.norm(expected))
+    return any(apart_of(f(values), expected) <= 0.02 * size for f in VARIANTS.values())
+
+
+def _norms(x: Array, channels: int) -> Iterator[Candidate]:
+    """Norms of the last axis; of groups of channels where these are on axis 1."""
+    if channels == -1:
+        yield from _standardized(x, (-1,), "layer norm")
+        for eps in NORM_EPS:
+            root = np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+            yield Candidate(f"RMS norm with eps {eps:g}", x / root)
+        return
+    count, size = x.shape[:2]
+    for groups in (n for n in (1, 2, 4, 8, 16, 32, 64) if size % n == 0 and n < size):
+        for words in ("", " of every nth channel"):
+            split = x.reshape(count, groups, size // groups, -1)
+            if words:
+                split = x.reshape(count, size // groups, groups, -1).swapaxes(1, 2)
+            flat = split.reshape(count, groups, -1)
+            for norm in _standardized(flat, (-1,), f"group norm of {groups} groups{words}"):
+                value = norm.value.reshape(split.shape)
+                value = value.swapaxes(1, 2) if words else value
+                yield Candidate(norm.name, value.reshape(x.shape))
+
+
+def _standardized(x: Array, axes: tuple[int, ...], name: str) -> Iterator[Candidate]:
+    centred = x - x.mean(axes, keepdims=True)
+    variance = (centred * centred).mean(axes, keepdims=True)
+    count = prod(x.shape[axis] for axis in axes)
+    for eps in NORM_EPS:
+        yield Candidate(f"{name} with eps {eps:g}", centred / np.sqrt(variance + eps))
+        outside = centred / (np.sqrt(variance) + eps)
+        yield Candidate(f"{name} with eps {eps:g} with the root before eps", outside)
+    unbiased = centred / np.sqrt(variance * count / (count - 1) + 1e-6) if count > 1 else centred
+    yield Candidate(f"{name} with n − 1 as divisor", unbiased)
+
+
+def _affine_left(x: Array, value: Array, channels: int) -> tuple[float, Array, Array]:
+    """The error of the best weight and bias per channel, and these two."""
+    axes = tuple(axis for axis in range(x.ndim) if axis != channels % x.ndim)
+    mean, expected = x.mean(axes, keepdims=True), value.mean(axes, keepdims=True, dtype=np.float64)
+    power = ((x - mean) ** 2).sum(axes, keepdims=True)
+    scale = ((x - mean) * (value - expected)).sum(axes, keepdims=True) / np.maximum(power, 1e-300)
+    shift = expected - scale * mean
+    return float(np.linalg.norm(value - x * scale - shift)), scale, shift

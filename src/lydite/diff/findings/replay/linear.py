@@ -1,0 +1,272 @@
+"""Linear layers and convolutions, from the input and the parameters of the module.
+
+Large values are computed at a sample of their rows or pixels, the border among them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.variants import (
+    Candidate,
+    Source,
+    allowed,
+    apart_of,
+    inputs_of,
+    told_apart,
+)
+from lydite.diff.result import Finding
+
+MAX_ROWS = 256  # of an input that are computed
+MAX_PIXELS = 160
+MAX_WEIGHT = 2**24  # numbers of a weight that is computed with
+MAX_OTHERS = 64  # parameters of the same shape that are tried
+NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+FIXES = {
+    "without its bias": ("bias-missing", "Add the bias."),
+    "with its bias twice": ("bias-twice", "Add the bias once."),
+    "with its bias subtracted": ("bias-negated", "Add the bias; it is subtracted."),
+    "with its weight transposed": ("weight-transposed", "Transpose the weight when loading it."),
+    "with its weight in another order": ("weight-reordered", "Move the axes of the weight; a "
+     "reshape does not move them."),
+    "with its kernel transposed": ("weight-transposed", "Exchange height and width of the kernel."),
+    "with its kernel flipped": ("kernel-flipped", "Do not flip the kernel: torch's convolution is "
+     "a correlation."),
+    "with inputs and outputs exchanged": ("weight-transposed", "Exchange the first two axes of the "
+     "weight."),
+}  # fmt: skip
+
+
+def other_linear(e: Evidence) -> Finding | None:
+    """A linear layer with its weight transposed, its bias missing, or another's parameters."""
+    if not e.slot.startswith("out") or not e.same_shape or e.kind != "activation":
+        return None
+    parameters = e.parameters()
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    if weight is None or weight.ndim != 2 or weight.size > MAX_WEIGHT:
+        return None
+    for source in inputs_of(e):
+        if source.x.shape[-1] != weight.shape[1] or e.port.shape[-1] != weight.shape[0]:
+            continue
+        if source.x.shape[:-1] != e.port.shape[:-1]:
+            continue
+        rows = np.arange(e.port.size // e.port.shape[-1])
+        if len(rows) > MAX_ROWS:
+            rows = np.random.default_rng(0).choice(rows, MAX_ROWS, replace=False)
+        part = replace(
+            e,
+            reference=e.reference.reshape(-1, e.port.shape[-1])[rows],
+            port=e.port.reshape(-1, e.port.shape[-1])[rows],
+        )
+
+        def computed(x: Array, rows: Array = rows) -> Iterator[Candidate]:
+            return _linear(e, x.reshape(-1, x.shape[-1])[rows], weight, bias)
+
+        return _told(part, computed, source, "a linear layer")
+    return None
+
+
+def other_convolution(e: Evidence) -> Finding | None:
+    """A convolution with other padding, stride or groups, or its weight in another order."""
+    if not e.slot.startswith("out") or not e.same_shape or e.kind != "activation":
+        return None
+    parameters = e.parameters()
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    if weight is None or not 3 <= weight.ndim <= 5 or weight.size > MAX_WEIGHT:
+        return None
+    if e.port.ndim != weight.ndim or e.port.shape[1] != weight.shape[0]:
+        return None
+    for source in inputs_of(e):
+        x = source.x
+        if x.ndim != weight.ndim or x.shape[1] % weight.shape[1] or len(x) != len(e.port):
+            continue
+        at = _pixels(e.port.shape[2:])
+        places = (slice(None), slice(None), *at.T)
+        part = replace(e, reference=e.reference[places], port=e.port[places])
+        usual = _usual(part, x, at, weight, bias)
+        if usual is None:
+            continue
+
+        def computed(x: Array, at: Array = at, usual: Form = usual) -> Iterator[Candidate]:
+            return _convolutions(e, x, at, usual)
+
+        return _told(part, computed, source, "a convolution")
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A convolution: parameters, stride, numbers before the picture, and what these are."""
+
+    weight: Array
+    bias: Array | None
+    stride: int
+    before: int
+    mode: str = "zeros"
+    dilation: int = 1
+
+    def at(self, x: Array, pixels: Array) -> Array:
+        """The values (batch, channels, pixels) of an input (batch, channels, …)."""
+        kernel = self.weight.shape[2:]
+        taps = np.stack(np.meshgrid(*map(np.arange, kernel), indexing="ij"), -1).reshape(
+            -1, len(kernel)
+        )
+        places = pixels[:, None] * self.stride - self.before + taps * self.dilation
+        sizes = np.array(x.shape[2:])
+        inside = ((places >= 0) & (places < sizes)).all(-1)
+        if self.mode == "reflect":
+            places = np.abs(places)
+            places = sizes - 1 - np.abs(sizes - 1 - places)
+        elif self.mode == "wrap":
+            places = places % sizes
+        places = np.clip(places, 0, sizes - 1)
+        patches = x[(slice(None), slice(None), *np.moveaxis(places, -1, 0))]  # b c pixels taps
+        if self.mode == "zeros":
+            patches = patches * inside
+        outputs, width = self.weight.shape[:2]
+        groups = x.shape[1] // width
+        flat = self.weight.reshape(groups, outputs // groups, width, -1)
+        split = patches.reshape(len(x), groups, width, *patches.shape[2:])
+        value = np.einsum("bgcpt,goct->bgop", split, flat, optimize=True)
+        value = value.reshape(len(x), outputs, -1)
+        return value if self.bias is None else value + self.bias[:, None]
+
+
+def _told(
+    e: Evidence, computed: Callable[[Array], Iterator[Candidate]], source: Source, what: str
+) -> Finding | None:
+    told = told_apart(
+        e,
+        computed(source.x),
+        lambda: computed(source.own),
+        reference_is="as it is",
+        what=f"forms of {what}",
+    )
+    if told is None:
+        return None
+    cause, fix = FIXES.get(told.wrong.partition(": ")[0], ("", ""))
+    if not cause and told.wrong.startswith("with the parameters of"):
+        cause, fix = "another-parameter", "Load the module's own parameters."
+    if not cause and told.wrong.startswith("with its weight in "):
+        cause, fix = "rounded", "Load the weight in the reference's precision."
+    if not cause:
+        cause, fix = "other-padding", "Use the reference's padding and stride."
+    return Finding(
+        cause,
+        f"The port is {what} of {source.name} {told.wrong}, unlike the reference; {told.leaves}.",
+        fix,
+    )
+
+
+def _linear(e: Evidence, x: Array, weight: Array, bias: Array | None) -> Iterator[Candidate]:
+    def result(w: Array, b: Array | None = bias) -> Array:
+        return x @ w.T if b is None else x @ w.T + b
+
+    outputs, inputs = weight.shape
+    yield Candidate("as it is", result(weight))
+    yield from _other_bias(lambda b: result(weight, b), bias)
+    if outputs == inputs:
+        yield Candidate("with its weight transposed", result(weight.T))
+    elif outputs > 1 < inputs:
+        raw = weight.reshape(inputs, outputs).T
+        yield Candidate("with its weight in another order", result(raw))
+    for name, dtype in NARROW.items():
+        yield Candidate(f"with its weight in {name}", result(_narrow(weight, dtype)))
+    for name, other in _others(e, weight):
+        yield Candidate(f"with the parameters of {name}", result(other))
+
+
+def _usual(e: Evidence, x: Array, at: Array, weight: Array, bias: Array | None) -> Form | None:
+    """The stride, padding and mode that give the reference."""
+    kernel = max(weight.shape[2:])
+    forms = [
+        Form(weight, bias, stride, before, mode)
+        for mode, stride, before in product(
+            ("zeros", "reflect", "edge", "wrap"), (1, 2, kernel, 4), range(kernel)
+        )
+    ]
+    for form in forms:
+        if apart_of(e.values[0], form.at(x, at)) <= allowed(e):
+            return form
+    return None
+
+
+def _convolutions(e: Evidence, x: Array, at: Array, usual: Form) -> Iterator[Candidate]:
+    weight, bias = usual.weight, usual.bias
+    outputs, inputs, *kernel = weight.shape
+
+    def result(**changed: Any) -> Array:
+        return replace(usual, **changed).at(x, at)
+
+    yield Candidate("as it is", result())
+    yield from _other_bias(lambda b: result(bias=b), bias)
+    for before in range(max(kernel) + 1):
+        if before != usual.before:
+            yield Candidate(
+                f"padded by {before} instead of {usual.before} at the start", result(before=before)
+            )
+    for mode, words in (
+        ("zeros", "zeros"), ("reflect", "reflected pixels"), ("edge", "the border's pixels"),
+        ("wrap", "the pixels of the other side"),
+    ):  # fmt: skip
+        if mode != usual.mode:
+            yield Candidate(f"padded with {words}", result(mode=mode))
+    yield Candidate("with a dilation of 2", result(dilation=2))
+    spatial = tuple(range(2, weight.ndim))
+    if max(kernel) > 1:
+        yield Candidate("with its kernel flipped", result(weight=np.flip(weight, spatial)))
+    if len(kernel) > 1 and kernel[-1] == kernel[-2] > 1:
+        turned = weight.swapaxes(-1, -2)
+        yield Candidate("with its kernel transposed", result(weight=turned))
+        yield Candidate(
+            "with its kernel transposed and flipped", result(weight=np.flip(turned, spatial))
+        )
+    if outputs == inputs:
+        yield Candidate("with inputs and outputs exchanged", result(weight=weight.swapaxes(0, 1)))
+    if max(kernel) > 1 < inputs:
+        last = np.moveaxis(weight, 1, -1)
+        for stored, raw in (
+            (
+                "channels first read as channels last",
+                np.moveaxis(weight.reshape(last.shape), -1, 1),
+            ),
+            ("channels last read as channels first", last.reshape(weight.shape)),
+        ):
+            yield Candidate(f"with its weight in another order: {stored}", result(weight=raw))
+    for name, dtype in NARROW.items():
+        yield Candidate(f"with its weight in {name}", result(weight=_narrow(weight, dtype)))
+    for name, other in _others(e, weight):
+        yield Candidate(f"with the parameters of {name}", result(weight=other))
+
+
+def _other_bias(result: Callable[[Array | None], Array], bias: Array | None) -> Iterator[Candidate]:
+    if bias is not None:
+        yield Candidate("without its bias", result(None))
+        yield Candidate("with its bias twice", result(2 * bias))
+        yield Candidate("with its bias subtracted", result(-bias))
+
+
+def _others(e: Evidence, weight: Array) -> Iterator[tuple[str, Array]]:
+    for name, other in islice(e.parameters_like(weight.shape), MAX_OTHERS):
+        if not np.array_equal(other, weight):
+            yield name, other
+
+
+def _narrow(weight: Array, dtype: Any) -> Array:
+    return weight.astype(np.float32).astype(dtype).astype(np.float64)
+
+
+def _pixels(sizes: tuple[int, ...]) -> Array:
+    """Corners, places on the border, and others, as (places, axes)."""
+    draw = np.random.default_rng(0)
+    corners = np.array(list(product(*((0, size - 1) for size in sizes))))
+    some = np.stack([draw.integers(size, size=MAX_PIXELS) for size in sizes], -1)
+    for axis, size in enumerate(sizes):
+        some[axis::8, axis] = 0
+        some[axis + 4 :: 8, axis] = size - 1
+    return np.unique(np.concatenate((corners, some)), axis=0)

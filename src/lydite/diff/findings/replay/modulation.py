@@ -1,0 +1,277 @@
+"""Modulation, gates, residuals, and sums of two recorded values: guidance, a step of a sampler."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+
+from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.variants import (
+    GLANCE,
+    Source,
+    fit_tolerance,
+    is_replayable,
+    nearest,
+    sources,
+)
+from lydite.diff.result import Finding
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in chunks of the value's width: one row for each row of the batch."""
+
+    name: str
+    parts: list[Array]
+    own: list[Array]  # the port's
+
+
+def other_modulation(e: Evidence) -> Finding | None:
+    """A norm times (1 + scale) plus shift, with other chunks of the table or without the 1."""
+    if not is_replayable(e) or e.port.ndim != 3 or e.port.shape[1] < 4:
+        return None
+    tables = list(_tables(e))
+    reference, port = e.values
+    limit = fit_tolerance(e)
+    for source in sources(e) if tables else ():
+        if source.x.shape != e.port.shape:
+            continue
+        right = _scale_and_shift(source.x, reference, limit)
+        wrong = _scale_and_shift(source.own, port, limit) if right else None
+        if right is None or wrong is None:
+            continue
+        name = source.name
+        for table, other in product(tables, tables):
+            expected = _named_chunks(right, table.parts, limit)
+            used = _named_chunks(wrong, other.own, limit) if expected else None
+            if expected is None or used is None or (expected == used and other is table):
+                continue
+            if other is not table:
+                return Finding(
+                    "another-value",
+                    f"The port modulates {name} with the chunks of {other.name}, the reference "
+                    f"with those of {table.name}.",
+                    f"Use {table.name}, computed anew in each step.",
+                )
+            return Finding(
+                _modulation_cause(expected, used),
+                f"The port is {name} · {used[0]} + {used[1]}, the reference {name} · {expected[0]} "
+                f"+ {expected[1]}, with the chunks of {table.name}.",
+                f"Multiply by {expected[0]} and add {expected[1]}.",
+            )
+    return None
+
+
+def other_residual(e: Evidence) -> Finding | None:
+    """x + gate · y without the gate, with another gate, without x or without y."""
+    if not is_replayable(e) or e.port.ndim != 3 or e.port.shape[1] < 4:
+        return None
+    reference, port = e.values
+    limit = fit_tolerance(e)
+    tables = list(_tables(e))
+    values = [source for source in sources(e) if source.x.shape == e.port.shape]
+    for x, y in _ordered_pairs(values):
+        gate = _factors(y.x, reference - x.x, limit)
+        if gate is None:
+            continue
+        right = _gate_name(gate, {t.name: t.parts for t in tables}, limit)
+        if right in ("0", None):  # the value is x itself
+            continue
+        for base, missing in ((x.own, ""), (np.zeros_like(x.own), x.name)):
+            used = _factors(y.own, port - base, limit)
+            own = {t.name: t.own for t in tables}
+            wrong = _gate_name(used, own, limit) if used is not None else None
+            if wrong is None or (right == wrong and not missing):
+                continue
+            cause = "residual-missing" if missing else "gate-missing" if wrong == "1" else (
+                "branch-missing" if wrong == "0" else "other-gate"
+            )  # fmt: skip
+            ours = f"{wrong} · {y.name}" if missing else f"{x.name} + {wrong} · {y.name}"
+            return Finding(
+                cause,
+                f"The port is {ours}, the reference {x.name} + {right} · {y.name}.",
+                f"Add {right} · {y.name} to {x.name}.",
+            )
+    return _missing_term(e, values, tables, limit)
+
+
+def _missing_term(
+    e: Evidence, values: list[Source], tables: list[Table], limit: float
+) -> Finding | None:
+    """That the two sides differ by a recorded value, with or without a gate."""
+    reference, port = e.values
+    least = e.noise() / max(float(np.linalg.norm(reference - port)), 1e-300)
+    if least > 0.1:
+        return None
+    for y in values:
+        gate = _factors(y.x, reference - port, max(limit, least))
+        name = (
+            _gate_name(gate, {t.name: t.parts for t in tables}, limit) if gate is not None else ""
+        )
+        if name and name != "0":
+            term = y.name if name == "1" else f"{name} · {y.name}"
+            return Finding(
+                "residual-missing" if y.name.startswith("its in") else "branch-missing",
+                f"The reference is the port's value plus {term}.",
+                f"Add {term}.",
+            )
+    return None
+
+
+def other_combination(e: Evidence) -> Finding | None:
+    """A sum of two recorded values, with other factors: guidance, a step of a sampler."""
+    if not is_replayable(e) or e.port.ndim < 3:
+        return None
+    reference, port = (value.reshape(-1).astype(np.float64) for value in e.values)
+    values = [source for source in sources(e) if source.x.size == e.port.size]
+    at = e.sample[:GLANCE]
+    limit = fit_tolerance(e)
+    for a, b in combinations(values, 2):
+        x, y = a.x.reshape(-1), b.x.reshape(-1)
+        if _solve(x[at], y[at], reference[at], limit) is None:
+            continue
+        right = _solve(x, y, reference, limit)
+        if right is None or min(np.abs(right)) < 1e-3:
+            continue  # one of the two is not in the sum
+        wrong = _solve(a.own.reshape(-1), b.own.reshape(-1), port, limit)
+        names = a.name, b.name
+        if wrong is None:
+            if (found := _in_some_channels(e, a, b, right, limit)) is not None:
+                return found
+            continue
+        close = max(1e-3, 4 * limit)
+        if np.allclose(right, wrong, rtol=close, atol=close / 10) or min(np.abs(wrong)) < 1e-3:
+            continue
+        ours, theirs = (_combination(f, *names) for f in (wrong, right))
+        if np.allclose(right, wrong[::-1], rtol=close, atol=close / 10):
+            cause, fix = "terms-exchanged", f"Exchange {a.name} and {b.name}."
+        elif np.allclose(np.abs(right), np.abs(wrong), rtol=close, atol=close / 10):
+            cause, fix = "term-negated", "Check the sign."
+        else:
+            cause, fix = "other-factors", "Check the factors of the two."
+        return Finding(cause, f"The port is {ours}, the reference {theirs}.", fix)
+    return None
+
+
+def _in_some_channels(
+    e: Evidence, a: Source, b: Source, right: Array, limit: float
+) -> Finding | None:
+    """That the sum is taken in some channels only, the others are one of the two values."""
+    if a.own.shape != e.port.shape or b.own.shape != e.port.shape:
+        return None
+    for axis in (1, e.port.ndim - 1):
+        names: list[str] = []
+        forms = {"sum": right[0] * a.own + right[1] * b.own, a.name: a.own, b.name: b.own}
+        for channel in range(e.port.shape[axis]):
+            port = e.values[1].take(channel, axis)
+            tried = {name: form.take(channel, axis) for name, form in forms.items()}
+            names.append(nearest(port, tried, max(3e-3, limit)) or "")
+        if "" in names or not 0 < names.count("sum") < len(names):
+            continue
+        summed = [channel for channel, name in enumerate(names) if name == "sum"]
+        other = next(name for name in names if name != "sum")
+        return Finding(
+            "guided-in-part",
+            f"In the port only channels {_numbers(summed)} of {e.axis(axis)} are "
+            f"{_combination(right, a.name, b.name)}, as in the reference; the others are {other}.",
+            "Combine the two in all channels.",
+        )
+    return None
+
+
+def _numbers(numbers: list[int]) -> str:
+    """0–2 for neighbours, else a list."""
+    if numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1:
+        return f"{numbers[0]}–{numbers[-1]}"
+    return ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
+
+
+def _tables(e: Evidence) -> Iterator[Table]:
+    """Tables near the value, in chunks of its width."""
+    batch, width = e.port.shape[0], e.port.shape[-1]
+    for source in sources(e):
+        value = source.x
+        if value.size % (batch * width) or not 2 <= value.size // (batch * width) <= 12:
+            continue
+        if value.shape[0] == batch and value.shape[-1] % width == 0 and value.shape[-1] > width:
+            count = value.size // (batch * width)
+            parts, own = (np.split(v.reshape(batch, -1), count, -1) for v in (value, source.own))
+            yield Table(source.name, parts, own)
+
+
+def _scale_and_shift(x: Array, value: Array, limit: float) -> tuple[Array, Array] | None:
+    """What turns x into the value, one number each per row of the batch and channel."""
+    mean, expected = x.mean(1, keepdims=True), value.mean(1, keepdims=True, dtype=np.float64)
+    power = ((x - mean) ** 2).sum(1, keepdims=True)
+    if not power.all():
+        return None
+    scale = ((x - mean) * (value - expected)).sum(1, keepdims=True) / power
+    shift = expected - scale * mean
+    left = float(np.linalg.norm(value - x * scale - shift))
+    return (scale[:, 0], shift[:, 0]) if left <= limit * float(np.linalg.norm(value)) else None
+
+
+def _named_chunks(
+    fit: tuple[Array, Array], parts: list[Array], limit: float
+) -> tuple[str, str] | None:
+    """Which chunks a scale and a shift are."""
+    scale, shift = fit
+    scales = {f"(1 + chunk {n})": 1 + part for n, part in enumerate(parts)}
+    scales |= {f"chunk {n}": part for n, part in enumerate(parts)}
+    shifts = {f"chunk {n}": part for n, part in enumerate(parts)}
+    limit = max(3e-3, 8 * limit)
+    first, second = nearest(scale, scales, limit), nearest(shift, shifts, limit)
+    return (first, second) if first and second else None
+
+
+def _modulation_cause(right: tuple[str, str], wrong: tuple[str, str]) -> str:
+    plain = right[0].strip("()").removeprefix("1 + ")
+    if wrong == (plain, right[1]):
+        return "one-plus-missing"
+    exchanged = wrong[1] == plain and right[1] in wrong[0]
+    return "scale-shift-exchanged" if exchanged else "other-chunks"
+
+
+def _ordered_pairs(values: list[Source]) -> Iterator[tuple[Source, Source]]:
+    for x in values:
+        yield from ((x, y) for y in values if y.name != x.name)
+
+
+def _factors(y: Array, value: Array, limit: float) -> Array | None:
+    """value = a · y with one a per row of the batch and channel; None where it is not so."""
+    power = (y * y).sum(1)
+    if not power.all():
+        return None
+    a = (y * value).sum(1) / power
+    left = float(np.linalg.norm(value - a[:, None] * y))
+    size = float(np.linalg.norm(value))
+    return a if left <= limit * size or size <= limit / 10 * float(np.linalg.norm(y)) else None
+
+
+def _gate_name(gate: Array, tables: dict[str, list[Array]], limit: float) -> str | None:
+    """What a factor is: one, nothing, or a chunk of a table."""
+    named = {"1": np.ones_like(gate), "0": np.zeros_like(gate)}
+    if float(np.abs(gate).max()) < limit:
+        return "0"
+    for table, parts in tables.items():
+        named |= {f"chunk {n} of {table}": part for n, part in enumerate(parts)}
+    return nearest(gate, named, max(3e-3, 8 * limit))
+
+
+def _solve(a: Array, b: Array, value: Array, limit: float) -> Array | None:
+    """The two factors of value = f·a + g·b; None where it is no such sum, or a is b."""
+    aa, bb, ab = float(a @ a), float(b @ b), float(a @ b)
+    determinant = aa * bb - ab * ab
+    if determinant < 1e-6 * aa * bb:
+        return None
+    av, bv = float(a @ value), float(b @ value)
+    factors = np.array([bb * av - ab * bv, aa * bv - ab * av]) / determinant
+    left = float(np.linalg.norm(value - factors[0] * a - factors[1] * b))
+    size = float(np.linalg.norm(value))
+    return factors if left <= limit * size else None
+
+
+def _combination(factors: Array, a: str, b: str) -> str:
+    sign = "+" if factors[1] >= 0 else "−"
+    return f"{factors[0]:.4g} · {a} {sign} {abs(factors[1]):.4g} · {b}"

@@ -1,0 +1,191 @@
+"""What all replayed operations share: recorded sources, candidates, and when a variant is told."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from math import inf, isfinite
+
+import numpy as np
+
+from lydite.diff.findings.evidence import FEW, Array, Evidence, Recorded, comparable
+
+SHARE = 0.02  # of the error that a variant may leave
+CLOSER = 3.0  # times the least: what other variants may leave that cannot be told apart from it
+MAX_SOURCES = 250  # recorded values that an operation may have taken
+MAX_VALUES = 2**22  # of a value that is computed again
+GLANCE = 256  # values tried first
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant of an operation and what it gives."""
+
+    name: str
+    value: Array
+
+
+@dataclass(frozen=True)
+class Told:
+    """Which variant the reference is, which one the port, and the error that this leaves."""
+
+    right: str
+    wrong: str
+    leaves: str
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A recorded value in float64, and what the port has in its place."""
+
+    name: str
+    x: Array
+    _port: Callable[[], Array | None]
+
+    @cached_property
+    def own(self) -> Array:
+        """The port's value; the reference's where the port has none of that shape."""
+        value = self._port()
+        if value is None or value.shape != self.x.shape:
+            return self.x
+        return comparable(value)[0].astype(np.float64)
+
+
+Variants = Callable[[Array], Iterable[Candidate]]
+
+
+def is_replayable(e: Evidence, *, least: int = 64) -> bool:
+    """Whether a value is a floating-point result of a size that can be computed many times."""
+    size = e.port.size
+    return e.same_shape and e.kind == "activation" and least <= size <= MAX_VALUES and e.variety > 5
+
+
+def inputs_of(e: Evidence) -> Iterator[Source]:
+    """The inputs of the module whose output is wrong, also those that the port does not have."""
+    for slot, (right, own) in e.inputs.items():
+        if right.size:
+            yield _source(f"its {slot}", right, lambda own=own: own)
+    for recorded in islice(e.before(), MAX_SOURCES):
+        path, _, slot = recorded.name.partition(" [")
+        if path == e.name and slot.startswith("in") and slot.rstrip("]") not in e.inputs:
+            yield _source(f"its {slot.rstrip(']')}", recorded.value, recorded.own)
+
+
+def sources(e: Evidence) -> Iterator[Source]:
+    """Recorded values of the reference that the operation may have taken, each array once.
+
+    Of a batch that the port runs in parts, each part.
+    """
+    seen: set[tuple[tuple[int, ...], bytes]] = set()
+    inputs = (
+        Recorded(f"its {slot}", right, lambda own=own: own)
+        for slot, (right, own) in e.inputs.items()
+    )
+    for recorded in (*inputs, *islice(e.before(), MAX_SOURCES)):
+        value = recorded.value
+        count = 1
+        if value.ndim == e.port.ndim and value.shape[1:] == e.port.shape[1:]:
+            count, rest = divmod(value.shape[0], e.port.shape[0])
+            count = count if count > 1 and not rest else 1
+        for row, part in enumerate(np.split(value, count) if count > 1 else [value]):
+            head = np.ascontiguousarray(part.reshape(-1)[:16]).tobytes()
+            if part.size and (part.shape, head) not in seen:
+                seen.add((part.shape, head))
+                number = "" if count == 1 else f" (part {row} of the batch)"
+                own = recorded.own if count == 1 else _part_of(recorded.own, row, count)
+                yield _source(recorded.name + number, part, own)
+
+
+def told_apart(
+    e: Evidence,
+    tried: Iterable[Candidate],
+    own: Callable[[], Iterable[Candidate]] | None = None,
+    *,
+    reference_is: str | None = None,
+    what: str = "",
+) -> Told | None:
+    """The variants that give the reference's value and the port's.
+
+    `own` are the same variants computed from the port's inputs, which keep the rounding of
+    earlier operations out of it. Where only the reference's variant is known, `what` is ruled out.
+    """
+    reference, port = e.values
+    tried = list(tried)
+    if not tried:
+        return None
+    lefts = [(c.name, apart_of(reference, c.value)) for c in tried]
+    right = reference_is if reference_is is not None else simplest(lefts)
+    if dict(lefts)[right] > allowed(e):
+        return None
+    used = [(c.name, apart_of(port, c.value)) for c in (own() if own else tried)]
+    if own:  # a port that starts from other numbers is nearer to one of the two
+        used = [
+            (name, min(left, apart_of(port, c.value)))
+            for (name, left), c in zip(used, tried, strict=True)
+        ]
+    wrong = simplest(used, like=right)
+    left = dict(used)[wrong]
+    if left <= allowed(e) and right != wrong:
+        return Told(right, wrong, e.leaves(left))
+    if what and left > allowed(e):
+        e.ruled_out.append(f"{len(tried)} {what}")
+    return None
+
+
+def allowed(e: Evidence) -> float:
+    """The norm that a variant may leave of the error."""
+    return max(SHARE * e.lost, min(e.noise(), e.lost / 4))
+
+
+def fit_tolerance(e: Evidence) -> float:
+    """The relative error that a fitted form may leave."""
+    return max(1e-4, FEW * e.rounding)
+
+
+def apart_of(value: Array, other: Array) -> float:
+    """‖value − other‖; infinite where the shapes differ or a value is not finite."""
+    if value.shape != other.shape:
+        return inf
+    left = float(np.linalg.norm(value - other))
+    return left if isfinite(left) else inf
+
+
+def simplest(lefts: list[tuple[str, float]], like: str = "") -> str:
+    """Of the variants that leave about the least, the one most like another, else the first.
+
+    Many variants differ only where the value does not show it: eps in a row of large variance.
+    """
+    least = min(left for _, left in lefts)
+    near = [name for name, left in lefts if left <= CLOSER * least]
+    words = like.split(" with ")
+    return max(near, key=lambda name: (name == like, _common(name.split(" with "), words)))
+
+
+def nearest(value: Array, named: dict[str, Array], tolerance: float = 3e-3) -> str | None:
+    """The name of the array that this one is, up to rounding of a fit; None if two could be it."""
+    size = max(float(np.linalg.norm(value)), 1e-300)
+    ranked = sorted(
+        (float(np.linalg.norm(value - other)) / size, at) for at, other in enumerate(named.values())
+    )
+    if not ranked or not ranked[0][0] < tolerance:
+        return None
+    if len(ranked) > 1 and tolerance > 3e-3 and ranked[1][0] < CLOSER * ranked[0][0]:
+        return None
+    return list(named)[ranked[0][1]]
+
+
+def _common(parts: list[str], others: list[str]) -> int:
+    return sum(part in others for part in parts)
+
+
+def _source(name: str, value: Array, own: Callable[[], Array | None]) -> Source:
+    (array,) = comparable(value)
+    return Source(name, array.astype(np.float64), own)
+
+
+def _part_of(own: Callable[[], Array | None], row: int, count: int) -> Callable[[], Array | None]:
+    def part() -> Array | None:
+        value = own()
+        return np.split(value, count)[row] if value is not None and not len(value) % count else None
+
+    return part

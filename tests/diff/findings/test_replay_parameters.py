@@ -1,0 +1,278 @@
+"""Variant replay with parameters, positions and parts: torch's own operations on both sides."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers.models.embeddings import apply_rotary_emb
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from lydite.diff.findings import find
+from lydite.diff.findings.evidence import Recorded
+from support.findings import evidence
+
+torch.manual_seed(0)
+X = torch.randn(2, 12, 16)
+SQUARE, WEIGHT, BIAS = torch.randn(16, 16), torch.randn(24, 16), torch.randn(24)
+PICTURE = torch.randn(2, 8, 9, 9)
+KERNEL, OFFSET = torch.randn(8, 8, 3, 3), torch.randn(8)
+
+
+def found(
+    right: torch.Tensor,
+    wrong: torch.Tensor,
+    *,
+    given: torch.Tensor | None = None,
+    before: dict[str, torch.Tensor] | None = None,
+    parameters: dict[str, torch.Tensor] | None = None,
+    others: dict[str, torch.Tensor] | None = None,
+    name: str = "net/m",
+) -> tuple[str, str]:
+    """The first cause and its evidence; two empty texts where there is none."""
+    inputs = {} if given is None else {"in.0": (given.numpy(), given.numpy())}
+    values = [Recorded(path, value.numpy()) for path, value in (before or {}).items()]
+    alike = [(path, value.double().numpy()) for path, value in (others or {}).items()]
+    e = replace(
+        evidence(right.numpy(), wrong.numpy(), inputs=inputs),
+        name=name,
+        before=lambda: values,
+        parameters=lambda: {n: p.double().numpy() for n, p in (parameters or {}).items()},
+        parameters_like=lambda shape: [entry for entry in alike if entry[1].shape == shape],
+    )
+    return next(((f.cause, f.evidence) for f in find(e)), ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("weight", "wrong", "cause"),
+    [
+        (WEIGHT, lambda: F.linear(X, WEIGHT), "bias-missing"),
+        (WEIGHT, lambda: F.linear(X, WEIGHT, 2 * BIAS), "bias-twice"),
+        (WEIGHT, lambda: F.linear(X, WEIGHT.reshape(16, 24).T, BIAS), "weight-reordered"),
+        (WEIGHT, lambda: F.linear(X, 2 * WEIGHT.flip(0), BIAS), "another-parameter"),
+        (WEIGHT, lambda: F.linear(X, WEIGHT.bfloat16().float(), BIAS), "rounded"),
+        (SQUARE, lambda: F.linear(X, SQUARE.T), "weight-transposed"),
+    ],
+)
+def test_linear_layers(weight: torch.Tensor, wrong: Callable[[], Any], cause: str) -> None:
+    bias = BIAS if weight is WEIGHT else None
+    right = F.linear(X, weight, bias)
+    parameters = {"weight": weight} | ({} if bias is None else {"bias": bias})
+    others = {"net/other.weight": 2 * WEIGHT.flip(0)}
+    assert found(right, wrong(), given=X, parameters=parameters, others=others)[0] == cause
+
+
+def padded(mode: str = "constant", sides: tuple[int, ...] = (1, 1, 1, 1)) -> torch.Tensor:
+    return F.conv2d(F.pad(PICTURE, sides, mode=mode), KERNEL, OFFSET)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause", "says"),
+    [
+        (lambda: padded("reflect"), "other-padding", "reflected"),
+        (lambda: padded("replicate"), "other-padding", "border"),
+        (lambda: padded("circular"), "other-padding", "other side"),
+        (lambda: padded(sides=(0, 2, 0, 2)), "other-padding", "by 0 instead of 1"),
+        (lambda: F.conv2d(PICTURE, KERNEL, padding=1), "bias-missing", "bias"),
+        (lambda: F.conv2d(PICTURE, KERNEL.flip(2, 3), OFFSET, padding=1), "kernel-flipped", ""),
+        (lambda: F.conv2d(PICTURE, KERNEL.mT, OFFSET, padding=1), "weight-transposed", "kernel"),
+        (lambda: F.conv2d(PICTURE, KERNEL.transpose(0, 1), OFFSET, padding=1),
+         "weight-transposed", "inputs and outputs"),
+        (lambda: F.conv2d(PICTURE, KERNEL.reshape(8, 3, 3, 8).permute(0, 3, 1, 2), OFFSET,
+                          padding=1), "weight-reordered", "channels first"),
+    ],
+)  # fmt: skip
+def test_convolutions(wrong: Callable[[], torch.Tensor], cause: str, says: str) -> None:
+    right = F.conv2d(PICTURE, KERNEL, OFFSET, padding=1)
+    parameters = {"weight": KERNEL, "bias": OFFSET}
+    result = found(right, wrong(), given=PICTURE, parameters=parameters)
+    assert result[0] == cause and says in result[1]
+
+
+def test_stride_and_padding_of_a_reduced_picture() -> None:
+    right = F.conv2d(F.pad(PICTURE, (0, 1, 0, 1)), KERNEL, OFFSET, stride=2)
+    wrong = F.conv2d(F.pad(PICTURE, (1, 0, 1, 0)), KERNEL, OFFSET, stride=2)
+    parameters = {"weight": KERNEL, "bias": OFFSET}
+    assert found(right, wrong, given=PICTURE, parameters=parameters)[0] == "other-padding"
+
+
+def test_groups_of_a_norm_are_known_with_its_weight() -> None:
+    weight, bias = torch.rand(8) + 0.5, torch.randn(8)
+    one = PICTURE[:1]
+    right, wrong = (F.group_norm(one, groups, weight, bias, 1e-6) for groups in (2, 4))
+    cause, text = found(right, wrong, given=one, parameters={"weight": weight, "bias": bias})
+    assert cause == "other-norm" and "port is a group norm of 4 groups" in text
+
+
+HEADS = torch.randn(2, 4, 16, 32)  # batch, heads, tokens, width
+ANGLES = torch.outer(torch.arange(16.0), 10000 ** (-torch.arange(0, 32, 2) / 32))
+HALVES = torch.cat((ANGLES, ANGLES), -1)
+
+
+def halves(x: torch.Tensor, angles: torch.Tensor = HALVES) -> torch.Tensor:
+    return apply_rotary_pos_emb(x, x, angles.cos()[None], angles.sin()[None])[0]
+
+
+def neighbours(x: torch.Tensor, angles: torch.Tensor = ANGLES) -> torch.Tensor:
+    table: Any = (angles.cos().repeat_interleave(2, -1), angles.sin().repeat_interleave(2, -1))
+    rotate: Any = apply_rotary_emb
+    return rotate(x, table)
+
+
+GRID = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0))
+
+
+def two_axes(order: tuple[int, int]) -> torch.Tensor:
+    rates = 100 ** (-torch.arange(0, 16, 2) / 16)
+    angles = torch.cat([torch.outer(GRID[:, axis], rates) for axis in order], -1)
+    return neighbours(HEADS, angles)
+
+
+BASE = torch.outer(torch.arange(16.0), 500000 ** (-torch.arange(0, 32, 2) / 32))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause"),
+    [
+        (halves(HEADS), neighbours(HEADS), "rotation-pairs"),
+        (neighbours(HEADS), halves(HEADS), "rotation-pairs"),
+        (halves(HEADS), halves(HEADS, -HALVES), "rotation-sign"),
+        (halves(HEADS), HEADS, "rotation-missing"),
+        (halves(HEADS), halves(HEADS, HALVES + HALVES[1]), "rotation-offset"),
+        (neighbours(HEADS), neighbours(HEADS, BASE), "rotation-base"),
+        (two_axes((0, 1)), two_axes((1, 0)), "rotation-axes"),
+    ],
+)
+def test_rotations(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None:
+    assert found(right, wrong, before={"net/norm_q": HEADS})[0] == cause
+
+
+def test_table_of_rotations() -> None:
+    wide = torch.cat((BASE, BASE), -1)
+    cause, text = found(HALVES.cos(), wide.cos())
+    assert cause == "other-rotation-table" and "port is a table of cosines with base 500000" in text
+
+
+Q, K, V = torch.randn(2, 16, 64), torch.randn(2, 16, 32), torch.randn(2, 16, 32)
+QKV = {"net/attn.q_proj": Q, "net/attn.k_proj": K, "net/attn.v_proj": V}
+TABLES = {"net [in.cos]": HALVES.cos(), "net [in.sin]": HALVES.sin()}
+
+
+def split(x: torch.Tensor, width: int = 32) -> torch.Tensor:
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def attend(
+    turn: Callable[[torch.Tensor], torch.Tensor] = halves,
+    repeat: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.repeat_interleave(2, 1),
+    **how: Any,
+) -> torch.Tensor:
+    q, k, v = turn(split(Q)), repeat(turn(split(K))), repeat(split(V))
+    return F.scaled_dot_product_attention(q, k, v, **how).transpose(1, 2).flatten(2)
+
+
+def test_rotation_inside_attention() -> None:
+    right = attend(is_causal=True)
+    for wrong, says in (
+        (attend(neighbours, is_causal=True), "pairs of neighbouring numbers"),
+        (attend(lambda x: x, is_causal=True), "without the rotation"),
+        (attend(lambda x: halves(x, -HALVES), is_causal=True), "negative"),
+    ):
+        cause, text = found(right, wrong, before={**QKV, **TABLES}, name="net/attn.o_proj")
+        assert cause == "rotation-in-attention" and says in text
+
+
+def test_heads_of_keys_repeated_in_the_wrong_order() -> None:
+    q, k = torch.randn(2, 16, 64), torch.randn(2, 16, 32)
+    before = {"net/attn.to_q": q, "net/attn.to_k": k, "net/attn.to_v": V}
+
+    def grouped(repeat: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        keys, values = (repeat(split(x, 16)) for x in (k, V))
+        y = F.scaled_dot_product_attention(split(q, 16), keys, values)
+        return y.transpose(1, 2).flatten(2)
+
+    right, wrong = (
+        grouped(lambda x: x.repeat_interleave(2, 1)), grouped(lambda x: x.repeat(1, 2, 1, 1))
+    )  # fmt: skip
+    assert found(right, wrong, before=before, name="net/attn.to_out")[0] == "heads-repeated-wrongly"
+
+
+def test_buckets_of_t5() -> None:
+    distance = torch.arange(20)[None] - torch.arange(20)[:, None]
+    right, wrong = (
+        T5Attention._relative_position_bucket(distance, both, 32, 128) for both in (True, False)
+    )
+    assert found(right, wrong)[0] == "other-buckets"
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+@pytest.mark.parametrize("other", ["bilinear", "corners", "tiled"])
+def test_resized_pictures(mode: str, other: str) -> None:
+    right = F.interpolate(PICTURE, scale_factor=2, mode=mode)
+    if other == "tiled":
+        wrong = PICTURE.repeat(1, 1, 2, 2)
+    elif other == "corners":
+        wrong = F.interpolate(PICTURE, scale_factor=2, mode="bilinear", align_corners=True)
+    else:
+        wrong = F.interpolate(PICTURE, scale_factor=2, mode="bilinear")
+    result = found(right, wrong, before={"net/x": PICTURE})
+    assert result[0] == ("" if mode == other else "other-resize")
+
+
+TOKENS = torch.randn(2, 24, 8)
+TABLE = torch.randn(100, 8)
+CUT = TABLE.reshape(10, 10, 8)
+
+
+def test_tables_of_positions() -> None:
+    picture = TOKENS.transpose(1, 2).reshape(2, 8, 6, 4)
+    right = TOKENS + CUT[2:8, 3:7].reshape(24, 8)
+    parameters = {"table": TABLE[None]}
+    for wrong, cause in (
+        (TOKENS, "positions-missing"),
+        (TOKENS + CUT[:6, :4].reshape(24, 8), "positions-shifted"),
+        (TOKENS + CUT[3:7, 2:8].transpose(0, 1).reshape(24, 8), "positions-transposed"),
+        (picture.transpose(2, 3).flatten(2).mT + CUT[2:8, 3:7].reshape(24, 8), "token-order"),
+    ):
+        before = {"net/proj": picture}
+        assert found(right, wrong, before=before, parameters=parameters)[0] == cause
+
+
+def test_tokens_chunks_and_parts() -> None:
+    rows = TOKENS[torch.arange(2), torch.tensor([5, 9])]
+    assert found(rows, TOKENS[:, 0], before={"net/x": TOKENS})[0] == "another-token"
+    moments = torch.randn(1, 8, 6, 6)
+    mean, variance = moments.chunk(2, 1)
+    assert found(mean, variance, before={"net/x": moments})[0] == "another-chunk"
+    a, b = torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+    parts = {"net/a": a, "net/b": b}
+    both, turned = torch.cat((a, b), 1), torch.cat((b, a), 1)
+    assert found(both, turned, before=parts)[0] == "parts-reordered"
+
+
+def test_patches() -> None:
+    picture = torch.randn(2, 6, 8, 4)
+    patches = picture.unflatten(2, (4, 2)).unflatten(4, (2, 2))  # b c H p W q
+    right = patches.permute(0, 2, 4, 3, 5, 1).reshape(2, 8, 24)
+    wrong = patches.permute(0, 2, 4, 1, 3, 5).reshape(2, 8, 24)
+    cause, text = found(right, wrong, before={"net/x": picture})
+    assert cause == "patch-order" and "reference as (patch row, patch column) of (row" in text
+
+
+def test_dropout_is_seen_by_its_zeros() -> None:
+    torch.manual_seed(1)
+    assert found(X, F.dropout(X, 0.2))[0] == "dropout"
+    y = torch.randn_like(X)
+    assert found(y + X, y + F.dropout(X, 0.2), before={"net/y": y})[0] == "dropout"
+
+
+def test_unrelated_values_are_not_explained() -> None:
+    parameters = {"weight": SQUARE, "bias": torch.randn(16)}
+    right = F.linear(X, SQUARE, parameters["bias"])
+    for seed in range(5):
+        torch.manual_seed(seed + 10)
+        noise = right + 0.3 * torch.randn_like(right)
+        assert found(right, noise, given=X, parameters=parameters) == ("", "")
