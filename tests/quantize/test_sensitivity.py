@@ -1,4 +1,4 @@
-"""Sensitivity: what one rounded linear does to the denoiser, measured once and resumed."""
+"""Sensitivity: what one rounded linear does to pictures, measured once and resumed."""
 
 import json
 from collections.abc import Iterator
@@ -9,22 +9,29 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from numpy.typing import NDArray
 
-from lydite.calibrate.replay import Replay, latent_of, network
+from lydite.calibrate.replay import network
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.cli.quantize.plan import command
 from lydite.core.errors import FileError, InputError
+from lydite.pipelines.observer import Observer, Stage
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize.blocks import choose_samples
+from lydite.quantize.grid import fit_grid
 from lydite.quantize.plan import read_plan
-from lydite.quantize.sensitivity import Sensitivity, measure_sensitivity, read_sensitivity
+from lydite.quantize.sensitivity import (
+    Sensitivity,
+    choose_trajectories,
+    measure_sensitivity,
+    read_sensitivity,
+)
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_specs
 from support import replays
 
 FEED_FORWARD = "transformer_blocks.0.ff.net.2"
 MODULATION = "transformer_blocks.0.norm1.linear"  # computed for all steps at once
-SAMPLES = 3
+IMAGES = 2
 
 
 @pytest.fixture(scope="module")
@@ -46,38 +53,60 @@ def measured(
     pipeline: Pipeline, opened: CalibrationSet, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Sensitivity, Path]:
     file = tmp_path_factory.mktemp("measured") / "sensitivity.json"
-    return measure_sensitivity(pipeline, opened, samples=SAMPLES, file=file), file
+    return measure_sensitivity(pipeline, opened, images=IMAGES, file=file), file
 
 
-def test_is_the_error_of_the_denoisers_direction(
+def test_is_the_error_of_the_latents_at_the_end(
     measured: tuple[Sensitivity, Path], pipeline: Pipeline, opened: CalibrationSet
 ) -> None:
     found, _ = measured
-    net = network(pipeline)
-    modules = dict(walk(net))
-    samples = choose_samples(opened, 1, SAMPLES)
-    assert {row.step for row in samples} == {0, 1, 2}
+    modules = dict(walk(network(pipeline)))
+    images = [rows[0].image for rows in choose_trajectories(opened, IMAGES, replays.STEPS)]
+    assert len(set(images)) == IMAGES
 
-    def directions() -> list[np.ndarray]:
-        replay = Replay(pipeline, opened.settings, replays.Everything(lambda *_: False))
-        latents = [latent_of(opened, row) for row in samples]
-        return [x - replay.run(row.entry, x) for row, x in zip(samples, latents, strict=True)]
+    def ends() -> list[NDArray[np.float32]]:
+        """As the pipeline draws them, with Euler's method as well."""
+        request = replays.REQUEST
+        latents: list[NDArray[np.float32]] = []
+        for image in opened.plan.images:
+            if image.number in images:
+                last = _LastLatents()
+                run = pipeline.plan(request.replace(prompt=image.prompt))
+                list(pipeline.generate(run, [image.seed], observer=last))
+                latents.append(last.latents)
+        return latents
 
-    full = directions()
+    full = ends()
     for path in (FEED_FORWARD, MODULATION):
         layer: Any = modules[path]
         kept = layer.weight
-        layer.weight = mx.dequantize(*mx.quantize(kept, 64, 4), 64, 4)
-        rounded = directions()
+        weight = np.array(kept)
+        grid = fit_grid(weight, 3, 64)
+        layer.weight = mx.array(grid.values(grid.round(weight)))
+        rounded = ends()
         layer.weight = kept
         squares = [
             np.square(one - other).sum() / np.square(other).sum()
             for one, other in zip(rounded, full, strict=True)
         ]
         expected = np.sqrt(np.mean(squares))
-        # MLX's grid contains 0, and ours the extremes
-        assert expected / 2 < found.errors[path][4] < 2 * expected
-        assert found.errors[path][2] > 2 * found.errors[path][4] > 0
+        assert expected > 0
+        assert found.errors[path][3] == pytest.approx(expected, rel=1e-2)
+
+
+class _LastLatents(Observer):
+    latents: NDArray[np.float32]
+
+    def observe(self, stage: Stage, value: Any, **_: Any) -> Any:
+        if stage == "latents":
+            self.latents = np.array(value)
+        return value
+
+
+def test_steps_are_spread_from_the_first_on(opened: CalibrationSet) -> None:
+    (rows,) = choose_trajectories(opened, 1, 2)
+    assert [row.step for row in rows] == [0, 1]
+    assert len(choose_trajectories(opened, 99, 99)) == len(replays.PROMPTS)
 
 
 def test_every_linear_is_measured_and_the_network_is_as_before(
@@ -99,10 +128,10 @@ def test_goes_on_where_it_was_stopped_to_the_same_file(
     found, file = measured
     part = tmp_path / "part.json"
     kept = dict(list(found.errors.items())[:-2])
-    part.write_bytes(Sensitivity(found.fingerprint, 64, SAMPLES, kept).to_json())
+    part.write_bytes(Sensitivity(found.fingerprint, 64, IMAGES, kept).to_json())
     done: list[int] = []
     again = measure_sensitivity(
-        pipeline, opened, samples=SAMPLES, file=part, on_layer=lambda n, total: done.append(n)
+        pipeline, opened, images=IMAGES, file=part, on_layer=lambda n, total: done.append(n)
     )
     assert done == [len(found.errors) - 1, len(found.errors)]
     assert again == found == read_sensitivity(part)
@@ -114,11 +143,11 @@ def test_refuses_what_was_measured_otherwise(
 ) -> None:
     _, file = measured
     with pytest.raises(FileError, match="another model, set or settings"):
-        measure_sensitivity(pipeline, opened, samples=2, file=file)
+        measure_sensitivity(pipeline, opened, images=1, file=file)
     broken = tmp_path / "broken.json"
     broken.write_text('{"errors": 1}')
     with pytest.raises(FileError, match="not a file of sensitivities"):
-        measure_sensitivity(pipeline, opened, samples=2, file=broken)
+        measure_sensitivity(pipeline, opened, images=1, file=broken)
 
 
 # `lydite quantize plan`
@@ -135,10 +164,10 @@ def test_a_plan_meets_the_target_and_is_saved(
 ) -> None:
     found, file = measured
     saved, shapes = tmp_path / "plan.json", parameter_specs(network(pipeline))
-    words = (pipeline.model.path, "--set", opened.folder, "--samples", SAMPLES)
+    words = (pipeline.model.path, "--set", opened.folder, "--images", IMAGES)
     words = (*words, "--sensitivity", file, "--bpw", 4.5)
     text = plan(*words, "--save", saved)
-    most = max(found.errors, key=lambda path: found.errors[path][4])
+    most = max(found.errors, key=lambda path: found.errors[path][3])
     assert min(found.errors, key=lambda path: text.index(f"{path} ")) == most
     made = read_plan(saved, shapes)
     assert 4.3 < made.bits_per_weight(shapes) <= 4.5

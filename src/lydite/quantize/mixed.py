@@ -125,6 +125,6 @@ def mixed_plan(
 
 
 def expected_error(plan: Plan, sensitivity: Sensitivity) -> float:
-    """The relative error of the denoiser's direction with all layers of a plan rounded."""
+    """The relative error of the latents with all layers of a plan rounded to nearest."""
     squares = [sensitivity.squared(path, layer.bits) for path, layer in plan.layers.items()]
     return sum(squares) ** 0.5

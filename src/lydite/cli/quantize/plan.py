@@ -41,8 +41,8 @@ WIDTHS = [str(bits) for bits in BITS]
                    "with --bpw what their sensitivity demands.")  # fmt: skip
 @click.option("--leave-out", multiple=True, metavar="PATTERN",
               help="Layers that stay as they are, such as '*.0.attn.*'; repeatable.")  # fmt: skip
-@click.option("--samples", type=click.IntRange(1, 100_000), default=16, show_default=True,
-              help="Of the set; all steps equally often.")  # fmt: skip
+@click.option("--images", type=click.IntRange(1, 100_000), default=4, show_default=True,
+              help="Of the set, on which each layer is measured.")  # fmt: skip
 @click.option("--sensitivity", type=click.Path(path_type=Path), metavar="FILE",
               help="Keep what is measured here; by default in the user's cache. A file that exists "
                    "is extended.")  # fmt: skip
@@ -56,8 +56,8 @@ WIDTHS = [str(bits) for bits in BITS]
 def command(**options: Any) -> None:
     """Measure how sensitive each layer of MODEL is, and suggest how many bits each gets.
 
-    One layer after the other is rounded to nearest; its error is the relative change of what the
-    denoiser returns, on stored latents of all steps. Layers are listed from the most to the least
+    One layer after the other is rounded to nearest, and a few images of the set are drawn; its
+    error is the relative error of their latents. Layers are listed from the most to the least
     sensitive. Interrupt it and run the same command again to resume.
 
     \b
@@ -121,7 +121,7 @@ def _measure(model: "Model", options: dict[str, Any]) -> "Sensitivity":
                 pipeline,
                 opened,
                 group=_group(options),
-                samples=options["samples"],
+                images=options["images"],
                 file=options["sensitivity"],
                 on_layer=bar.done,
                 stopping=lambda: stop.asked,
@@ -186,8 +186,8 @@ def _print(
     if sensitivity is not None:
         Console(highlight=False).print(_table(shapes, sensitivity, plan))
         click.echo(
-            "2 bits, 4 bits: the relative error of what the denoiser returns when only this layer "
-            f"is rounded to nearest; {sensitivity.samples} samples."
+            "error: relative, of the latents at the end, when only this layer is rounded to "
+            f"nearest; {sensitivity.images} images."
         )
     counts = Counter(each.bits for each in plan.layers.values())
     widths = ", ".join(f"{count} in {bits} bits" for bits, count in sorted(counts.items()))
@@ -198,7 +198,7 @@ def _print(
     )
     if sensitivity is not None:
         click.echo(
-            "expected error of the denoiser, all layers of the plan rounded to nearest: "
+            "expected error of the latents, all layers of the plan rounded to nearest: "
             f"{expected_error(plan, sensitivity):.3g}"
         )
     else:
@@ -214,7 +214,7 @@ def _table(shapes: "Mapping[str, Shape]", sensitivity: "Sensitivity", plan: "Pla
     """From the most to the least sensitive layer; errors as they were measured."""
     widths = sorted({bits for errors in sensitivity.errors.values() for bits in errors})
     table = Table("layer", box=None, pad_edge=False)
-    for title in ("weights", *(f"{bits} bits" for bits in widths), "plan"):
+    for title in ("weights", *(f"error, {bits} bits" for bits in widths), "plan"):
         table.add_column(title, justify="right", no_wrap=True)
     for path in sorted(sensitivity.errors, key=lambda path: -sensitivity.errors[path][widths[-1]]):
         rows, inputs = shapes[f"{path}.weight"]
