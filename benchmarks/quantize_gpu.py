@@ -28,7 +28,8 @@ from sd3_gpu import CONFIG, TEXT, TINY
 PARTS = ("ours", "ours-tf32", "torch", "torch-tf32", "step", "gptq")
 WARM_UP = 4
 OUTLIERS = 12  # channels
-ITERATIONS, UNITS = 20_000, 24 * 3 - 1  # of TaQ-DiT; the last block has no feed-forward of text
+ITERATIONS = 20_000  # of TaQ-DiT
+UNITS = {"attention": 24, "feed-forward": 24, "feed-forward of text": 23}  # of SD3-medium
 RATE, RANGE_RATE, BALANCE = 1e-3, 4e-5, 0.01
 SHARPNESS = 20.0
 
@@ -57,11 +58,23 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     for part in options.parts:
         found |= in_a_process(part)
-    for unit in ("attention", "feed-forward"):
+    for unit in UNITS:
         rows = {part: found[f"{part} {unit}"]["ms"] for part in PARTS if f"{part} {unit}" in found}
         for ours in (part for part in rows if part.startswith("ours")):
             ratios = [f"{rows[ours] / rows[p]:.2f} of {p}" for p in rows if p.startswith("torch")]
-            print(f"{unit}: {ours} takes {', '.join(ratios)}")
+            if ratios:
+                print(f"{unit}: {ours} takes {', '.join(ratios)}")
+    for part in PARTS:
+        rows = [
+            found[f"{part} {unit}"]["ms"] * n
+            for unit, n in UNITS.items()
+            if f"{part} {unit}" in found
+        ]
+        if len(rows) == len(UNITS):
+            hours = sum(rows) * ITERATIONS / 3.6e6
+            print(
+                f"{part}: {hours:.1f} h for {ITERATIONS} iterations of {sum(UNITS.values())} units"
+            )
 
 
 def in_a_process(part: str) -> dict[str, Any]:
@@ -80,16 +93,17 @@ def in_a_process(part: str) -> dict[str, Any]:
 
 def report(unit: str, times: list[float], peak: int, **more: float) -> None:
     ms = 1e3 * statistics.median(times)
-    hours = ms * ITERATIONS * UNITS / 3.6e6
-    row = {"unit": unit, "ms": ms, "peak GiB": peak / 2**30, "hours": hours, **more}
-    print(json.dumps({key: round(v, 3) if key != "unit" else v for key, v in row.items()}))
+    row = {"ms": ms, "peak GiB": peak / 2**30, **more}
+    line = {"unit": unit} | {key: round(value, 3) for key, value in row.items()}
+    print(json.dumps(line), flush=True)
 
 
 def draw_inputs(options: argparse.Namespace, unit: str) -> list[Any]:
     """Rows of image tokens and, for the attention, of text tokens; some channels are outliers."""
     generator = np.random.default_rng(0)
     dim = options.config["caption_projection_dim"]
-    tokens = [options.image_tokens] + ([options.text_tokens] if unit == "attention" else [])
+    image, text = options.image_tokens, options.text_tokens
+    tokens = {"attention": [image, text], "feed-forward": [image]}.get(unit, [text])
     found: list[Any] = []
     for count in tokens:
         x = generator.standard_normal((options.rows, count, dim), np.float32)
@@ -120,7 +134,7 @@ def run_ours(options: argparse.Namespace) -> None:
 
     block = JointBlock(MMDiTConfig(**options.config), 0)
     recipe = Recipe(iterations=options.iterations, batch=options.batch, warm_up=0.0)
-    for unit, module in (("attention", block.attn), ("feed-forward", block.ff)):
+    for unit, module in zip(UNITS, (block.attn, block.ff, block.ff_context), strict=True):
         problem = our_problem(module, draw_inputs(options, unit))
         times: list[float] = []
         mx.clear_cache()
@@ -175,11 +189,7 @@ def our_problem(module: Any, inputs: list[Any]) -> Any:
 
     def install(layers: Any) -> None:
         for path, layer in layers.items():
-            holder: Any = module
-            *parents, name = path.split(".")
-            for part in parents:
-                holder = holder[int(part)] if part.isdigit() else holder[part]
-            holder[int(name) if name.isdigit() else name] = layer
+            put(module, path, layer)
 
     return Problem(module, install, targets, ranges, [rows], [outputs])
 
@@ -197,7 +207,7 @@ def run_torch(options: argparse.Namespace) -> None:
     heads, head = config["num_attention_heads"], config["attention_head_dim"]
     block = JointTransformerBlock(heads * head, heads, head).to(device)
     block.requires_grad_(False)
-    for unit, module in (("attention", block.attn), ("feed-forward", block.ff)):
+    for unit, module in zip(UNITS, (block.attn, block.ff, block.ff_context), strict=True):
         inputs = [torch.tensor(x, device=device) for x in draw_inputs(options, unit)]
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -231,8 +241,9 @@ def torch_times(options: argparse.Namespace, module: Any, inputs: list[Any], dev
             self.bias = bias
             self.scale = nn.Parameter(torch.tensor(0.05, device=device))
             self.zero = 128.0
-            self.shift = torch.randn(shape[1], device=device) if moved else None
-            self.divisor = torch.randint(1, 4, (shape[1],), device=device) if moved else None
+            self.moved = moved
+            self.shift = torch.randn(shape[1], device=device)
+            self.divisor = torch.randint(1, 4, (shape[1],), device=device).float()
 
         def rounding(self) -> Any:
             return (torch.sigmoid(self.alpha) * 1.2 - 0.1).clamp(0, 1)
@@ -240,7 +251,7 @@ def torch_times(options: argparse.Namespace, module: Any, inputs: list[Any], dev
         def forward(self, x: Any) -> Any:
             weight = (self.floor + self.rounding()).clamp(0, 15) * self.step + self.offset
             bias = self.bias
-            if self.shift is not None:
+            if self.moved:
                 x = (x - self.shift) / self.divisor
                 bias = bias + weight @ (self.shift / self.divisor)
             factor = 1 / (x.numel() * 255) ** 0.5
@@ -303,7 +314,6 @@ def torch_times(options: argparse.Namespace, module: Any, inputs: list[Any], dev
 
 def run_step(options: argparse.Namespace) -> None:
     import mlx.core as mx
-    import mlx.nn as nn
 
     import lydite  # noqa: F401
     from lydite.models.layers import QuantizedLinear
@@ -341,17 +351,7 @@ def run_step(options: argparse.Namespace) -> None:
         return ms
 
     plain = measure(f"step at {options.size}², bfloat16")
-    for path, layer in list(model.named_modules()):
-        if not isinstance(layer, nn.Linear) or not path.startswith("transformer_blocks."):
-            continue
-        packed = QuantizedLinear.from_linear(layer, 64, 8 if "norm" in path else 4)
-        mx.eval(packed.parameters())
-        holder: Any = model
-        *parents, name = path.split(".")
-        for part in parents:
-            holder = holder[int(part)] if part.isdigit() else holder[part]
-        holder[int(name) if name.isdigit() else name] = packed
-    del layer, packed, holder
+    pack_blocks(model)
     packed_ms = measure("step, 4 bits in groups of 64, modulation 8")
     print(f"step: 4 bits takes {packed_ms / plain:.3f} of bfloat16", flush=True)
     for path, layer in model.named_modules():
@@ -363,6 +363,26 @@ def run_step(options: argparse.Namespace) -> None:
                 layer.input_divisor = mx.ones(inputs, mx.bfloat16)
     simulated = measure("step, 4 bits with simulated 8-bit activations")
     print(f"step: W4A8, simulated, takes {simulated / plain:.3f} of bfloat16", flush=True)
+
+
+def pack_blocks(model: Any) -> None:
+    """Linears of the blocks in 4 bits, those of the modulation in 8."""
+    import mlx.core as mx
+
+    from lydite.models.layers import Linear, QuantizedLinear
+
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, Linear) and path.startswith("transformer_blocks."):
+            packed = QuantizedLinear.from_linear(layer, 64, 8 if "norm" in path else 4)
+            mx.eval(packed.parameters())
+            put(model, path, packed)
+
+
+def put(module: Any, path: str, layer: Any) -> None:
+    *parents, name = path.split(".")
+    for part in parents:
+        module = module[int(part)] if part.isdigit() else module[part]
+    module[int(name) if name.isdigit() else name] = layer
 
 
 # GPTQ

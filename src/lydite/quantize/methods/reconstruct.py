@@ -269,7 +269,7 @@ def reconstruct(
 
 
 def _report(value: mx.array, step: int, tick: Callable[[int, float], None]) -> None:
-    loss = value.item()
+    loss = float(value)
     if not math.isfinite(loss):
         raise NotFiniteError("the loss of the reconstruction is NaN or Inf.")
     tick(step, loss)
