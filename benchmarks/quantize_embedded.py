@@ -100,13 +100,13 @@ class SharedRows(BlockRows):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._kept, self._first = dict(self._others), super()._captured(self.blocks[0])
+        self._kept, self._rows = dict(self._others), super()._captured(self.blocks[0])
 
     def begin(self) -> None:
         self.quantized, self._others = {}, dict(self._kept)
 
     def _captured(self, block: Block) -> list[Rows]:
-        return self._first if block is self.blocks[0] else super()._captured(block)
+        return self._rows if block is self.blocks[0] else super()._captured(block)
 
 
 _shared: list[SharedRows] = []

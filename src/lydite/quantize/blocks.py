@@ -189,6 +189,7 @@ class BlockRows:
         # key of an input -> number of the output, and the other inputs of each sample.
         self._links: dict[str, dict[str, int]] = {}
         self._others: dict[str, list[Leaves]] = {}
+        self._first: list[Leaves] = []  # inputs of the first block, until its rows are made
         self._find_links()
 
     def walk(self) -> Iterator[tuple[Block, list[Rows]]]:
@@ -243,8 +244,8 @@ class BlockRows:
 
     def _captured(self, block: Block) -> list[Rows]:
         """The rows of a block from running the network up to it."""
-        full = [self._inputs(block, sample) for sample in self._samples]
-        quantized = full
+        full = self._first or [self._inputs(block, sample) for sample in self._samples]
+        quantized, self._first = full, []
         if self.quantized:
             self.install(self.quantized)
             quantized = [self._inputs(block, sample) for sample in self._samples]
@@ -296,15 +297,18 @@ class BlockRows:
             if links and all(_equal(leaf, changed[path][0][key]) for key, leaf in others.items()):
                 self._links[path], self._others[path] = links, []
             previous = outputs
-        linked = {path: modules[path] for path in self._links}
+        linked = {path: modules[path] for path in (order[0], *self._links)}
 
         def keep(path: str, args: Any, kwargs: Any, output: Any) -> Any:
             leaves = _flatten(args, kwargs)
+            if path not in self._links:
+                self._first.append(_evaluated(leaves))
+                return output
             others = {key: leaf for key, leaf in leaves.items() if key not in self._links[path]}
             self._others[path].append(_evaluated(others))
             return output
 
-        for sample in self._samples if linked else ():
+        for sample in self._samples if self._links else ():
             with watch_calls(linked, keep):
                 self._run(sample)
             self._tick()

@@ -104,15 +104,26 @@ class Target:
 
 
 class TrialLinear(Linear):
-    """A linear whose weight is set from outside, and whose input may be rounded."""
+    """A linear whose weight is set from outside, and whose input may be rounded.
 
-    def __init__(self, target: Target, inputs: InputRange | None) -> None:
+    Linears of the same input, such as query, key and value, share `last`: that input, and what it
+    was rounded to.
+    """
+
+    def __init__(
+        self, target: Target, inputs: InputRange | None, last: list[mx.array] | None = None
+    ) -> None:
         nn.Module.__init__(self)
         self.weight = mx.array(target.weight)
         if target.bias is not None:
             self.bias = mx.array(target.bias)
         # Not parameters: a private attribute is none in mlx.nn.
         self._inputs, self._scale = inputs, mx.array(inputs.scale if inputs else 1.0)
+        self._last: list[mx.array] = [] if last is None else last
+        # One number for each channel: mx.compile writes a single number into the source of a
+        # kernel, and each layer would have to compile its own.
+        zero = inputs.zero if inputs else 0.0
+        self._zero = mx.array(np.full(target.weight.shape[1], zero, np.float32))
         self._keep: tuple[float, mx.array] | None = None
         self._shift = mx.array(inputs.shift) if inputs and inputs.shift is not None else None
         self._divisor = mx.array(inputs.divisor) if inputs and inputs.divisor is not None else None
@@ -128,18 +139,23 @@ class TrialLinear(Linear):
     def _product(self, x: mx.array) -> mx.array:
         if self._inputs is None:
             return super().__call__(x)
+        if not self._last or self._last[0] is not x:
+            self._last[:] = [x, self._rounded(x, self._inputs.most)]
+        return super().__call__(self._last[1])
+
+    def _rounded(self, x: mx.array, most: int) -> mx.array:
         if self._shift is not None:
             x = x - self._shift
         if self._divisor is not None:
             x = x / self._divisor
-        rounded = round_input(x, self._scale, self._inputs.zero, self._inputs.most)
-        if self._keep is not None:
-            share, key = self._keep
-            rounded = mx.where(mx.random.uniform(shape=x.shape, key=key) < share, x, rounded)
-        return super().__call__(rounded)
+        rounded = round_input(x, self._scale, self._zero, most)
+        if self._keep is None:
+            return rounded
+        share, key = self._keep
+        return mx.where(mx.random.bernoulli(share, x.shape, key), x, rounded)
 
 
-def round_input(x: mx.array, scale: mx.array, zero: float, most: int) -> mx.array:
+def round_input(x: mx.array, scale: mx.array, zero: mx.array | float, most: int) -> mx.array:
     """x on the grid scale · (0 … most − zero), with gradients for x inside it and for the scale.
 
     The gradient of the scale is divided by √(values · most), as LSQ does.
@@ -190,8 +206,11 @@ def reconstruct(
     tick: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Learned:
     """Learn how the weights of a module are rounded."""
+    last: dict[str, list[mx.array]] = {name: [] for name in problem.ranges}
     trial = {
-        name: TrialLinear(target, problem.ranges.get(target.inputs or ""))
+        name: TrialLinear(
+            target, problem.ranges.get(target.inputs or ""), last.get(target.inputs or "")
+        )
         for name, target in problem.targets.items()
     }
     floors, params = _start(problem, recipe)
@@ -199,6 +218,8 @@ def reconstruct(
     nearest = {name: target.grid.round(target.weight) for name, target in problem.targets.items()}
     before = _held_out_error(problem, trial, nearest, params)
     optimizers = {group: each for group, each in _optimizers(recipe).items() if group in params}
+    for group, optimizer in optimizers.items():
+        optimizer.init(params[group])
 
     def loss(params: Params, rows: Rows, batch: Arrays, wanted: list[mx.array]) -> mx.array:
         _set_soft(trial, problem, params, floors, recipe, batch["key"])
@@ -212,10 +233,11 @@ def reconstruct(
             total = total + batch["balance"] * (1 - decided).sum()
         return total
 
-    gradient = [_compiled(loss, rows) for rows in problem.rows]
+    steps = [_step(loss, rows, optimizers) for rows in problem.rows]
     learned = np.array([rows.learned for rows in problem.rows])
     generator = np.random.default_rng([recipe.seed, 1])
     key = mx.random.key(recipe.seed)
+    reported: mx.array | None = None
     for step in range(recipe.iterations):
         chosen = generator.choice(len(learned), p=learned / learned.sum())
         index = mx.array(generator.integers(0, learned[chosen], recipe.batch))
@@ -227,15 +249,17 @@ def reconstruct(
             "balance": mx.array(recipe.balance_at(step)),
         }
         wanted = [full[index] for full in problem.outputs[chosen]]
-        value, gradients = gradient[chosen](params, batch, wanted)
-        for group, optimizer in optimizers.items():
-            if group == "range":
-                optimizer.learning_rate = recipe.range_rate_at(step)
-            params[group] = optimizer.apply_gradients(gradients[group], params[group])
-        mx.eval(params, [optimizer.state for optimizer in optimizers.values()], value)
-        if not math.isfinite(value.item()):
-            raise NotFiniteError("the loss of the reconstruction is NaN or Inf.")
-        tick(step + 1, value.item())
+        if "range" in optimizers:
+            optimizers["range"].learning_rate = recipe.range_rate_at(step)
+        value, params = steps[chosen](params, batch, wanted)
+        mx.async_eval(params, [optimizer.state for optimizer in optimizers.values()], value)
+        # The GPU computes this iteration while the next one is prepared; no more than one ahead,
+        # because each takes memory.
+        if reported is not None:
+            _report(reported, step, tick)
+        reported = value
+    if reported is not None:
+        _report(reported, recipe.iterations, tick)
     hard = {
         name: _hardened(problem.targets[name], floors[name], alpha)
         for name, alpha in params["alpha"].items()
@@ -244,10 +268,29 @@ def reconstruct(
     return Learned(_finished(problem, hard, params), before, after, _undecided(params["alpha"]))
 
 
-def _compiled(loss: Callable[..., mx.array], rows: Rows) -> Callable[..., Any]:
-    """The loss and its gradient; on a GPU fewer, larger kernels."""
+def _report(value: mx.array, step: int, tick: Callable[[int, float], None]) -> None:
+    loss = float(value)
+    if not math.isfinite(loss):
+        raise NotFiniteError("the loss of the reconstruction is NaN or Inf.")
+    tick(step, loss)
+
+
+def _step(
+    loss: Callable[..., mx.array], rows: Rows, optimizers: Mapping[str, optim.Adam]
+) -> Callable[..., tuple[mx.array, Params]]:
+    """One iteration: the loss and the parameters after it; on a GPU fewer, larger kernels."""
     gradient = mx.value_and_grad(lambda params, *rest: loss(params, rows, *rest))
-    return gradient if on_cpu() else mx.compile(gradient)
+
+    def step(params: Params, batch: Arrays, wanted: list[mx.array]) -> tuple[mx.array, Params]:
+        value, gradients = gradient(params, batch, wanted)
+        changed = {
+            group: optimizer.apply_gradients(gradients[group], params[group])
+            for group, optimizer in optimizers.items()
+        }
+        return value, changed
+
+    state = [optimizer.state for optimizer in optimizers.values()]
+    return step if on_cpu() else mx.compile(step, inputs=state, outputs=state)
 
 
 def _hardened(target: Target, floor: mx.array, alpha: mx.array) -> NDArray[np.uint8]:
@@ -296,8 +339,9 @@ def _bias(target: Target, params: Params, name: str) -> mx.array | None:
         return None
     bias = mx.array(target.bias)
     change = params.get("weight", {}).get(f"{name} bias")
-    # in units of the bias' own size, for the same reason
-    return bias if change is None else bias + change * float(np.abs(target.bias).mean() + 1e-6)
+    # in units of the bias' own size, for the same reason; not one number, as in TrialLinear
+    unit = np.full_like(target.bias, np.abs(target.bias).mean() + 1e-6)
+    return bias if change is None else bias + change * mx.array(unit)
 
 
 def _folded(bias: mx.array | None, weight: mx.array, inputs: InputRange) -> mx.array | None:
@@ -312,6 +356,7 @@ def _folded(bias: mx.array | None, weight: mx.array, inputs: InputRange) -> mx.a
 def _set(trial: Mapping[str, TrialLinear], problem: Problem, params: Params, steps: Arrays) -> None:
     for name, target in problem.targets.items():
         layer = trial[name]
+        layer._last.clear()
         layer.weight = _weight(target, steps[name], params, name)
         bias = _bias(target, params, name)
         if target.inputs:
@@ -340,7 +385,7 @@ def _mixed(rows: Rows, index: mx.array, share: float, key: mx.array) -> Arrays:
     mixed = rows.arrays(rows.quantized, index)
     for name, full in rows.full.items() if share else ():
         key, own = mx.random.split(key)
-        chosen = mx.random.uniform(shape=mixed[name].shape, key=own) < share
+        chosen = mx.random.bernoulli(share, mixed[name].shape, own)
         mixed[name] = mx.where(chosen, full[index], mixed[name])
     return mixed
 
