@@ -15,7 +15,8 @@ from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import BlockRows, find_blocks
 from lydite.quantize.layers import QuantizedWeight
-from lydite.quantize.provenance import Provenance
+from lydite.quantize.methods.dwq import TuneRecipe, tune
+from lydite.quantize.provenance import Provenance, UnitError
 from lydite.quantize.run import (
     DATA_FREE,
     LEARNED,
@@ -32,11 +33,13 @@ from lydite.weights.load import parameter_specs
 from lydite.weights.quantize import DIVISOR, LOW_RANK, bytes_in_memory, is_sensitive
 
 OUTSIDE = ""  # path of the result that holds the layers outside every block
+TUNED = "network after tuning"  # and of the one that DWQ ends in
 
 
 def needs_set(settings: Settings) -> bool:
     """Whether the method learns from a calibration set."""
-    return settings.method not in DATA_FREE or settings.act_bits is not None
+    data_free = settings.method in DATA_FREE and not settings.act_bits
+    return not data_free or settings.tune > 0
 
 
 def quantize_network(
@@ -91,6 +94,29 @@ def _results(
         )
     finally:
         rows.install(rows.full)
+
+
+def tune_network(
+    pipeline: Pipeline,
+    opened: CalibrationSet,
+    results: Sequence[BlockResult],
+    settings: Settings,
+    work: Work,
+    tick: Callable[[int, float], None] = lambda step, loss: None,
+) -> BlockResult:
+    """The layers whose scales, offsets and biases were tuned, which replace those of the blocks."""
+    if (known := work.results().get(TUNED)) is not None:
+        return known
+    weights = {path: weight for result in results for path, weight in result.weights.items()}
+    recipe = TuneRecipe(iterations=settings.tune, seed=settings.recipe.seed, store=settings.store)
+    tuned = tune(pipeline, opened, weights, recipe, tick)
+    changed = {
+        path: weight for path, weight in tuned.weights.items() if weight is not weights[path]
+    }
+    after = min(tuned.after, tuned.before)  # what got worse is not used
+    result = BlockResult(TUNED, changed, [UnitError(TUNED, tuned.before, after)])
+    work.add(len(results), result)
+    return result
 
 
 @dataclass(frozen=True)
@@ -153,7 +179,7 @@ def provenance(
     return Provenance(
         lydite=__version__,
         mlx=version("mlx"),
-        method=settings.method,
+        method=f"{settings.method} + dwq" if settings.tune else settings.method,
         settings=msgspec.to_builtins(settings),
         bits_per_weight=settings.plan.bits_per_weight(shapes),
         bytes_before=bytes_in_memory(shapes, 2),

@@ -52,6 +52,7 @@ class Settings:
     migrate: bool = True
     store: ScaleDtype = "float16"
     rank: int = 0  # of a branch at 16 bits beside each weight of fewer than 8 bits
+    tune: int = 0  # iterations of DWQ after it
 
 
 @dataclass(eq=False)

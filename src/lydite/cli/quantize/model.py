@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from lydite.quantize.run import BlockResult, Settings
     from lydite.quantize.work import Work
 
-METHODS = ("rtn", "hqq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit")
+METHODS = (
+    *("rtn", "hqq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"),
+    "dwq",  # rtn, then tuned
+)
 SET_IMAGES = 16  # of a calibration set that is made here
 EVALUATED = 32  # pictures
 SET_SEED = 4242  # of the embedded model's own prompts
 REPORT = "report.html"
 SEED_OF_EVALUATION = 1_000_000  # apart from the seeds of calibration
-ITERATIONS = 1000
+ITERATIONS, TUNED = 1000, 200
 
 
 @click.command("model")
@@ -56,6 +59,9 @@ ITERATIONS = 1000
               help="Bits of each layer, from `lydite quantize plan --save`.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(1, 256), metavar="N",
               help="Of a branch in 16 bits beside each weight, as in SVDQuant.")  # fmt: skip
+@click.option("--tune", type=click.IntRange(1), metavar="N",
+              help=f"Then N iterations of DWQ: scales, offsets and biases are tuned by distillation "
+                   f"through the whole network. --method dwq is rtn with {TUNED}.")  # fmt: skip
 @click.option("--set", "set_folder", type=click.Path(path_type=Path), metavar="SET",
               help="A calibration set of MODEL. By default a small one is drawn.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
@@ -150,6 +156,8 @@ class _Job:
         samples = self._samples(pipeline, opened) if opened else []
         work.describe({**described, "settings": settings, "samples": len(samples)})
         results = self._quantize(pipeline, opened, samples, settings, work)
+        if opened is not None and settings.tune:
+            results.append(self._tune(pipeline, opened, results, settings, work))
         weights = {path: weight for each in results for path, weight in each.weights.items()}
         export(pipeline, weights, self._folder / MODEL)
         record = provenance(pipeline, results, settings, described)
@@ -184,12 +192,14 @@ class _Job:
                 "--bpw measures every layer first. With --dry-run or --plan, use `lydite quantize "
                 "plan MODEL --bpw`."
             )
+        is_dwq = options["method"] == "dwq"
         return Settings(
-            options["method"],
+            "rtn" if is_dwq else options["method"],
             plan,
             options["act_bits"],
             recipe=short_recipe(options["iterations"], options["seed"], bool(options["act_bits"])),
             rank=options["rank"] or 0,
+            tune=options["tune"] or (TUNED if is_dwq else 0),
             start="gptq" if options["method"] in ("adaround", "joint") else "weights",
         )
 
@@ -318,6 +328,31 @@ class _Job:
             return quantize_network(
                 pipeline, opened, samples, settings, work, on_step=stepped, on_block=finished
             )
+
+    def _tune(
+        self,
+        pipeline: "Pipeline",
+        opened: "CalibrationSet",
+        results: "list[BlockResult]",
+        settings: "Settings",
+        work: "Work",
+    ) -> "BlockResult":
+        from lydite.quantize.network import tune_network
+
+        stop = StopRequest()
+        with StepBar(settings.tune, quiet=self._quiet, unit="iteration") as bar, stop.listening():
+
+            def stepped(step: int, loss: float) -> None:
+                bar.advance()
+                if stop.asked:
+                    raise KeyboardInterrupt
+
+            result = tune_network(pipeline, opened, results, settings, work, stepped)
+        (error,) = result.errors
+        if not self._quiet:
+            verdict = "" if result.weights else "; nothing was gained, so nothing is changed"
+            click.echo(f"network: error {error.nearest:.4f} → {error.after:.4f}{verdict}")
+        return result
 
     def _evaluate(self, opened: "CalibrationSet | None") -> None:
         """Draw with the original and with the result; evaluation.json is the record."""
