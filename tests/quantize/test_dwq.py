@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lydite.calibrate.replay import Replay, latent_of
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import InputError
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.activations import InputRange
 from lydite.quantize.layers import QuantizedWeight
-from lydite.quantize.methods.dwq import TuneRecipe, tune
+from lydite.quantize.methods.dwq import TuneRecipe, _Network, tune
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.run import Settings, round_layers
 from lydite.weights.load import parameter_hash, parameter_specs
 from lydite.weights.quantize import is_sensitive
+from support import replays
 
 FEW = TuneRecipe(iterations=12)
 
@@ -45,6 +47,23 @@ def test_the_error_goes_down_and_integers_stay(
         assert same == (is_sensitive(f"{path}.weight") or unused)
         np.testing.assert_array_equal(own.grid.scales, own.grid.scales.astype(np.float16))
         assert own.grid.scales.shape == weight.grid.scales.shape
+
+
+def test_the_output_is_what_the_sampler_gets(pipeline: Pipeline, opened: CalibrationSet) -> None:
+    class Nothing:
+        def wants(self, path: str, slot: str) -> bool:
+            return False
+
+        def add(self, path: str, slot: str, value: Any) -> None: ...
+
+    net, replay = _Network(pipeline, opened), Replay(pipeline, opened.settings, Nothing())
+    guidance = replays.REQUEST.guidance
+    assert guidance is not None
+    for row in opened.rows("sample"):
+        negative, positive = np.array(net.sample(row).wanted)
+        x, sigma = latent_of(opened, row), row.entry.sigma or 0.0
+        found = x - sigma * (negative + guidance * (positive - negative))
+        np.testing.assert_allclose(found, replay.run(row.entry, x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_got_worse_is_not_kept(pipeline: Pipeline, opened: CalibrationSet) -> None:

@@ -54,6 +54,19 @@ def test_gptq_halves_the_error_of_correlated_inputs(bits: int, group: int | None
     np.testing.assert_array_equal(grid.round(made_up), integers)
 
 
+def test_columns_that_are_updated_together_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    x = correlated(256, 96, generator, 1.0)
+    weight = generator.standard_normal((8, 96)).astype(np.float32)
+    grid = fit_grid(weight, 3, 32)
+    found: list[Any] = []
+    for columns in (1, 7, 32, 96):
+        monkeypatch.setattr("lydite.quantize.methods.gptq.COLUMNS", columns)
+        found.append(gptq(weight, x.T @ x, grid)[0])
+    for each in found[1:]:
+        np.testing.assert_array_equal(each, found[0])
+
+
 def test_gptq_of_independent_inputs_is_rounding_to_nearest() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     grid = fit_grid(weight, 3, 32)
