@@ -93,7 +93,7 @@ def page(exports: Sequence[Export], pictures: Pictures | None, warnings: Sequenc
     lead = f"{len(exports)} exports of {source}."
     return render(
         Page(f"{source}, quantized", lead, tuple(chapters), (), "lydite quantize compare")
-    ).encode()
+    )
 
 
 def _rows(rows: Sequence[Row], names: Sequence[str]) -> tuple[Block, ...]:
