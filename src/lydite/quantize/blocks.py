@@ -183,6 +183,7 @@ class BlockRows:
             for path, module in walk(self.network)
             if any(path in block.linears for block in self.blocks)
         }
+        self.original = dict(self.full)  # `full` may be exchanged by layers that compute the same
         self.quantized: dict[str, nn.Module] = {}  # finished layers, which the caller adds
         self._replay = Replay(pipeline, opened.settings, _Deaf())
         # For a block that only takes what the one before it returned, and what no block changes:
@@ -248,6 +249,7 @@ class BlockRows:
         quantized, self._first = full, []
         if self.quantized:
             self.install(self.quantized)
+            self._replay.forget()  # modulation is computed ahead of the steps
             quantized = [self._inputs(block, sample) for sample in self._samples]
             self.install(self.full)
         groups: dict[Any, list[int]] = {}

@@ -93,7 +93,7 @@ def _results(
             rows, pipeline.family, settings, finished=finished, on_step=on_step
         )
     finally:
-        rows.install(rows.full)
+        rows.install(rows.original)
 
 
 def tune_network(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from lydite.quantize.blocks import Block, BlockRows, Rows, capture_unit
 from lydite.quantize.calls import watch_calls
 from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid
 from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.methods.awq import fold_scales, value_pairs
 from lydite.quantize.methods.gptq import gptq
 from lydite.quantize.methods.hqq import hqq_grid
 from lydite.quantize.methods.low_rank import low_rank
@@ -31,7 +33,9 @@ from lydite.quantize.plan import KEPT_BITS, LayerPlan, Plan
 from lydite.quantize.provenance import UnitError
 from lydite.trace.mlx_capture import walk
 
-Method = Literal["rtn", "hqq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"]
+Method = Literal[
+    "rtn", "hqq", "awq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"
+]
 DATA_FREE: tuple[Method, ...] = ("rtn", "hqq")
 LEARNED: tuple[Method, ...] = ("adaround", "joint", "taqdit", "ptq4dit")
 SEEN_ROWS = 64  # by which ranges of activations are found
@@ -110,6 +114,8 @@ class _Block:
         self._finish(
             round_layers(self._full([p for p in planned if p not in called]), self.settings)
         )
+        if self.settings.method == "awq":
+            self._fold_scales(stages)
         if self.settings.method in LEARNED:
             self._learn(stages)
         else:
@@ -139,6 +145,27 @@ class _Block:
             mx.eval(first.call(self.block.module, first.arrays(first.full, slice(0, 1))))
         return list(stages.values())
 
+    def _fold_scales(self, stages: Sequence[Sequence[str]]) -> None:
+        """AWQ: exchange the full-precision layers by others that compute the same."""
+        parts = {path: weight_of(self.source.full[path]) for stage in stages for path in stage}
+        weights = {path: weight for path, (weight, _) in parts.items()}
+        biases = {path: bias for path, (_, bias) in parts.items() if bias is not None}
+
+        def rounded(path: str, weight: Floats) -> Floats:
+            grid = _grid(weight, self.settings.plan.layers[path], self.settings)
+            return grid.values(grid.round(weight))
+
+        for pair in value_pairs(weights):
+            inputs = {path: self._inputs(path) for path in pair.taking}
+            changed, moved = fold_scales(pair, weights, biases, inputs, rounded)
+            for path in (*pair.giving, *pair.taking):
+                layer: Any = copy(self.source.full[path])
+                layer.weight = mx.array(changed[path])
+                if path in moved:
+                    layer.bias = mx.array(moved[path])
+                self.source.full[path] = layer
+                self.source.install({path: layer})
+
     # One linear after the other
 
     def _in_stages(self, stages: Sequence[Sequence[str]]) -> None:
@@ -157,7 +184,7 @@ class _Block:
             if self.settings.method == "gptq":
                 hessian = self._hessian(stage[0], inputs)
                 weights = {path: self._gptq(path, hessian, inputs) for path in stage}
-            elif self.settings.method == "hqq" or self.settings.rank or inputs is not None:
+            elif self.settings.method in ("hqq", "awq") or self.settings.rank or inputs is not None:
                 weights = {path: self._plain(path, inputs) for path in stage}
             self._finish({path: weights[path] for path in stage})
         self.result.errors.append(UnitError(self.block.path, before, problem.error()))
@@ -343,7 +370,8 @@ def _target(
             weight, lambda w: _grid(w, plan, settings), settings.rank, store=settings.store
         )
         weight, extras = branch.residual, branch.extras(inputs and inputs.divisor)
-    return Target(weight, bias, _grid(weight, plan, settings), name, branch=extras)
+    grid = _grid(weight, plan, settings)
+    return Target(weight, bias, grid, name, settings.store, branch=extras)
 
 
 def weight_of(layer: Any) -> tuple[Floats, Floats | None]:

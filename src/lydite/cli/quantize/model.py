@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lydite.quantize.work import Work
 
 METHODS = (
-    *("rtn", "hqq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"),
+    *("rtn", "hqq", "awq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"),
     "dwq",  # rtn, then tuned
 )
 SET_IMAGES = 16  # of a calibration set that is made here
@@ -60,7 +60,7 @@ ITERATIONS, TUNED = 1000, 200
 @click.option("--rank", type=click.IntRange(1, 256), metavar="N",
               help="Of a branch in 16 bits beside each weight, as in SVDQuant.")  # fmt: skip
 @click.option("--tune", type=click.IntRange(1), metavar="N",
-              help=f"Then N iterations of DWQ: scales, offsets and biases are tuned by distillation "
+              help="Then N iterations of DWQ: scales, offsets and biases are tuned by distillation "
                    f"through the whole network. --method dwq is rtn with {TUNED}.")  # fmt: skip
 @click.option("--set", "set_folder", type=click.Path(path_type=Path), metavar="SET",
               help="A calibration set of MODEL. By default a small one is drawn.")  # fmt: skip
@@ -409,8 +409,9 @@ class _Job:
 
     def _finish(self, work: "Work") -> None:
         from lydite.core.files import move
-        from lydite.quantize.work import MODEL
+        from lydite.quantize.work import EVALUATION, MODEL
 
+        move(self._folder / EVALUATION, self._folder / MODEL / EVALUATION)
         move(self._folder / MODEL, self._options["out"])
         work.finish()
         if not self._quiet:

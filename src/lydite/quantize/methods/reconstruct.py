@@ -25,7 +25,7 @@ from lydite.core.errors import NotFiniteError
 from lydite.models.layers import Linear, on_cpu
 from lydite.quantize.activations import InputRange
 from lydite.quantize.blocks import Rows
-from lydite.quantize.grid import Floats, Grid
+from lydite.quantize.grid import Floats, Grid, ScaleDtype, stored
 from lydite.quantize.layers import QuantizedWeight
 from lydite.weights.quantize import LOW_RANK
 
@@ -99,6 +99,7 @@ class Target:
     bias: Floats | None
     grid: Grid
     inputs: str | None = None  # name of the range
+    store: ScaleDtype = "float16"  # of scales and offsets, where they are learned
     start: Floats | None = None  # the weight that rounding begins from, where it is another
     branch: Mapping[str, Floats] = field(default_factory=dict[str, Floats])  # of low rank, beside
 
@@ -428,7 +429,8 @@ def _finished(
         grid, extras = target.grid, dict(target.branch)
         if "weight" in params:
             scale, offset = (np.array(params["weight"][f"{name} {x}"]) for x in ("scale", "offset"))
-            grid = Grid(grid.scales * scale, grid.offsets + grid.scales * offset, grid.bits)
+            scales, offsets = grid.scales * scale, grid.offsets + grid.scales * offset
+            grid = Grid(stored(scales, target.store), stored(offsets, target.store), grid.bits)
         bias = _bias(target, params, name)
         if target.inputs:
             each = problem.ranges[target.inputs]
