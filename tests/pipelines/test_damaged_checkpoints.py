@@ -4,7 +4,6 @@ The reference makes the checkpoints, and the damaged ones go through the real lo
 original layout the file alone tells the geometry: there one tensor is damaged at a time.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -90,12 +89,6 @@ def in_one_file(network: str, folder: Path) -> Sound:
 def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sound:
     torch.manual_seed(0)
     return in_one_file(request.param, tmp_path_factory.mktemp("network"))
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These files need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def drop(name: str, x: Any) -> Tensors:

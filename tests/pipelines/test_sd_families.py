@@ -202,8 +202,7 @@ def test_another_scheduler_of_the_checkpoint_decides(
     assert off_by(next(Pipeline.open(tmp_path).generate(REQUEST, [1])).pixels, image) <= 1
 
 
-@pytest.mark.parametrize("variant", ["sd2", "sdxl"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("variant", "dtype"), [("sd2", "bfloat16"), ("sdxl", "float16")])
 def test_narrow_floats_are_as_good_as_the_references_own(
     sd_folder: Any, variant: str, dtype: str
 ) -> None:
