@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def pytest_collection_finish() -> None:
     """Pipelines run in float32 unless a test names a dtype; on a GPU they would in bfloat16."""
     if module := sys.modules.get("lydite.pipelines.pipeline"):
         setattr(module, "default_dtype", lambda: "float32")  # noqa: B010
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_fsync() -> Iterator[None]:
+    """The files of tests need not survive a power cut; processes that tests start do flush."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")

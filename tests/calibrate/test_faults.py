@@ -38,7 +38,7 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(memory: Path) -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="forks a process that has imported MLX")
 @pytest.mark.parametrize(
     ("job", "kills", "faults"),
-    [("run", "2/9", "5/29"), ("activations", "1/3", "3/23"), ("blocks", "4/9", "6/37")],
+    [("run", "2/13", "5/43"), ("activations", "1/5", "3/37"), ("blocks", "4/13", "6/53")],
 )
 def test_a_command_that_is_killed_or_fails_at_a_call_is_resumed(
     job: str, kills: str, faults: str, memory: Path

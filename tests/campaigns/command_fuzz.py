@@ -117,6 +117,7 @@ CASES = (
     _case("diff ref port --json --map map.json", "ref port map.json", weight=4),
     _case("diff ref port --html out/d.html --floor floor --all", "ref port floor", weight=4),
     _case("diff ref port --quantized", "ref port"),
+    _case("diff ref wrong --checkpoint model --repro out/r", "ref wrong model", weight=4),
     _case("sampler conform problem.json answer.json", "problem.json answer.json", weight=6),
     _case("sampler conform problem.json run", "run", given="problem.json"),
     _case("sampler plot karras -m model -o out/p.png", "model"),
@@ -402,7 +403,7 @@ def make_corpus(folder: Path) -> Path:
     """Good files of every kind, made by the commands themselves."""
     import numpy as np
 
-    from lydite.core.tensorfile import save
+    from lydite.core.tensorfile import TensorFile, save
     from untrained_sd3 import TRANSFORMER, make_untrained
 
     folder.mkdir(parents=True)
@@ -419,6 +420,12 @@ def make_corpus(folder: Path) -> Path:
     points = "--points pipeline/* --points transformer/*.0* --points vae/decoder.conv*"
     for name in ("ref", "port", "floor", "run"):
         _make(folder, f"trace star {small} -o {name} {points}")
+    shutil.copytree(folder / "model", folder / "changed")
+    (weights,) = (folder / "changed" / "vae").glob("*.safetensors")
+    with TensorFile.open(weights) as file:
+        tensors = {name: file.read(name) for name in file.header.tensors}
+    save(weights, {**tensors, "decoder.conv_in.bias": tensors["decoder.conv_in.bias"] + 1})
+    _make(folder, f"trace star {small} -o wrong {points}".replace("-m model", "-m changed"))
     _make(folder, "audit model --digests digests.json")
     _make(folder, "sampler conform --write problem.json --steps 3 --sampler heun")
     (folder / "answer.json").write_text(

@@ -26,7 +26,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
 REQUEST = Request(
-    prompt="a red star", negative="blue fox in the snow", steps=5, width=48, height=64
+    prompt="a red star", negative="blue fox in the snow", steps=4, width=48, height=64
 )
 BLOCK, LAYER = "transformer/transformer_blocks.0", "text_encoder/model.language_model.layers.0"
 

@@ -1,5 +1,6 @@
 """Mistakes of published ports of Stable Diffusion 1.x and XL, planted in ours, found by `diff`."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from lydite.core.device import GPU_BRANCHES
 from lydite.core.request import Request
 from lydite.core.tensorfile import save
 from lydite.models import layers, unet
@@ -290,7 +292,9 @@ def test_an_overflow_of_float16_is_found(stressed: tuple[str, Subject], tmp_path
 
 def test_large_values_stay_finite_in_float16(stressed: tuple[str, Subject]) -> None:
     """What is narrow in the bugs above is wide in ours."""
-    _, subject = stressed
+    name, subject = stressed
+    if name == "q·k" and os.environ.get(GPU_BRANCHES):
+        pytest.skip("MLX has a kernel that sums in float32 on GPUs; on a CPU it sums in float16")
     pictures = [
         next(Pipeline.open(subject.model, dtype=dtype).generate(subject.request, [1])).pixels
         for dtype in ("float32", "float16")

@@ -82,7 +82,8 @@ def test_a_model_is_downloaded_by_its_id(untrained: Path, tmp_path: Path) -> Non
 
     with serving(untrained, REPOSITORY) as hub:
         hub.gated = True
-        assert inspect(REPOSITORY)[0] == 2 and "gated" in inspect(REPOSITORY)[1]
+        status, text = inspect(REPOSITORY)
+        assert status == 2 and "gated" in text
         hub.gated = False
         status, text = inspect("someone/other-3.5")
         assert status == 2 and "neither a folder here nor a public model" in text

@@ -1,6 +1,5 @@
 """Weights in prompts: A1111's by hand, compel's against compel."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from lydite.core.request import Request
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.prompt_weights import parse, parse_a1111, parse_compel, plain_text
-from support import tiny_sd
 from support.against_diffusers import load_reference, off_by, run
 from support.distance import relative_l2
 
@@ -109,14 +107,8 @@ def test_compel_is_read_as_compel_reads_it(prompt: str) -> None:
     assert np.allclose([w for _, w in found], [part.weight for part in expected.children])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("pipelines")
-    return cache(lambda variant: tiny_sd.make_pipeline(root / variant, variant))
-
-
-def test_a1111_multiplies_and_restores_the_mean(folder: Any) -> None:
-    ours = Pipeline.open(folder("sd1"))
+def test_a1111_multiplies_and_restores_the_mean(sd_folder: Any) -> None:
+    ours = Pipeline.open(sd_folder("sd1"))
     prompt, negative = "a (red:1.5) [star]", "(fox)"
     request = REQUEST.replace(prompt=prompt, negative=negative, weighting="a1111")
     found = np.array(ours.encode(ours.plan(request))["text"])
@@ -146,12 +138,12 @@ def test_a1111_multiplies_and_restores_the_mean(folder: Any) -> None:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("variant", ["sd1", "sdxl"])
-def test_compel_pictures_are_as_of_compel(folder: Any, variant: str) -> None:
+def test_compel_pictures_are_as_of_compel(sd_folder: Any, variant: str) -> None:
     """Weights above 1 and below, several of these, in both prompts."""
     compel, torch = pytest.importorskip("compel"), pytest.importorskip("torch")
     xl = variant == "sdxl"
-    theirs = load_reference(f"StableDiffusion{'XL' if xl else ''}Pipeline", folder(variant))
-    ours = Pipeline.open(folder(variant))
+    theirs = load_reference(f"StableDiffusion{'XL' if xl else ''}Pipeline", sd_folder(variant))
+    ours = Pipeline.open(sd_folder(variant))
     prompt, negative = "a red++ (blue ring)1.4, (fox star)0.6 of snow--", "(ugly)1.3 fox-"
     if xl:
         made = compel.Compel(
@@ -186,9 +178,20 @@ def test_compel_pictures_are_as_of_compel(folder: Any, variant: str) -> None:
     assert np.abs(picture.astype(int) - without).max() > 5
 
 
-def test_the_command_line_and_its_replay(folder: Any, tmp_path: Path) -> None:
+def test_the_command_line_and_its_replay(sd_folder: Any, tmp_path: Path) -> None:
     first, again = tmp_path / "first.png", tmp_path / "again.png"
-    common = ("--steps", 2, "--size", "32x32", "-s", 3, "-q", "-m", folder("sd1"), "--record-paths")
+    common = (
+        "--steps",
+        2,
+        "--size",
+        "32x32",
+        "-s",
+        3,
+        "-q",
+        "-m",
+        sd_folder("sd1"),
+        "--record-paths",
+    )
     given = ("generate", "a (red:1.4) star", "--weighting", "a1111", *common, "-o", first)
     assert run(*given).exit_code == 0
     assert read_record(first).request.weighting == "a1111"

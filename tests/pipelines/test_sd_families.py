@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,6 @@ MASK[5:9, 40:] = 200
 MASK[65:, :] = 90  # counts as black
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("pipelines")
-    return cache(lambda variant: tiny_sd.make_pipeline(root / variant, variant))
-
-
 def reference(folder: Path, task: str = "", **options: Any) -> Any:
     """diffusers' pipeline for text to image, Img2Img or Inpaint."""
     xl = "StableDiffusionXL" if folder.name.startswith("sdxl") else "StableDiffusion"
@@ -64,8 +57,8 @@ def draw_reference(
 
 
 @pytest.mark.parametrize("variant", TEXT_TO_IMAGE)
-def test_every_pixel_is_within_one_level(folder: Any, variant: str) -> None:
-    theirs, ours = reference(folder(variant)), Pipeline.open(folder(variant))
+def test_every_pixel_is_within_one_level(sd_folder: Any, variant: str) -> None:
+    theirs, ours = reference(sd_folder(variant)), Pipeline.open(sd_folder(variant))
     seen: list[np.ndarray] = []
     for changes in ({}, {"negative": ""}, {"guidance": 1.0}, {"width": 64, "height": 64}):
         request, seeds = REQUEST.replace(**changes), (1, 2**40 + 7)
@@ -81,11 +74,11 @@ def test_every_pixel_is_within_one_level(folder: Any, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", [*TEXT_TO_IMAGE, "sdxl-refiner"])
-def test_img2img_means_what_it_means_in_diffusers(folder: Any, variant: str) -> None:
+def test_img2img_means_what_it_means_in_diffusers(sd_folder: Any, variant: str) -> None:
     """Also where PNDM starts late, one timestep off in diffusers: at 0.9 and at 0.5."""
     from PIL import Image
 
-    theirs, ours = reference(folder(variant), "Img2Img"), Pipeline.open(folder(variant))
+    theirs, ours = reference(sd_folder(variant), "Img2Img"), Pipeline.open(sd_folder(variant))
     for strength, negative in ((0.2, ""), (0.5, "blue fox"), (0.9, "blue fox"), (1.0, "")):
         request = REQUEST.replace(strength=strength, negative=negative, width=None, height=None)
         image = draw_reference(theirs, request, image=Image.fromarray(PIXELS), strength=strength)[0]
@@ -94,11 +87,11 @@ def test_img2img_means_what_it_means_in_diffusers(folder: Any, variant: str) -> 
 
 
 @pytest.mark.parametrize("variant", tiny_sd.PIPELINES)
-def test_inpainting_means_what_it_means_in_diffusers(folder: Any, variant: str) -> None:
+def test_inpainting_means_what_it_means_in_diffusers(sd_folder: Any, variant: str) -> None:
     """A plain model blends after each step, also within PNDM's first; one with 9 channels not."""
     from PIL import Image
 
-    theirs, ours = reference(folder(variant), "Inpaint"), Pipeline.open(folder(variant))
+    theirs, ours = reference(sd_folder(variant), "Inpaint"), Pipeline.open(sd_folder(variant))
     given: dict[str, Any] = {"image": Image.fromarray(PIXELS), "mask_image": Image.fromarray(MASK)}
     given |= {"width": 48, "height": 72}
     for strength, guidance in ((0.5, 5.0), (0.9, 1.0), (1.0, 5.0)):
@@ -110,10 +103,10 @@ def test_inpainting_means_what_it_means_in_diffusers(folder: Any, variant: str) 
         assert np.abs(pictures[0].pixels.astype(int) - pictures[1].pixels).max() > 20
 
 
-def test_a_soft_edge_is_as_diffusers_lays_the_picture_over(folder: Any) -> None:
+def test_a_soft_edge_is_as_diffusers_lays_the_picture_over(sd_folder: Any) -> None:
     from PIL import Image
 
-    theirs, ours = reference(folder("sd1"), "Inpaint"), Pipeline.open(folder("sd1"))
+    theirs, ours = reference(sd_folder("sd1"), "Inpaint"), Pipeline.open(sd_folder("sd1"))
     image, mask = Image.fromarray(PIXELS), theirs.mask_processor.blur(Image.fromarray(MASK), 4)
     drawn = draw_reference(theirs, REQUEST, image=image, mask_image=mask, width=48, height=72)
     new = Image.fromarray((drawn[0] * 255).round().astype(np.uint8))
@@ -127,13 +120,13 @@ def test_a_soft_edge_is_as_diffusers_lays_the_picture_over(folder: Any) -> None:
     assert ours.plan(REQUEST, PIXELS, MASK).request.strength == 1.0  # by default, as in diffusers
 
 
-def test_inpainting_on_the_command_line_is_replayed(folder: Any, tmp_path: Path) -> None:
+def test_inpainting_on_the_command_line_is_replayed(sd_folder: Any, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.fromarray(PIXELS).save(tmp_path / "image.png")
     Image.fromarray(MASK).save(tmp_path / "mask.png")
     names = ("--image", tmp_path / "image.png", "--mask", tmp_path / "mask.png")
-    common = ("-m", folder("inpainting"), "-q")
+    common = ("-m", sd_folder("inpainting"), "-q")
     first, again = tmp_path / "first.png", tmp_path / "again.png"
     given = ("--steps", 3, "-s", 5, "--feather", 3, "-o", first, "--record-paths")
     assert run("generate", "a red star", *names, *given, *common).exit_code == 0
@@ -144,8 +137,11 @@ def test_inpainting_on_the_command_line_is_replayed(folder: Any, tmp_path: Path)
         run("generate", "--from", first, "-o", again, *common)
 
 
-def test_what_a_model_cannot_do_without_is_asked_for(folder: Any) -> None:
-    inpainting, refiner = Pipeline.open(folder("inpainting")), Pipeline.open(folder("sdxl-refiner"))
+def test_what_a_model_cannot_do_without_is_asked_for(sd_folder: Any) -> None:
+    inpainting, refiner = (
+        Pipeline.open(sd_folder("inpainting")),
+        Pipeline.open(sd_folder("sdxl-refiner")),
+    )
     with pytest.raises(InputError, match="--image FILE and --mask FILE"):
         inpainting.plan(REQUEST)
     with pytest.raises(InputError, match="under a mask"):
@@ -153,11 +149,11 @@ def test_what_a_model_cannot_do_without_is_asked_for(folder: Any) -> None:
     with pytest.raises(InputError, match="over an image"):
         refiner.plan(REQUEST)
     with pytest.raises(InputError, match="without an image"):
-        Pipeline.open(folder("sd1")).plan(REQUEST, None, MASK)
+        Pipeline.open(sd_folder("sd1")).plan(REQUEST, None, MASK)
 
 
 def test_an_empty_negative_prompt_is_zeros_only_where_the_model_says_so(
-    folder: Any, tmp_path: Path
+    sd_folder: Any, tmp_path: Path
 ) -> None:
     plain = tiny_sd.make_pipeline(
         tmp_path / "sdxl-plain", "sdxl", force_zeros_for_empty_prompt=False
@@ -176,8 +172,8 @@ def test_an_empty_negative_prompt_is_zeros_only_where_the_model_says_so(
 
 
 @pytest.mark.parametrize("variant", ["sd1", "sdxl"])
-def test_clip_skip_is_of_the_prompt_alone(folder: Any, variant: str) -> None:
-    theirs, ours = reference(folder(variant)), Pipeline.open(folder(variant))
+def test_clip_skip_is_of_the_prompt_alone(sd_folder: Any, variant: str) -> None:
+    theirs, ours = reference(sd_folder(variant)), Pipeline.open(sd_folder(variant))
     if variant == "sd1":  # diffusers 0.42 looks for a part that transformers 5 no longer has
         vars(theirs.text_encoder)["text_model"] = theirs.text_encoder
     request = REQUEST.replace(clip_skip=1, steps=3)
@@ -188,29 +184,29 @@ def test_clip_skip_is_of_the_prompt_alone(folder: Any, variant: str) -> None:
     assert np.abs(picture.astype(int) - plain).max() > 10
     with pytest.raises(InputError, match="layers that the text encoder has"):
         next(ours.generate(request.replace(clip_skip=3), [1]))
-    options = ("--steps", 1, "--size", "32x32", "--clip-skip", 1, "--negative", "fox")
-    assert parity(folder(variant), "a red star", *options)["verdict"] == "agree"
+    if variant == "sdxl":
+        options = ("--steps", 1, "--size", "32x32", "--clip-skip", 1, "--negative", "fox")
+        assert parity(sd_folder(variant), "a red star", *options)["verdict"] == "agree"
 
 
 @pytest.mark.parametrize("scheduler", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler"])
 def test_another_scheduler_of_the_checkpoint_decides(
-    folder: Any, scheduler: str, tmp_path: Path
+    sd_folder: Any, scheduler: str, tmp_path: Path
 ) -> None:
     import diffusers
 
-    theirs = reference(folder("sd1"))
+    theirs = reference(sd_folder("sd1"))
     theirs.scheduler = getattr(diffusers, scheduler).from_config(theirs.scheduler.config)
     theirs.save_pretrained(tmp_path)
     image = draw_reference(theirs, REQUEST, width=48, height=72)[0]
     assert off_by(next(Pipeline.open(tmp_path).generate(REQUEST, [1])).pixels, image) <= 1
 
 
-@pytest.mark.parametrize("variant", ["sd2", "sdxl"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("variant", "dtype"), [("sd2", "bfloat16"), ("sdxl", "float16")])
 def test_narrow_floats_are_as_good_as_the_references_own(
-    folder: Any, variant: str, dtype: str
+    sd_folder: Any, variant: str, dtype: str
 ) -> None:
-    path, request = folder(variant), REQUEST.replace(steps=3)
+    path, request = sd_folder(variant), REQUEST.replace(steps=3)
     noise = torch.randn(1, 4, 18, 12, generator=torch.Generator().manual_seed(1))
     exact = draw_reference(reference(path), request, latents=noise, width=48, height=72)[0]
     narrow = reference(path, torch_dtype=getattr(torch, dtype))
@@ -224,30 +220,31 @@ def test_narrow_floats_are_as_good_as_the_references_own(
 
 
 @pytest.mark.parametrize("variant", tiny_sd.PIPELINES)
-def test_the_parity_walk_agrees(folder: Any, variant: str, tmp_path: Path) -> None:
+def test_the_parity_walk_agrees(sd_folder: Any, variant: str, tmp_path: Path) -> None:
     from PIL import Image
 
-    options: tuple[object, ...] = ("--steps", 2, "--size", "32x40", "--negative", "fox")
+    steps = 2 if variant == "sd1" else 1  # two: PNDM's first is of two calls
+    options: tuple[object, ...] = ("--steps", steps, "--size", "32x40", "--negative", "fox")
     if variant in ("sdxl-refiner", "inpainting"):
         Image.fromarray(PIXELS).save(tmp_path / "image.png")
         options += ("--image", tmp_path / "image.png", "--strength", 1)
     if variant == "inpainting":
         Image.fromarray(MASK).save(tmp_path / "mask.png")
         options += ("--mask", tmp_path / "mask.png")
-    verdict = parity(folder(variant), "a red star", *options)
+    verdict = parity(sd_folder(variant), "a red star", *options)
     assert verdict["verdict"] == "agree", verdict["sentence"]
     assert verdict["image"]["largest"] <= 1
     values = {component["name"]: component["values"] for component in verdict["components"]}
-    assert values["unet"] > 500 and values["vae"] > 50 and values["pipeline"] >= 6
+    assert values["unet"] > 250 * steps and values["vae"] > 50 and values["pipeline"] >= 4
     assert min(values.get(name, 99) for name in ("text_encoder", "text_encoder_2")) > 20
 
 
-def test_a_set_is_made_and_replayed(folder: Any, tmp_path: Path) -> None:
+def test_a_set_is_made_and_replayed(sd_folder: Any, tmp_path: Path) -> None:
     for variant in ("sd1", "sdxl"):
         (tmp_path / variant).mkdir()
-        items = calibrate(folder(variant), tmp_path / variant, "--size", "32x32")
+        items = calibrate(sd_folder(variant), tmp_path / variant, "--size", "32x32")
         assert items == {"sample": 4}
-    unet = Pipeline.open(folder("sdxl")).model.network("unet")
+    unet = Pipeline.open(sd_folder("sdxl")).model.network("unet")
     with CalibrationSet.open(tmp_path / "sdxl" / "blocks") as blocks:
         arrays = blocks.read(next(iter(blocks.rows())))
     stems = {name.removesuffix(".out") for name in arrays if name.endswith(".out")}
@@ -266,19 +263,19 @@ def test_a_set_is_made_and_replayed(folder: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", tiny_sd.PIPELINES)
-def test_it_is_audited(folder: Any, variant: str) -> None:
-    assert run("audit", folder(variant)).exit_code == 0
+def test_it_is_audited(sd_folder: Any, variant: str) -> None:
+    assert run("audit", sd_folder(variant)).exit_code == 0
 
 
-def test_parts_that_do_not_fit_are_refused(folder: Any, tmp_path: Path) -> None:
+def test_parts_that_do_not_fit_are_refused(sd_folder: Any, tmp_path: Path) -> None:
     path = tmp_path / "mixed"
-    shutil.copytree(folder("sd1"), path)
+    shutil.copytree(sd_folder("sd1"), path)
     shutil.rmtree(path / "unet")
-    shutil.copytree(folder("sdxl") / "unet", path / "unet")
+    shutil.copytree(sd_folder("sdxl") / "unet", path / "unet")
     with pytest.raises(Exception, match="SDXL"):
         Pipeline.open(path)
     with pytest.raises(InputError, match="multiple of"):
-        Pipeline.open(folder("sd1")).plan(REQUEST.replace(width=50))
+        Pipeline.open(sd_folder("sd1")).plan(REQUEST.replace(width=50))
 
 
 @pytest.mark.parametrize("variant", ["sd1", "sdxl", "sdxl-refiner", "inpainting"])
@@ -287,7 +284,7 @@ def test_a_single_file_draws_the_same_picture_bit_for_bit(variant: str, tmp_path
     file = tiny_sd.write_original_file(path, tmp_path / "model.safetensors")
     folder, single = Pipeline.open(path), Pipeline.open(file, components=path)
     assert single.family is folder.family and single.scheduler.class_name
-    request = REQUEST.replace(steps=2, width=32, height=40, strength=1.0, negative="")
+    request = REQUEST.replace(steps=1, width=32, height=40, strength=1.0, negative="")
     given: dict[str, Any] = {}
     if variant in ("sdxl-refiner", "inpainting"):
         given = {"image": PIXELS[:40, :32]}
@@ -300,8 +297,8 @@ def test_a_single_file_draws_the_same_picture_bit_for_bit(variant: str, tmp_path
     assert run("audit", file, "--against", path).exit_code == 0
 
 
-def test_a_folder_of_half_precision_variants_opens(folder: Any, tmp_path: Path) -> None:
-    theirs = reference(folder("sd1"), torch_dtype=torch.float16)
+def test_a_folder_of_half_precision_variants_opens(sd_folder: Any, tmp_path: Path) -> None:
+    theirs = reference(sd_folder("sd1"), torch_dtype=torch.float16)
     theirs.save_pretrained(tmp_path, variant="fp16")
     assert list(tmp_path.glob("unet/*.fp16.safetensors"))
     request = REQUEST.replace(steps=2)

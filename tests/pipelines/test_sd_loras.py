@@ -1,6 +1,5 @@
 """Pictures with LoRAs against diffusers and PEFT, in each spelling of a file."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ REQUEST = Request(prompt="a red star", negative="fox", steps=3, guidance=4.0, wi
 RANKS = (2, 3)  # of the layers in turn
 LINEARS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2")
 TEXT_LINEARS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("pipelines")
-    return cache(lambda variant: tiny_sd.make_pipeline(root / variant, variant))
 
 
 def layers(pipeline: Any, *, convolutions: bool) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -80,13 +73,13 @@ def write_lora(path: Path, pipeline: Any, spelling: str, seed: int = 0) -> Path:
     [("sd1", ("peft", "kohya")), ("sdxl", ("peft", "kohya-original"))],
 )
 def test_pictures_are_as_of_diffusers_and_peft(
-    folder: Any, variant: str, spellings: tuple[str, ...], tmp_path: Path
+    sd_folder: Any, variant: str, spellings: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Each file alone, and two at once with weights."""
     pytest.importorskip("peft")
     name = "StableDiffusionXLPipeline" if variant == "sdxl" else "StableDiffusionPipeline"
-    theirs = load_reference(name, folder(variant))
-    plain = next(Pipeline.open(folder(variant)).generate(REQUEST, [1])).pixels.astype(int)
+    theirs = load_reference(name, sd_folder(variant))
+    plain = next(Pipeline.open(sd_folder(variant)).generate(REQUEST, [1])).pixels.astype(int)
     files = [
         write_lora(tmp_path / f"{spelling}.safetensors", theirs, spelling, seed)
         for seed, spelling in enumerate(spellings)
@@ -97,17 +90,17 @@ def test_pictures_are_as_of_diffusers_and_peft(
     for weights in ((1.0, 0.0), (0.0, 1.0), (0.7, -0.4)):
         theirs.set_adapters(names, list(weights))
         loras = [(file, weight) for file, weight in zip(files, weights, strict=True) if weight]
-        picture = next(Pipeline.open(folder(variant), loras=loras).generate(REQUEST, [1]))
+        picture = next(Pipeline.open(sd_folder(variant), loras=loras).generate(REQUEST, [1]))
         assert (
             off_by(picture.pixels, draw_reference(theirs, REQUEST, 1, **guidance(REQUEST))) <= 1
         ), weights
         assert np.abs(picture.pixels - plain).max() > 20  # it changes the picture
 
 
-def test_the_command_line(folder: Any, tmp_path: Path) -> None:
-    theirs = load_reference("StableDiffusionPipeline", folder("sd1"))
+def test_the_command_line(sd_folder: Any, tmp_path: Path) -> None:
+    theirs = load_reference("StableDiffusionPipeline", sd_folder("sd1"))
     file = write_lora(tmp_path / "style.safetensors", theirs, "kohya")
-    common = ("--steps", 2, "--size", "32x32", "-s", 3, "-q", "-m", folder("sd1"))
+    common = ("--steps", 2, "--size", "32x32", "-s", 3, "-q", "-m", sd_folder("sd1"))
     pictures: list[np.ndarray] = []
     for number, options in enumerate(
         ((), ("--lora", file), ("--lora", f"{file}:0"), ("--lora", f"{file}:0.5") * 2)
@@ -124,14 +117,14 @@ def test_the_command_line(folder: Any, tmp_path: Path) -> None:
     assert np.array_equal(read_pixels(tmp_path / "again.png"), pictures[3])
     hashes = [read_record(tmp_path / f"{number}.png").model_hash for number in range(4)]
     assert len(set(hashes)) == 4  # the weight of a LoRA counts too
-    result = run("audit", file, "--for", folder("sd1"))
+    result = run("audit", file, "--for", sd_folder("sd1"))
     assert result.exit_code == 0 and "of unet" in result.output and "ranks 2 to 3" in result.output
 
 
-def test_the_lora_of_another_model_is_refused(folder: Any, tmp_path: Path) -> None:
-    theirs = load_reference("StableDiffusionXLPipeline", folder("sdxl"))
+def test_the_lora_of_another_model_is_refused(sd_folder: Any, tmp_path: Path) -> None:
+    theirs = load_reference("StableDiffusionXLPipeline", sd_folder("sdxl"))
     file = write_lora(tmp_path / "sdxl.safetensors", theirs, "kohya-original")
-    for spoiled in (folder("sd1"), folder("sd2")):
+    for spoiled in (sd_folder("sd1"), sd_folder("sd2")):
         with pytest.raises(WeightsError, match=r"sdxl\.safetensors: "):
             Pipeline.open(spoiled, loras=[(file, 1.0)])
         with pytest.raises(WeightsError):
@@ -139,4 +132,4 @@ def test_the_lora_of_another_model_is_refused(folder: Any, tmp_path: Path) -> No
     tensors = tiny_sd3.read_tensors(file)
     save(tmp_path / "more.safetensors", {**tensors, "lora_unet_x.alpha": np.ones(1, np.float32)})
     with pytest.raises(WeightsError, match="lora_unet_x"):
-        Pipeline.open(folder("sdxl"), loras=[(tmp_path / "more.safetensors", 1.0)])
+        Pipeline.open(sd_folder("sdxl"), loras=[(tmp_path / "more.safetensors", 1.0)])

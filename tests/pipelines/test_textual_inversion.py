@@ -1,6 +1,5 @@
 """Words of textual inversion against diffusers' load_textual_inversion."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from lydite.core.request import Request
 from lydite.core.tensorfile import save
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
-from support import tiny_sd
 from support.against_diffusers import draw_reference, guidance, load_reference, off_by, run
 
 torch = pytest.importorskip("torch")
@@ -28,17 +26,11 @@ REQUEST = Request(
 WIDTHS = {"text_encoder": 16, "text_encoder_2": 24}  # of SDXL; of Stable Diffusion 1.x 24
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("pipelines")
-    return cache(lambda variant: tiny_sd.make_pipeline(root / variant, variant))
-
-
 def vectors(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_words_of_one_and_of_several_vectors(folder: Any, tmp_path: Path) -> None:
+def test_words_of_one_and_of_several_vectors(sd_folder: Any, tmp_path: Path) -> None:
     """In the names of diffusers and of A1111; one of them in the negative prompt."""
     files: dict[str, tuple[Path, str | None, np.ndarray]] = {}
     for number, (word, name, shape) in enumerate(
@@ -48,17 +40,17 @@ def test_words_of_one_and_of_several_vectors(folder: Any, tmp_path: Path) -> Non
         path = tmp_path / f"{word.strip('<>')}.safetensors"
         save(path, {name: values})
         files[word] = path, "ugly" if name == "*" else None, values
-    theirs = load_reference("StableDiffusionPipeline", folder("sd1"))
+    theirs = load_reference("StableDiffusionPipeline", sd_folder("sd1"))
     for word, (path, _, _) in files.items():
         theirs.load_textual_inversion(path, token=word)
     given = [(path, word) for path, word, _ in files.values()]
-    ours = Pipeline.open(folder("sd1"), embeddings=given)
+    ours = Pipeline.open(sd_folder("sd1"), embeddings=given)
     picture = next(ours.generate(REQUEST, [1]))
     assert off_by(picture.pixels, draw_reference(theirs, REQUEST, 1, **guidance(REQUEST))) <= 1
     assert [word for _, word in picture.record.embeddings] == list(files)
     for left_out in range(3):  # each of them shows
         fewer = [each for number, each in enumerate(given) if number != left_out]
-        other = next(Pipeline.open(folder("sd1"), embeddings=fewer).generate(REQUEST, [1]))
+        other = next(Pipeline.open(sd_folder("sd1"), embeddings=fewer).generate(REQUEST, [1]))
         assert np.abs(other.pixels.astype(int) - picture.pixels).max() > 5
         assert other.record.model_hash != picture.record.model_hash
     long = REQUEST.replace(prompt="kitten " * 26)  # 78 tokens
@@ -66,10 +58,10 @@ def test_words_of_one_and_of_several_vectors(folder: Any, tmp_path: Path) -> Non
     assert not ours.truncated(ours.plan(REQUEST.replace(prompt="kitten " * 25)))
 
 
-def test_both_encoders_of_sdxl_and_the_refiner(folder: Any, tmp_path: Path) -> None:
+def test_both_encoders_of_sdxl_and_the_refiner(sd_folder: Any, tmp_path: Path) -> None:
     path = tmp_path / "kitten.safetensors"
     save(path, {"clip_l": vectors(1, 2, 16), "clip_g": vectors(2, 2, 24)})
-    theirs = load_reference("StableDiffusionXLPipeline", folder("sdxl"))
+    theirs = load_reference("StableDiffusionXLPipeline", sd_folder("sdxl"))
     for name in ("", "_2"):
         encoder, tokenizer = f"text_encoder{name}", f"tokenizer{name}"
         theirs.load_textual_inversion(
@@ -78,7 +70,9 @@ def test_both_encoders_of_sdxl_and_the_refiner(folder: Any, tmp_path: Path) -> N
             text_encoder=getattr(theirs, encoder),
             tokenizer=getattr(theirs, tokenizer),
         )
-    ours = Pipeline.open(folder("sdxl"), refiner=folder("sdxl-refiner"), embeddings=[(path, None)])
+    ours = Pipeline.open(
+        sd_folder("sdxl"), refiner=sd_folder("sdxl-refiner"), embeddings=[(path, None)]
+    )
     assert ours.refiner
     ids = [each.model.token_ids("text_encoder_2", ["kitten"]) for each in (ours, ours.refiner)]
     assert np.array_equal(ids[0], ids[1])
@@ -92,10 +86,21 @@ def test_both_encoders_of_sdxl_and_the_refiner(folder: Any, tmp_path: Path) -> N
     )
 
 
-def test_the_command_line_and_its_replay(folder: Any, tmp_path: Path) -> None:
+def test_the_command_line_and_its_replay(sd_folder: Any, tmp_path: Path) -> None:
     file = tmp_path / "learnt.safetensors"
     save(file, {"emb_params": vectors(1, 2, 24)})
-    common = ("--steps", 2, "--size", "32x32", "-s", 3, "-q", "-m", folder("sd1"), "--record-paths")
+    common = (
+        "--steps",
+        2,
+        "--size",
+        "32x32",
+        "-s",
+        3,
+        "-q",
+        "-m",
+        sd_folder("sd1"),
+        "--record-paths",
+    )
     first, again, plain = (tmp_path / f"{name}.png" for name in ("first", "again", "plain"))
     given = ("generate", "a red <toy>", *common)
     assert run(*given, "--embedding", f"{file}:<toy>", "-o", first).exit_code == 0
@@ -121,23 +126,23 @@ def test_the_command_line_and_its_replay(folder: Any, tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(
-    folder: Any, tensors: dict[str, Any], message: str, tmp_path: Path
+    sd_folder: Any, tensors: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     save(tmp_path / "word.safetensors", tensors)
     with pytest.raises(WeightsError, match=message):
-        Pipeline.open(folder("sd1"), embeddings=[(tmp_path / "word.safetensors", None)])
+        Pipeline.open(sd_folder("sd1"), embeddings=[(tmp_path / "word.safetensors", None)])
 
 
-def test_a_known_word_and_another_family_are_refused(folder: Any, tmp_path: Path) -> None:
+def test_a_known_word_and_another_family_are_refused(sd_folder: Any, tmp_path: Path) -> None:
     file = tmp_path / "word.safetensors"
     save(file, {"emb_params": vectors(0, 24)})
-    ours = Pipeline.open(folder("sd1"), embeddings=[(file, "a")])
+    ours = Pipeline.open(sd_folder("sd1"), embeddings=[(file, "a")])
     for word in (" ", "\udcff"):
         with pytest.raises(InputError, match="the word is"):
-            Pipeline.open(folder("sd1"), embeddings=[(file, word)])
+            Pipeline.open(sd_folder("sd1"), embeddings=[(file, word)])
     with pytest.raises(InputError, match="knows 'a' already"):
         next(ours.generate(REQUEST, [1]))
     with pytest.raises(WeightsError, match="clip_g and clip_l"):
-        Pipeline.open(folder("sdxl"), embeddings=[(file, None)])
+        Pipeline.open(sd_folder("sdxl"), embeddings=[(file, None)])
     with pytest.raises(InputError, match="no textual inversion"):
         Pipeline.open("embedded", embeddings=[(file, None)])

@@ -129,8 +129,12 @@ class NamePairs:
         """Drop pairs that their siblings contradict, and pair by the siblings' rule."""
         pairs = self.refs()
         strong = {name: refs for name, refs in pairs.items() if self.found[name].how not in WEAK}
-        blocks, certain = BlockMap(pairs), self._by_siblings(strong)
-        predicted = self._by_siblings(pairs) | certain
+        blocks = BlockMap(pairs)
+        if len(strong) == len(pairs):
+            certain = predicted = self._by_siblings(pairs, blocks)
+        else:
+            certain = self._by_siblings(strong, BlockMap(strong))
+            predicted = self._by_siblings(pairs, blocks) | certain
         for name, rename in list(self.found.items()):
             outside = not all(blocks.allows(name, ref.name) for ref in rename.ref)
             expected = (certain if rename.how == "equal" else predicted).get(name, rename.ref)
@@ -138,12 +142,13 @@ class NamePairs:
                 del self.found[name]
         self._add_possible(predicted, "siblings")
 
-    def _by_siblings(self, pairs: Mapping[str, Sites]) -> dict[str, Sites]:
-        """The counterparts of names by their siblings among these pairs."""
-        rules, blocks = SiblingRules(pairs), BlockMap(pairs)
+    def _by_siblings(self, pairs: Mapping[str, Sites], blocks: BlockMap) -> dict[str, Sites]:
+        """The counterparts of names that have none, or a guess, by their siblings among `pairs`."""
+        rules = SiblingRules(pairs)
         predicted = (
             (name, rules.predict(name) or blocks.from_other_blocks(name, pairs))
             for name in self.port_events
+            if name not in self.found or self.found[name].how in GUESSED
         )
         return {
             name: refs

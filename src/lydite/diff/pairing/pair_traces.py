@@ -77,6 +77,17 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
             names.ignored.add(name)
     names.pair_spelling()
     names.pair_weights()
+    if names.left():
+        _pair_other_names(names)
+    pairing = pair_events(reference, port, names.renames(), names.ignored)
+    if strays := _wrong_guesses(names, pairing) - renames.keys():
+        names.drop(strays, UNSEEN)
+        pairing = pair_events(reference, port, names.renames(), names.ignored)
+    return replace(pairing, remarks=(*pairing.remarks, *_guesses(pairing)))
+
+
+def _pair_other_names(names: NamePairs) -> None:
+    """By values, order and siblings."""
     names.add_fused(fused_values)
     equal, close = align(names.comparer, names.free_events(), names.left_events(), names.refs())
     names.add(equal, "equal")
@@ -90,11 +101,6 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
     names.add(_pair_only_choices(names), "position")
     names.pair_siblings()
     names.pair_scopes()
-    pairing = pair_events(reference, port, names.renames(), names.ignored)
-    if strays := _wrong_guesses(names, pairing) - renames.keys():
-        names.drop(strays, UNSEEN)
-        pairing = pair_events(reference, port, names.renames(), names.ignored)
-    return replace(pairing, remarks=(*pairing.remarks, *_guesses(pairing)))
 
 
 def _pair_roles(names: NamePairs) -> dict[str, Site]:
