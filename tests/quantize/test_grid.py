@@ -1,12 +1,15 @@
 """Grids of weights: MLX's own layout, exact inverses, and ranges with the least error."""
 
+from copy import deepcopy
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from lydite.core.device import GPU_BRANCHES
 from lydite.core.errors import InputError
+from lydite.models.layers import Conv2d, HalvingConv2d
 from lydite.quantize.grid import Grid, ScaleDtype, fit_grid, pack, stored, unpack
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.observers import range_search, rounding_error
@@ -109,3 +112,17 @@ def test_the_range_with_least_error_is_never_worse_than_all_of_it() -> None:
         full = rounding_error(values, *range_search(values, bits), bits)
         found = rounding_error(values, *range_search(values, bits, "mse"), bits)
         assert (found <= 1.001 * full).all()  # all of the range, computed in another order
+
+
+@pytest.mark.parametrize("branch", ["", "1"])
+@pytest.mark.parametrize("layer", [Conv2d(32, 8, 3), HalvingConv2d(32, padding=1)])
+def test_a_convolution_in_few_bits_is_one_with_its_unpacked_kernel(
+    layer: Any, branch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GPU_BRANCHES, branch)
+    packed, plain = deepcopy(layer).to_quantized(32, 4), deepcopy(layer)
+    assert packed.weight.dtype == mx.uint32 and packed.weight.ndim == 2
+    plain.weight = packed.kernel()
+    assert 0 < mx.abs(plain.weight - layer.weight).max().item() < 0.05
+    x = mx.random.normal((1, 6, 6, 32), key=mx.random.key(1))
+    assert mx.array_equal(packed(x), plain(x)).item()

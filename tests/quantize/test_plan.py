@@ -54,7 +54,7 @@ def test_a_plan_is_read_as_it_was_saved(tmp_path: Path) -> None:
         ({Q: {"bits": 4, "scale": 1}}, "unknown field `scale`"),
         ({Q: {"bits": "4"}}, "Expected `int`"),
         ({Q: {"bits": 4, "mode": "int4"}}, "int4"),
-        ({"attn.to_q": {"bits": 4}}, "attn.to_q: the network has no such linear"),
+        ({"attn.to_q": {"bits": 4}}, "attn.to_q: the network has no such layer"),
         ({FF: {"bits": 4, "group": 64}}, "96 inputs are no multiple of 64"),
         ([], "Expected `object`"),
     ],

@@ -147,7 +147,39 @@ class MLPEmbedder(nn.Module):
         return self.linear_2(silu(self.linear_1(x)))
 
 
-class Conv2d(nn.Conv2d):
+class _Convolution(nn.Conv2d):
+    """A convolution whose kernel may be held in few bits, which MLX has no layer for."""
+
+    def kernel(self) -> mx.array:
+        """(O, H, W, C)."""
+        if "scales" not in self:
+            return self.weight
+        packed = self.weight, self["scales"], self.get("biases")
+        weight = mx.dequantize(*packed, self.group_size, self.bits, self.mode)
+        return weight.reshape(self.kernel_shape)
+
+    def convolve(self, x: mx.array) -> mx.array:
+        """As MLX does it."""
+        return mx.conv2d(x, self.kernel(), self.stride, self.padding) + self.bias
+
+    def to_quantized(
+        self,
+        group_size: Any = None,
+        bits: Any = None,
+        mode: str = "affine",
+        quantize_input: bool = False,
+    ) -> Any:
+        """For `nn.quantize`: the same layer, its kernel packed as the weight of a linear is."""
+        assert not quantize_input, "how inputs are rounded is stored with a layer"
+        self.kernel_shape, rows = self.weight.shape, self.weight.flatten(1)
+        self.weight, self.scales, *biases = mx.quantize(rows, group_size, bits, mode)
+        if biases:
+            (self.biases,) = biases
+        self.group_size, self.bits, self.mode = group_size, bits, mode
+        return self
+
+
+class Conv2d(_Convolution):
     """A convolution of stride 1 that keeps the size of the picture."""
 
     def __init__(self, width_in: int, width: int, kernel_size: int) -> None:
@@ -155,11 +187,11 @@ class Conv2d(nn.Conv2d):
 
     def __call__(self, x: mx.array) -> mx.array:
         if not on_cpu():
-            return super().__call__(x)
-        return cpu.conv2d(x, self.weight, self.bias).astype(x.dtype)
+            return self.convolve(x)
+        return cpu.conv2d(x, self.kernel(), self.bias).astype(x.dtype)
 
 
-class HalvingConv2d(nn.Conv2d):
+class HalvingConv2d(_Convolution):
     """A 3 × 3 convolution of stride 2: half the height and width."""
 
     def __init__(self, width: int, *, padding: int) -> None:
@@ -167,10 +199,10 @@ class HalvingConv2d(nn.Conv2d):
 
     def __call__(self, x: mx.array) -> mx.array:
         if not on_cpu():
-            return super().__call__(x)
+            return self.convolve(x)
         (top, left) = self.padding
         x = mx.pad(x, [(0, 0), (top, top), (left, left), (0, 0)])
-        return cpu.conv2d_stride2(x, self.weight, self.bias).astype(x.dtype)
+        return cpu.conv2d_stride2(x, self.kernel(), self.bias).astype(x.dtype)
 
 
 class GroupNorm(nn.GroupNorm):

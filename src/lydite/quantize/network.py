@@ -75,14 +75,14 @@ def _results(
     on_step: Callable[[str, int, float], None],
 ) -> Iterator[BlockResult]:
     net = pipeline.model.network(pipeline.family.network)
-    linears = {path: module for path, module in walk(net) if isinstance(module, nn.Linear)}
+    linears = {path: module for path, module in walk(net) if path in settings.plan.layers}
     blocks = find_blocks(pipeline.family, net)
     inside = {path for block in blocks for path in block.linears}
     outside = {path: module for path, module in linears.items() if path not in inside}
     yield finished.get(OUTSIDE) or BlockResult(OUTSIDE, round_layers(outside, settings))
     if opened is None:
         for block in blocks:
-            layers = {path: linears[path] for path in block.linears}
+            layers = {path: linears[path] for path in block.linears if path in linears}
             yield finished.get(block.path) or BlockResult(
                 block.path, round_layers(layers, settings)
             )

@@ -1,6 +1,7 @@
 """Which layer gets what: bits and groups by path. Plain data that is printed, edited and saved."""
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def stored_group(self, shape: Shape) -> int:
         """The group by which it is stored: a scale per channel is repeated."""
-        return self.group or max(group for group in GROUPS if shape[1] % group == 0)
+        inputs = prod(shape[1:])
+        return self.group or max(group for group in GROUPS if inputs % group == 0)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,17 +67,23 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _size(shapes: Mapping[str, Shape], path: str) -> int:
-    rows, inputs = shapes[f"{path}.weight"]
-    return rows * inputs
+    return prod(shapes[f"{path}.weight"])
 
 
 def uniform_plan(
-    shapes: Mapping[str, Shape], bits: int, group: int, *, modulation_bits: int = KEPT_BITS
+    shapes: Mapping[str, Shape],
+    bits: int,
+    group: int,
+    *,
+    modulation_bits: int = KEPT_BITS,
+    convolutions: bool = False,
 ) -> Plan:
     """The same for every linear inside the blocks; more bits for those that compute modulation."""
+    ranks = (2, 4) if convolutions else (2,)
     layers: dict[str, LayerPlan] = {}
     for path, shape in shapes.items():
-        if len(shape) == 2 and path.endswith(".weight") and is_inner(path) and _fits(shape, group):
+        known = path.endswith(".weight") and is_inner(path) and len(shape) in ranks
+        if known and _fits(shape, group):
             own = max(bits, modulation_bits) if is_sensitive(path) else bits
             layers[path.removesuffix(".weight")] = LayerPlan(own, group)
     if not layers:
@@ -84,7 +92,7 @@ def uniform_plan(
 
 
 def _fits(shape: Shape, group: int) -> bool:
-    return shape[1] % (group or min(GROUPS)) == 0
+    return prod(shape[1:]) % (group or min(GROUPS)) == 0
 
 
 def read_plan(path: Path, shapes: Mapping[str, Shape]) -> Plan:
@@ -98,8 +106,8 @@ def read_plan(path: Path, shapes: Mapping[str, Shape]) -> Plan:
         raise FileError(f"{at(path)}: the plan has no layers.")
     for name, layer in plan.layers.items():
         shape = shapes.get(f"{name}.weight")
-        if shape is None or len(shape) != 2:
-            raise FileError(f"{at(path)}: {name[:200]}: the network has no such linear.")
+        if shape is None or len(shape) not in (2, 4):
+            raise FileError(f"{at(path)}: {name[:200]}: the network has no such layer.")
         if not _fits(shape, layer.group):
             raise FileError(
                 f"{at(path)}: {name}: {shape[1]} inputs are no multiple of {layer.group or 32}."

@@ -375,8 +375,8 @@ def _target(
 
 
 def weight_of(layer: Any) -> tuple[Floats, Floats | None]:
-    """Of a linear, in float32."""
-    weight = np.array(layer.weight.astype(mx.float32))
+    """Of a linear, or of a convolution as a matrix, in float32."""
+    weight = np.array(layer.weight.flatten(1).astype(mx.float32))
     return weight, np.array(layer.bias.astype(mx.float32)) if "bias" in layer else None
 
 

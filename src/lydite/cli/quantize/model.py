@@ -57,6 +57,8 @@ ITERATIONS, TUNED = 1000, 200
                    "--bits.")  # fmt: skip
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Bits of each layer, from `lydite quantize plan --save`.")  # fmt: skip
+@click.option("--convolutions", is_flag=True,
+              help="Also those inside the blocks of a U-Net, rounded to nearest.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(1, 256), metavar="N",
               help="Of a branch in 16 bits beside each weight, as in SVDQuant.")  # fmt: skip
 @click.option("--tune", type=click.IntRange(1), metavar="N",
@@ -179,7 +181,9 @@ class _Job:
         if options["plan_file"] is not None:
             plan = read_plan(options["plan_file"], shapes)
         else:
-            plan = uniform_plan(shapes, int(options["bits"]), group)
+            plan = uniform_plan(
+                shapes, int(options["bits"]), group, convolutions=options["convolutions"]
+            )
         if options["method"] == "smoothquant" and group == 0 and int(options["bits"]) <= 4:
             raise InputError(
                 "smoothquant makes weights of some inputs much larger, and one scale for each "
@@ -229,7 +233,7 @@ class _Job:
         counts = Counter(each.bits for each in plan.layers.values())
         widths = ", ".join(f"{count} in {bits} bits" for bits, count in sorted(counts.items()))
         click.echo(
-            f"{pipeline.family.network}: {len(plan.layers)} linears ({widths}), "
+            f"{pipeline.family.network}: {len(plan.layers)} layers ({widths}), "
             f"{plan.bits_per_weight(shapes):.2f} bits per weight; {size_text(before)} in 16 bits "
             f"→ {size_text(after)}. Method {settings.method}"
             + (
