@@ -1,6 +1,7 @@
 """Activations and norms, of the input of the module or of any recorded value."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from math import prod
 
@@ -79,15 +80,10 @@ def other_norm(e: Evidence) -> Finding | None:
         if left > allowed(e):
             continue
 
-        def scaled(
-            x: Array, channels: int = channels, a: Array = scale, b: Array = shift
-        ) -> Iterator[Candidate]:
-            return (Candidate(c.name, c.value * a + b) for c in _norms(x, channels))
-
         told = told_apart(
             e,
-            scaled(source.x),
-            lambda x=source, f=scaled: f(x.own),
+            _scaled_norms(source.x, channels, scale, shift),
+            partial(_scaled_norms, source.own, channels, scale, shift),
             reference_is=best,
             what="norms of its input"
             + ("" if known else ", with a fitted weight (--checkpoint gives its own)"),
@@ -102,6 +98,10 @@ def other_norm(e: Evidence) -> Finding | None:
         if known and (found := _other_weight(e, source, best, channels)) is not None:
             return found
     return None
+
+
+def _scaled_norms(x: Array, channels: int, scale: Array, shift: Array) -> Iterator[Candidate]:
+    return (Candidate(c.name, c.value * scale + shift) for c in _norms(x, channels))
 
 
 def _other_weight(e: Evidence, source: Source, best: str, channels: int) -> Finding | None:
