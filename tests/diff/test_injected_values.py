@@ -69,6 +69,28 @@ def test_a_coarse_port_is_held_against_the_references_rounding_at_each_place(
     assert max(limits) < 16
 
 
+def test_a_little_rounding_of_a_correct_port_is_no_wrong_place(tmp_path: Path) -> None:
+    """Attention outputs at 4e-6 were listed for a port that agrees."""
+    draw = np.random.default_rng(0)
+    values = {f"net/layer{n}": draw.standard_normal((4, 32)).astype("f4") for n in range(6)}
+
+    def write(folder: Path, error: float) -> Trace:
+        with TraceWriter(folder, Header(dtype="float32")) as writer:
+            for name, value in values.items():
+                noise = error * draw.standard_normal(value.shape).astype("f4")
+                writer.add(name, value * (1 + noise))
+        return Trace.open(folder)
+
+    def sources(error: float) -> list[str]:
+        folder = tmp_path / str(error)
+        reference, port = write(folder / "ref", 0.0), write(folder / "port", 1e-7)
+        found = isolate(reference, port, lambda _, out: _none(write(out, error)), folder)
+        return [row.site for row in found.sources]
+
+    assert sources(4e-6) == []
+    assert sources(0.1) == list(values)
+
+
 def test_an_error_that_is_carried_on_belongs_to_its_first_place(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     given, attended, fed = (draw.standard_normal((2, 6, 8)).astype("f4") for _ in range(3))

@@ -107,6 +107,17 @@ def test_groups_of_a_norm_are_known_with_its_weight() -> None:
     assert cause == "other-norm" and "port is a group norm of 4 groups" in text
 
 
+def test_the_weight_of_another_norm_and_a_missing_parameter() -> None:
+    own, other = torch.rand(16) + 0.5, torch.rand(16) + 0.5
+    right, wrong = (F.rms_norm(X, (16,), weight, 1e-6) for weight in (own, other))
+    named = {"net/layers.2.norm.weight": other}
+    cause, text = found(right, wrong, given=X, parameters={"weight": own}, others=named)
+    assert cause == "another-parameter" and "net/layers.2.norm.weight" in text
+    table = torch.randn(1, 12, 16)
+    cause, text = found(X + table, X, others={"net/table": table})
+    assert cause == "branch-missing" and "parameter net/table" in text
+
+
 HEADS = torch.randn(2, 4, 16, 32)  # batch, heads, tokens, width
 ANGLES = torch.outer(torch.arange(16.0), 10000 ** (-torch.arange(0, 32, 2) / 32))
 HALVES = torch.cat((ANGLES, ANGLES), -1)
@@ -157,7 +168,7 @@ def test_table_of_rotations() -> None:
 
 
 Q, K, V = torch.randn(2, 16, 64), torch.randn(2, 16, 32), torch.randn(2, 16, 32)
-QKV = {"net/attn.q_proj": Q, "net/attn.k_proj": K, "net/attn.v_proj": V}
+QKV = {"net/attn.query": Q, "net/attn.k_proj": K, "net/attn.value": V}
 TABLES = {"net [in.cos]": HALVES.cos(), "net [in.sin]": HALVES.sin()}
 
 
@@ -167,10 +178,11 @@ def split(x: torch.Tensor, width: int = 32) -> torch.Tensor:
 
 def attend(
     turn: Callable[[torch.Tensor], torch.Tensor] = halves,
+    turn_keys: Callable[[torch.Tensor], torch.Tensor] | None = None,
     repeat: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.repeat_interleave(2, 1),
     **how: Any,
 ) -> torch.Tensor:
-    q, k, v = turn(split(Q)), repeat(turn(split(K))), repeat(split(V))
+    q, k, v = turn(split(Q)), repeat((turn_keys or turn)(split(K))), repeat(split(V))
     return F.scaled_dot_product_attention(q, k, v, **how).transpose(1, 2).flatten(2)
 
 
@@ -180,6 +192,7 @@ def test_rotation_inside_attention() -> None:
         (attend(neighbours, is_causal=True), "pairs of neighbouring numbers"),
         (attend(lambda x: x, is_causal=True), "without the rotation"),
         (attend(lambda x: halves(x, -HALVES), is_causal=True), "negative"),
+        (attend(turn_keys=lambda x: halves(x, HALVES + HALVES[1]), is_causal=True), "k rotated as"),
     ):
         cause, text = found(right, wrong, before={**QKV, **TABLES}, name="net/attn.o_proj")
         assert cause == "rotation-in-attention" and says in text

@@ -119,7 +119,12 @@ def _may_be_rounding(row: Row) -> bool:
     """Whether an error is near its limit, and in all numbers of the value, not in a few."""
     if row.dtype not in UNIT or row.error is None or (row.peak or 0.0) > SPREAD * row.error:
         return False
-    return _over_limit(row) <= (OPEN_MARGIN if row.dtype in FINE else OPEN_MARGIN_COARSE)
+    return _over_limit(row) <= open_margin(row.dtype)
+
+
+def open_margin(dtype: str) -> float:
+    """By how much an error may be above an estimated limit where little is known."""
+    return OPEN_MARGIN if dtype in FINE else OPEN_MARGIN_COARSE
 
 
 def _is_small(row: Row) -> bool:

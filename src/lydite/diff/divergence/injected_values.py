@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.compare import compare
+from lydite.diff.divergence.first import open_margin
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.pair_traces import pair_traces
@@ -68,9 +69,14 @@ def isolate(
 
 
 def _limits(free: Verdict) -> dict[EventId, float]:
-    """The limits without injection: what one module rounds is not measured, only estimated."""
+    """The limits without injection: what one module rounds is not measured, only estimated.
+
+    A value that agrees without injection is not wrong by itself because of a little more.
+    """
     return {
-        (row.site, row.slot, row.step, row.call): row.limit
+        (row.site, row.slot, row.step, row.call): row.limit * open_margin(row.dtype)
+        if row.agrees
+        else row.limit
         for row in free.rows
         if row.limit is not None
     }

@@ -21,8 +21,8 @@ from lydite.diff.result import Finding
 MAX_SCORES = 2**25  # numbers in the scores of one variant
 HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64)
 PART = re.compile(
-    r"(?:^|[._])(?P<norm>norm_|(?=[qk]_norm$))?(?P<added>added?_)?(?:to_)?(?P<part>[qkv])"
-    r"(?:_proj|_norm)?$"
+    r"(?:^|[._])(?P<norm>norm_|(?=[qk]_norm$))?(?P<added>added?_)?(?:to_)?"
+    r"(?P<part>query|key|value|[qkv])(?:_proj|_norm|s)?$"
 )
 MASKS: dict[str, Callable[[int, int], Array]] = {  # which keys each query sees
     "no mask": lambda n, m: np.ones((n, m), bool),
@@ -62,12 +62,16 @@ class Rotation:
     table: Array
     halves: bool
     of: str = "qk"
+    keys: Array | None = None  # other angles for k
 
-    def apply(self, x: Array) -> Array:
-        """x (batch, heads, tokens, width) rotated."""
+    def apply(self, x: Array, part: str) -> Array:
+        """q or k (batch, heads, tokens, width) rotated."""
+        if part not in self.of:
+            return x
+        table = self.table if part == "q" or self.keys is None else self.keys
         half = x.shape[-1] // 2
         a, b = (x[..., :half], x[..., half:]) if self.halves else (x[..., 0::2], x[..., 1::2])
-        turned = (a + 1j * b) * self.table
+        turned = (a + 1j * b) * table
         if self.halves:
             return np.concatenate((turned.real, turned.imag), -1)
         return np.stack((turned.real, turned.imag), -1).reshape(x.shape)
@@ -88,8 +92,7 @@ class Form:
         """(batch, heads, tokens, width of a head) of the streams together."""
         q, k, v = (np.concatenate([getattr(s, part) for s in self.streams], 2) for part in "qkv")
         if self.rotation is not None:
-            q = self.rotation.apply(q) if "q" in self.rotation.of else q
-            k = self.rotation.apply(k) if "k" in self.rotation.of else k
+            q, k = self.rotation.apply(q, "q"), self.rotation.apply(k, "k")
         scores = q @ k.swapaxes(-1, -2) * (self.scale * q.shape[-1] ** -0.5)
         scores = scores if self.bias is None else scores + self.bias
         scores = np.where(MASKS[self.mask](*scores.shape[-2:]), scores, -1e30)
@@ -150,7 +153,7 @@ def _recorded_parts(e: Evidence) -> tuple[Parts, Parts]:
             if match is None:
                 continue
             added = bool(match["added"]) or "add_" in path[len(module) :]
-            key = (match["norm"] is not None, added, match["part"])
+            key = (match["norm"] is not None, added, match["part"][0])
             if key not in parts:
                 parts[key] = r.value.astype(np.float64)
                 mine = r.own()
@@ -342,11 +345,11 @@ def _other_rotations(usual: Form, rows: slice) -> Iterator[Candidate]:
         "rotated by the negative angles": replace(rotation, table=rotation.table.conj()),
         "with q rotated and k not": replace(rotation, of="q"),
         "with k rotated and q not": replace(rotation, of="k"),
-        "rotated as if each token were one later": replace(
-            rotation, table=_moved(rotation.table, 1)
+        "with k rotated as if each token were one later": replace(
+            rotation, keys=_moved(rotation.table, 1)
         ),
-        "rotated as if each token were one earlier": replace(
-            rotation, table=_moved(rotation.table, -1)
+        "with q rotated as if each token were one later": replace(
+            rotation, keys=_moved(rotation.table, -1)
         ),
         "rotated twice": replace(rotation, table=rotation.table**2),
     }

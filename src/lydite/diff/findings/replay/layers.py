@@ -1,6 +1,8 @@
 """Activations and norms, of the input of the module or of any recorded value."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from math import prod
 
 import numpy as np
@@ -10,6 +12,7 @@ from lydite.diff.findings.feed_forward import ACTIVATIONS
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,
+    Source,
     allowed,
     apart_of,
     inputs_of,
@@ -21,6 +24,7 @@ from lydite.diff.findings.replay.variants import (
 from lydite.diff.result import Finding
 
 NORM_EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3, 1e-2, 1e-1)
+MAX_WEIGHTS = 64  # of other norms that are tried
 NONE = "no activation"
 VARIANTS: dict[str, Callable[[Array], Array]] = {
     **ACTIVATIONS,
@@ -41,7 +45,9 @@ def other_activation(e: Evidence) -> Finding | None:
             e,
             _activated(source.x),
             lambda source=source: _activated(source.own),
-            what=f"activations of {source.name}",
+            what=""
+            if apart_of(e.values[0], source.x) <= allowed(e)
+            else "activations of " + source.name,
         )
         if told is not None:
             name = source.name
@@ -74,15 +80,10 @@ def other_norm(e: Evidence) -> Finding | None:
         if left > allowed(e):
             continue
 
-        def scaled(
-            x: Array, channels: int = channels, a: Array = scale, b: Array = shift
-        ) -> Iterator[Candidate]:
-            return (Candidate(c.name, c.value * a + b) for c in _norms(x, channels))
-
         told = told_apart(
             e,
-            scaled(source.x),
-            lambda source=source, scaled=scaled: scaled(source.own),
+            _scaled_norms(source.x, channels, scale, shift),
+            partial(_scaled_norms, source.own, channels, scale, shift),
             reference_is=best,
             what="norms of its input"
             + ("" if known else ", with a fitted weight (--checkpoint gives its own)"),
@@ -93,6 +94,32 @@ def other_norm(e: Evidence) -> Finding | None:
                 f"The port is a {told.wrong}, the reference a {told.right}, of the same input; "
                 f"{told.leaves}.",
                 f"Use a {told.right}.",
+            )
+        if known and (found := _other_weight(e, source, best, channels)) is not None:
+            return found
+    return None
+
+
+def _scaled_norms(x: Array, channels: int, scale: Array, shift: Array) -> Iterator[Candidate]:
+    return (Candidate(c.name, c.value * scale + shift) for c in _norms(x, channels))
+
+
+def _other_weight(e: Evidence, source: Source, best: str, channels: int) -> Finding | None:
+    """That the port has the weight of another norm."""
+    plain = next(c.value for c in _norms(source.own, channels) if c.name == best)
+    shape = [1] * e.port.ndim
+    shape[channels] = -1
+    bias = e.parameters().get("bias")
+    for name, weight in islice(e.parameters_like((e.port.shape[channels],)), MAX_WEIGHTS):
+        shift = 0.0 if bias is None else e.values[1] - plain * weight.reshape(shape)
+        if bias is not None:  # another norm's bias too: the same in all rows
+            axes = tuple(a for a in range(e.port.ndim) if a != channels % e.port.ndim)
+            shift = np.mean(shift, axes, keepdims=True)
+        if apart_of(e.values[1], plain * weight.reshape(shape) + shift) <= allowed(e):
+            return Finding(
+                "another-parameter",
+                f"The port is this norm with the weight of {name}.",
+                "Load the module's own parameters, or check which layer is computed.",
             )
     return None
 

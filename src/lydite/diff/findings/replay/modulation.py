@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from lydite.diff.findings.replay.variants import (
     sources,
 )
 from lydite.diff.result import Finding
+
+MAX_PARAMETERS = 16  # that may be missing from a sum
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,14 @@ def _missing_term(
     least = e.noise() / max(float(np.linalg.norm(reference - port)), 1e-300)
     if least > 0.1:
         return None
+    for shape in ((1, *e.port.shape[1:]), e.port.shape[1:]):
+        for name, parameter in islice(e.parameters_like(shape), MAX_PARAMETERS):
+            if float(np.linalg.norm(reference - port - parameter)) <= e.noise():
+                return Finding(
+                    "branch-missing",
+                    f"The reference is the port's value plus the parameter {name}.",
+                    f"Add {name}.",
+                )
     for y in values:
         gate = _factors(y.x, reference - port, max(limit, least))
         name = (
