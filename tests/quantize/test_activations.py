@@ -12,7 +12,6 @@ from lydite.quantize.activations import (
     migration,
     momentum_shift,
     plain_range,
-    spearman_weights,
     time_aware_range,
 )
 
@@ -113,14 +112,3 @@ def test_balance_is_that_of_smoothquant() -> None:
     wanted = np.sqrt(np.abs(values).max(axis=0) / np.abs(weight).max(axis=0))
     np.testing.assert_allclose(found / found[0], wanted / wanted[0], rtol=1e-5)
     np.testing.assert_allclose(np.log(found).mean(), 0, atol=1e-6)  # no change of the whole
-
-
-def test_steps_whose_salience_is_that_of_the_weights_count_less() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    salience, weight = np.abs(normal(5, 32)), np.abs(normal(32, seed=1))
-    salience[2] = weight
-    found = spearman_weights(salience, weight)
-    rho = np.array([stats.spearmanr(each, weight).statistic for each in salience])
-    wanted = np.exp(-rho) / np.exp(-rho).sum()
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    assert found.argmin() == 2

@@ -120,18 +120,6 @@ def balance(values: Floats, weights: Sequence[Floats], *, power: float = 0.5) ->
     return (divisor / np.exp(np.log(divisor).mean())).astype(np.float32)
 
 
-def spearman_weights(salience: Floats, weight: Floats) -> Floats:
-    """PTQ4DiT's weights of the steps: those whose salience resembles the weights' count less.
-
-    Wu et al., NeurIPS 2024. `salience` is (steps, channels), `weight` (channels).
-    """
-    ranks = np.argsort(np.argsort(salience, axis=1), axis=1).astype(np.float64)
-    own = np.argsort(np.argsort(weight)).astype(np.float64)
-    rho = np.array([np.corrcoef(each, own)[0, 1] for each in ranks])
-    powers = np.exp(-rho)
-    return (powers / powers.sum()).astype(np.float32)
-
-
 def _channel_scales(values: Floats, bits: int) -> Floats:
     """The best scale of each channel by itself."""
     low, high = np.minimum(values.min(axis=0), 0), np.maximum(values.max(axis=0), 0)
