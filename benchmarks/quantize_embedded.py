@@ -14,7 +14,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -29,7 +29,14 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import Block, BlockRows, Rows, choose_samples, find_blocks
 from lydite.quantize.methods.reconstruct import Recipe
 from lydite.quantize.plan import uniform_plan
-from lydite.quantize.run import DATA_FREE, BlockResult, Settings, quantize_blocks, round_layers
+from lydite.quantize.run import (
+    DATA_FREE,
+    BlockResult,
+    Method,
+    Settings,
+    quantize_blocks,
+    round_layers,
+)
 from lydite.weights.load import parameter_specs
 
 
@@ -84,6 +91,8 @@ def psnr(one: Any, other: Any) -> Any:
 
 def read_setting(text: str, shapes: Any, recipe: Recipe) -> Settings:
     method, bits, group, *rest = text.split(":")
+    if method not in get_args(Method):
+        raise SystemExit(f"{text}: unknown method; expected {', '.join(get_args(Method))}.")
     named = dict(each.split("=") for each in rest if "=" in each)
     act = next((int(each) for each in rest if "=" not in each), None)
     own = {key: named.pop(key) for key in ("unit", "search", "start") if key in named}
@@ -104,6 +113,7 @@ class SharedRows(BlockRows):
 
     def begin(self) -> None:
         self.quantized, self._others = {}, dict(self._kept)
+        self.full = dict(self.original)
 
     def _captured(self, block: Block) -> list[Rows]:
         return self._rows if block is self.blocks[0] else super()._captured(block)
@@ -129,7 +139,7 @@ def quantized(pipeline: Pipeline, folder: Path | None, settings: Settings, most:
         rows = _shared[0]
         rows.begin()
         yield from quantize_blocks(rows, pipeline.family, settings)
-        rows.install(rows.full)
+        rows.install(rows.original)
 
 
 def main() -> None:

@@ -238,7 +238,6 @@ def reconstruct(
     learned = np.array([rows.learned for rows in problem.rows])
     generator = np.random.default_rng([recipe.seed, 1])
     key = mx.random.key(recipe.seed)
-    reported: mx.array | None = None
     for step in range(recipe.iterations):
         chosen = generator.choice(len(learned), p=learned / learned.sum())
         index = mx.array(generator.integers(0, learned[chosen], recipe.batch))
@@ -253,27 +252,17 @@ def reconstruct(
         if "range" in optimizers:
             optimizers["range"].learning_rate = recipe.range_rate_at(step)
         value, params = steps[chosen](params, batch, wanted)
-        mx.async_eval(params, [optimizer.state for optimizer in optimizers.values()], value)
-        # The GPU computes this iteration while the next one is prepared; no more than one ahead,
-        # because each takes memory.
-        if reported is not None:
-            _report(reported, step, tick)
-        reported = value
-    if reported is not None:
-        _report(reported, recipe.iterations, tick)
+        # No iteration ahead of the GPU: it would take its memory a second time.
+        mx.eval(params, [optimizer.state for optimizer in optimizers.values()], value)
+        if not math.isfinite(reached := float(value)):
+            raise NotFiniteError("the loss of the reconstruction is NaN or Inf.")
+        tick(step + 1, reached)
     hard = {
         name: _hardened(problem.targets[name], floors[name], alpha)
         for name, alpha in params["alpha"].items()
     }
     after = _held_out_error(problem, trial, hard, params)
     return Learned(_finished(problem, hard, params), before, after, _undecided(params["alpha"]))
-
-
-def _report(value: mx.array, step: int, tick: Callable[[int, float], None]) -> None:
-    loss = float(value)
-    if not math.isfinite(loss):
-        raise NotFiniteError("the loss of the reconstruction is NaN or Inf.")
-    tick(step, loss)
 
 
 def _step(
