@@ -115,7 +115,7 @@ def command(ctx: click.Context, **options: Any) -> None:
         folders[CANDIDATE],
         metrics,
         options,
-        lambda one, other: _record(one, other, options),
+        lambda one, other: record_of(one, other, options),
         finish,
     )
     if not settings.quiet:
@@ -212,7 +212,7 @@ def draw_side(
     pipeline.model.unload()
 
 
-def _record(
+def record_of(
     reference: "CalibrationSet", candidate: "CalibrationSet", options: dict[str, Any]
 ) -> dict[str, Any]:
     """What both sides were drawn with."""

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -360,30 +360,49 @@ class _Job:
 
     def _evaluate(self, opened: "CalibrationSet | None") -> None:
         """Draw with the original and with the result; evaluation.json is the record."""
-        from lydite.cli.evaluate.models import RECORD
-        from lydite.cli.evaluate.models import command as evaluate
+        from lydite.calibrate.request_conditions import request_of
+        from lydite.calibrate.store.set_file import read_description
+        from lydite.cli.evaluate.models import CANDIDATE, RECORD, draw_side, record_of
+        from lydite.cli.evaluate.two_sets import compare_sets
+        from lydite.evaluate.evaluation import Evaluation, Options
+        from lydite.evaluate.pictures import SetPictures
         from lydite.quantize.work import EVALUATION, MODEL
+        from lydite.report.evaluation import page
 
-        out = self._folder / EVALUATION
-        against = self._options["against"] or self._draw_original(out, opened)
-        report = self._folder / MODEL / REPORT
-        self._ctx.invoke(
-            evaluate,
-            model=str(self._folder / MODEL),
-            against=str(against),
-            out=out,
-            quiet=self._quiet,
-            html=report,
-            overwrite=True,
+        out, made = self._folder / EVALUATION, self._folder / MODEL
+        reference = Path(self._options["against"] or self._draw_original(out, opened))
+        candidate, described = out / CANDIDATE, read_description(reference)
+        request, dtype = request_of(described.settings.conditions)
+        model = absolute_model(str(made), None)
+        settings = WorkerOptions(1, None, self._quiet)
+        draw_side(candidate, model, dtype, request, described.plan, settings, self._again())
+        found: list[Evaluation] = []
+        compare_sets(
+            reference,
+            candidate,
+            Options(),
+            {"quiet": self._quiet, "as_json": False, "html": None},
+            lambda one, other: record_of(one, other, {"bits": None}),
+            lambda evaluation: found.append(evaluation) or evaluation,
         )
-        write_atomic(self._folder / MODEL / RECORD, (out / RECORD).read_bytes())
+        write_atomic(made / RECORD, found[0].to_json())
+        with (
+            closing(SetPictures.open(reference)) as one,
+            closing(SetPictures.open(candidate)) as other,
+        ):
+            write_atomic(made / REPORT, page(found[0], one, other))
+
+    def _again(self) -> str:
+        """The command that resumes it."""
+        from lydite.calibrate.store.writer import command_line
+
+        return command_line("lydite", "quantize", *typed_arguments(self._ctx, ()))
 
     def _draw_original(self, out: Path, opened: "CalibrationSet | None") -> Path:
         """Pictures of the original with the settings of the calibration set."""
         from lydite.calibrate.model_session import open_pipeline
         from lydite.calibrate.request_conditions import request_of
         from lydite.calibrate.settings import plan_of
-        from lydite.calibrate.store.writer import command_line
         from lydite.cli.evaluate.models import REFERENCE, draw_side, evaluated_images
         from lydite.core.request import Request
 
@@ -405,10 +424,9 @@ class _Job:
             request, dtype = request_of(opened.settings.conditions)
         run = open_pipeline(self._model, dtype).plan(request)
         plan = plan_of(images, tuple(range(run.steps)))
-        resume = command_line("lydite", "quantize", *typed_arguments(self._ctx, ()))
         settings = WorkerOptions(1, None, self._quiet)
         folder = out / REFERENCE
-        draw_side(folder, self._model, dtype, run.request, plan, settings, resume)
+        draw_side(folder, self._model, dtype, run.request, plan, settings, self._again())
         return folder
 
     def _finish(self, work: "Work") -> None:
@@ -419,8 +437,9 @@ class _Job:
         move(self._folder / MODEL, self._options["out"])
         work.finish()
         if not self._quiet:
-            click.echo(f"{self._options['out']}: finished. Draw with it: lydite generate PROMPT "
-                       f"--model {at(self._options['out'])}")  # fmt: skip
+            out = self._options["out"]
+            click.echo(f"report {out / REPORT}")
+            click.echo(f"{out}: finished. Draw with it: lydite generate PROMPT --model {at(out)}")
 
 
 def _proof(record: "Provenance") -> str:
