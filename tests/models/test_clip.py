@@ -282,3 +282,17 @@ def test_config_we_cannot_run_is_refused(change, message):
 def test_projection_needs_its_width():
     with pytest.raises(InputError, match="projection_dim"):
         clip.CLIPTextModel(read(STABLE_DIFFUSION_1_4), projection=True)
+
+
+@pytest.mark.parametrize("end", [-1, 2**31, 10**30])
+def test_an_end_token_beyond_32_bits_is_refused(end: int) -> None:
+    sound = {
+        **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 8),
+        **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1),
+        **{"max_position_embeddings": 8, "hidden_act": "gelu", "layer_norm_eps": 1e-5},
+    }
+    assert read_config(
+        clip.CLIPTextConfig, {**sound, "eos_token_id": 2**31 - 1}, where="config.json"
+    )
+    with pytest.raises(ConfigError, match="eos_token_id"):
+        read_config(clip.CLIPTextConfig, {**sound, "eos_token_id": end}, where="config.json")

@@ -98,6 +98,7 @@ def _integer(text: str) -> int:
 # A config may be hostile or mistyped: without bounds it could ask for a terabyte.
 Count = Annotated[int, Meta(ge=1, le=1024)]  # layers, heads, groups, buckets
 Size = Annotated[int, Meta(ge=1, le=2**20)]  # widths, vocabularies, resolutions
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]  # MLX compares ids as 32-bit integers
 MAX_ITEMS = 64  # a list has one item per layer or per resolution
 Epsilon = Annotated[float, Meta(gt=0, lt=1)]
 

@@ -285,15 +285,17 @@ class _Block:
             }
             if self.settings.start == "gptq":
                 self._start_from_gptq(targets, used, stages)
+            problem = Problem(module, self.source.install, targets, used, rows, outputs)
             learned = reconstruct(
-                Problem(module, self.source.install, targets, used, rows, outputs),
+                problem,
                 self.settings.recipe,
                 tick=lambda step, loss, path=path: self.on_step(path, step, loss),
             )
             self._finish(learned.weights)
             if self.settings.method == "adaround" and self.settings.act_bits:
                 self._finish(self._with_ranges(learned.weights, stages))
-            self.result.errors.append(UnitError(path, learned.before, learned.after))
+            # with the layers as they will be stored
+            self.result.errors.append(UnitError(path, learned.before, problem.error()))
 
     def _start_from_gptq(
         self,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from lydite.core.config import Count, Epsilon, Size
+from lydite.core.config import Count, Epsilon, Size, TokenId
 from lydite.core.errors import InputError
 from lydite.models.layers import (
     ACTIVATIONS,
@@ -54,7 +54,7 @@ class CLIPTextConfig(CLIPEncoderConfig):
 
     vocab_size: Size
     max_position_embeddings: Size
-    eos_token_id: int
+    eos_token_id: TokenId
     projection_dim: Size | None = None  # early Stable Diffusion configs leave it out
 
 
