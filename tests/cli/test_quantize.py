@@ -11,13 +11,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.numpy import load_file, save_file
 
 from lydite import embedded
 from lydite.cli.main import lydite
 from lydite.core.errors import LyditeError
+from lydite.pipelines.model_files import find_components
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize import network
+from lydite.quantize.grid import Grid
+from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.provenance import read_provenance
+from lydite.quantize.run import BlockResult
+from lydite.quantize.work import read_result, write_result
 
 EVALUATION = ["--eval-images", "2", "-q"]
 
@@ -121,7 +127,7 @@ def test_a_killed_run_resumes_to_the_same_file(
             CliRunner().invoke(lydite, ["quantize", *map(str, words), *EVALUATION])
     assert not (tmp_path / "again").exists()
     other = _run(*words[:2], 4, *words[3:])
-    assert isinstance(other.exception, LyditeError) and "another settings" in str(other.exception)
+    assert isinstance(other.exception, LyditeError) and "another plan" in str(other.exception)
     _done(*words)
     for name in ("transformer/diffusion_pytorch_model.safetensors", "quantization.json"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
@@ -168,3 +174,78 @@ def test_another_model_is_refused(calibration: Path, tmp_path: Path) -> None:
     weights.write_bytes(data)
     result = _run(copy, "--set", calibration, "--out", tmp_path / "out")
     assert isinstance(result.exception, LyditeError) and "not the one" in str(result.exception)
+
+
+def test_a_folder_of_somebody_else_is_not_worked_in(tmp_path: Path) -> None:
+    out, work, elsewhere = tmp_path / "out", tmp_path / "out.work", tmp_path / "elsewhere"
+    work.mkdir()
+    (work / "thesis.txt").write_text("mine")
+    elsewhere.mkdir()
+    words = ("embedded", "--method", "rtn", "--out", out, *EVALUATION)
+    result = _run(*words)
+    assert isinstance(result.exception, LyditeError) and "not of earlier" in str(result.exception)
+    assert (work / "thesis.txt").read_text() == "mine"
+    shutil.rmtree(work)
+    work.symlink_to(elsewhere)
+    assert isinstance(_run(*words).exception, LyditeError) and not list(elsewhere.iterdir())
+    work.unlink()
+    work.mkdir()
+    (work / "work.txt").write_text("")
+    (work / "model").symlink_to(elsewhere)
+    assert isinstance(_run(*words).exception, LyditeError) and not list(elsewhere.iterdir())
+
+
+def test_a_block_whose_record_was_changed_is_damaged(tmp_path: Path) -> None:
+    grid = Grid(np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32), 4)
+    weight = QuantizedWeight(np.zeros((2, 32), np.uint8), grid)
+    path = tmp_path / "block.safetensors"
+    write_result(path, BlockResult("block", {"a": weight}))
+    assert read_result(path).weights["a"].grid.bits == 4
+    data = path.read_bytes()
+    path.write_bytes(data.replace(rb"\"a\":4", rb"\"a\":5"))
+    assert path.read_bytes() != data
+    with pytest.raises(LyditeError, match="damaged"):
+        read_result(path)
+
+
+def test_pictures_of_another_model_are_no_reference(exported: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(embedded.MODEL, copy)
+    (weights,) = (copy / "transformer").glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    against = exported / "evaluation" / "reference"
+    result = _run(copy, "--method", "rtn", "--against", against, "--out", tmp_path / "out")
+    assert isinstance(result.exception, LyditeError) and "not the one" in str(result.exception)
+    assert not (tmp_path / "out.work").exists()
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        ({"pos_embed.proj": {"bits": 4}}, "no such layer"),
+        ({"proj_out": {"bits": 4, "group": 32, "mode": "mxfp4"}}, "affine"),
+    ],
+)
+def test_plans_that_cannot_be_written_are_refused(layers: Any, text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"layers": layers}))
+    result = _run("embedded", "--plan", tmp_path / "plan.json", "--dry-run", "--out", "out")
+    assert isinstance(result.exception, LyditeError) and text in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("input_range", (0, 0, 0)), ("input_divisor", (0.0,) * 768)]
+)
+def test_inputs_that_cannot_be_rounded_are_refused(
+    name: str, values: tuple[float, ...], exported: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(exported / "transformer", copy / "transformer")
+    path = copy / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = dict(load_file(path))
+    tensors[f"transformer_blocks.0.ff.net.2.{name}"] = np.array(values, np.float32)
+    save_file(tensors, path)
+    (component,) = find_components(copy / "transformer").values()
+    with pytest.raises(LyditeError, match="cannot round or divide"):
+        component.load(mx.float32)

@@ -106,8 +106,14 @@ def read_plan(path: Path, shapes: Mapping[str, Shape]) -> Plan:
         raise FileError(f"{at(path)}: the plan has no layers.")
     for name, layer in plan.layers.items():
         shape = shapes.get(f"{name}.weight")
-        if shape is None or len(shape) not in (2, 4):
+        # convolutions outside the blocks are MLX's own, which cannot hold a packed kernel
+        fits = shape is not None and (
+            len(shape) == 2 or (len(shape) == 4 and is_inner(f"{name}.weight"))
+        )
+        if shape is None or not fits:
             raise FileError(f"{at(path)}: {name[:200]}: the network has no such layer.")
+        if layer.mode != "affine":
+            raise FileError(f"{at(path)}: {name}: quantize writes affine, found {layer.mode}.")
         if not _fits(shape, layer.group):
             raise FileError(
                 f"{at(path)}: {name}: {shape[1]} inputs are no multiple of {layer.group or 32}."

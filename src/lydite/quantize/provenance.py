@@ -38,7 +38,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     source_model: Text  # a name for people
     source_hash: Hash
     set_hash: Hash | None  # of the calibration set's content; None: no data was used
-    method: Text
+    method: Annotated[str, Meta(pattern=r"^[\w +.-]{1,80}$")]
     settings: dict[str, Any]
     bits_per_weight: Annotated[float, Meta(gt=0, le=32)]  # of the quantized layers
     bytes_before: Bytes  # of the network's weights

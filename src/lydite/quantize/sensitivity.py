@@ -17,12 +17,13 @@ is measured by default: all six would take six times as long.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from lydite.calibrate.model_session import require_model
@@ -52,7 +53,7 @@ class Sensitivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str  # of the model, the set and all settings
     group: int
     images: int
-    errors: dict[str, dict[int, float]]
+    errors: dict[str, dict[int, Annotated[float, Meta(ge=0, le=1e6)]]]
 
     def squared(self, path: str, bits: int) -> float:
         """The squared error at any width: measured, or by rule from the closest measured one.
@@ -91,8 +92,9 @@ def measure_sensitivity(
     settings = opened.settings.hash
     fingerprint = digest([VERSION, settings, opened.content_hash, keys, group, sorted(widths)])
     file = file or _cached(fingerprint)
-    found = Sensitivity(fingerprint, group, len(chosen), _known(file, fingerprint, widths))
     layers = _linears(network(pipeline), group)
+    known = {p: each for p, each in _known(file, fingerprint, widths).items() if p in layers}
+    found = Sensitivity(fingerprint, group, len(chosen), known)
     left = [path for path in layers if path not in found.errors]
     if not left:
         return found

@@ -25,6 +25,7 @@ from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.provenance import UnitError
 from lydite.quantize.run import BlockResult
 
+MARK = "work.txt"
 JOB, BLOCKS, SET, MODEL, EVALUATION = "job.json", "blocks", "set", "model", "evaluation"
 _GRID = ("integers", "scales", "offsets")
 
@@ -42,8 +43,12 @@ class Work:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Begin or resume; a second process is refused."""
+        """Begin or resume; a second process, and a folder that is not ours, are refused."""
+        if os.path.lexists(folder):
+            _check_ours(folder)
         make_folder(folder)
+        if not (folder / MARK).exists():
+            write_atomic(folder / MARK, b"Lydite quantizes a model here, and then removes this.\n")
         make_folder(folder / BLOCKS)
         work = cls(folder, WriterLock(folder))
         remove_leftovers(folder / BLOCKS)
@@ -58,7 +63,7 @@ class Work:
             return
         known, wanted = read_json(path), msgspec.json.decode(text)
         if known != wanted:
-            keys = sorted(key for key in {**known, **wanted} if known.get(key) != wanted.get(key))
+            keys = _differing(known, wanted)
             raise InputError(
                 f"{at(self.folder)}: was begun with another {', '.join(keys)[:200]}. Give the same "
                 "to resume it, remove the folder, or give another --out."
@@ -88,6 +93,34 @@ class Work:
         self.close()
 
 
+def _check_ours(folder: Path) -> None:
+    """FileError for a folder that this program did not make, or that leads elsewhere."""
+    if folder.is_symlink() or not folder.is_dir():
+        raise FileError(
+            f"{at(folder)}: is no folder of earlier work. Remove it, or give another --out."
+        )
+    if any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise FileError(
+            f"{at(folder)}: holds files that are not of earlier work, and the work would be done "
+            "here. Move them, or give another --out."
+        )
+    for name in (BLOCKS, SET, MODEL, EVALUATION, MARK, JOB):
+        if (folder / name).is_symlink():
+            raise FileError(f"{at(folder / name)}: is a link. Remove it.")
+
+
+def _differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The keys in which two descriptions differ, inner ones by their names alone."""
+    found: list[str] = []
+    for key in sorted({**known, **wanted}):
+        one, other = known.get(key), wanted.get(key)
+        if isinstance(one, dict) and isinstance(other, dict) and key != "plan":
+            found += _differing(one, other)
+        elif one != other:
+            found.append(key)
+    return found
+
+
 def write_result(path: Path, result: BlockResult) -> None:
     """One file: integers, scales and all else of each layer; errors and a hash as metadata."""
     tensors: dict[str, NDArray[Any]] = {}
@@ -102,11 +135,8 @@ def write_result(path: Path, result: BlockResult) -> None:
         tensors |= {f"{layer}.{name}": array for name, array in weight.extras.items()}
     errors = [[error.path, error.nearest, error.after] for error in result.errors]
     content = {"path": result.path, "bits": bits, "errors": errors}
-    metadata = {
-        "block": msgspec.json.encode(content, order="deterministic").decode(),
-        "hash": _hash(tensors),
-    }
-    save(path, tensors, metadata)
+    text = msgspec.json.encode(content, order="deterministic").decode()
+    save(path, tensors, {"block": text, "hash": _hash(tensors, text)})
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,7 +154,7 @@ def read_result(path: Path) -> BlockResult:
         content = msgspec.json.decode(metadata.get("block", ""), type=_Content)
     except msgspec.DecodeError as error:
         raise _damaged(path) from error
-    if metadata.get("hash") != _hash(tensors):
+    if metadata.get("hash") != _hash(tensors, metadata["block"]):
         raise _damaged(path)
     layers: dict[str, dict[str, NDArray[Any]]] = {layer: {} for layer in content.bits}
     for name, array in tensors.items():
@@ -145,8 +175,8 @@ def _damaged(path: Path) -> FileError:
     return FileError(f"{at(path)}: is damaged. Remove it; the same command makes it again.")
 
 
-def _hash(tensors: Mapping[str, NDArray[Any]]) -> str:
-    total = hashlib.sha256()
+def _hash(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
+    total = hashlib.sha256(text.encode())
     for name, array in sorted(tensors.items()):
         total.update(f"{name} {array.dtype} {array.shape}\n".encode())
         total.update(np.ascontiguousarray(array).tobytes())

@@ -24,7 +24,7 @@ from lydite.weights.audit import (
     parameter,
     unequal_copies,
 )
-from lydite.weights.quantize import Formats, packed_shapes, stored_formats
+from lydite.weights.quantize import DIVISOR, RANGE, Formats, packed_shapes, stored_formats
 from lydite.weights.rules import Array, Rule, Shape, layout_of, resolve
 
 
@@ -91,9 +91,23 @@ def _read_packed(
             # a range of activations is compared with them in float32
             wanted = mx.float32 if name.endswith(("input_range", "input_shift")) else dtype
             value = _narrowed(array, wanted, source.full_name(name), where)
+            _check_input(name, array, source.full_name(name), where)
         mx.eval(value)
         weights.append((name, value))
     return weights
+
+
+def _check_input(name: str, array: Array, label: str, where: str) -> None:
+    """WeightsError for a rounding of inputs that no program writes."""
+    values = widen(array)
+    wrong = name.endswith(DIVISOR) and not (values > 0).all()
+    if name.endswith(RANGE):
+        scale, zero, most = values.tolist()
+        wrong = not (scale > 0 and 0 <= zero <= most <= 65535 and most >= 1)
+    if wrong:
+        raise WeightsError(
+            f"{where}: {label}: {values.tolist()[:3]} cannot round or divide inputs."
+        )
 
 
 def _require_finite(array: Array, label: str, where: str) -> None:
@@ -130,7 +144,9 @@ def replace_layers(model: nn.Module, formats: Formats) -> None:
         chosen = formats.get(f"{path}.weight")
         if chosen is None:
             return False
-        assert hasattr(module, "to_quantized"), f"{path} is a {type(module).__name__}"
+        if not hasattr(module, "to_quantized"):
+            kind = type(module).__name__
+            raise WeightsError(f"{path}: a {kind} cannot hold a quantized weight.")
         return {"group_size": chosen.group, "bits": chosen.bits, "mode": chosen.mode}
 
     if not formats:

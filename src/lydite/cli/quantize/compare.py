@@ -6,6 +6,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from lydite.cli.output import escape
 from lydite.cli.request_options import overwrite_option
 from lydite.core.errors import InputError
 
@@ -60,7 +61,7 @@ def command(
 
     table = Table(*HEAD, box=None)
     for row in table_rows(exports):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console(highlight=False).print(table)
     for warning in warnings:
         click.echo(f"note: {warning}", err=True)

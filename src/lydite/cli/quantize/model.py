@@ -14,7 +14,7 @@ from lydite.cli.calibrate.draw_missing import StopRequest, WorkerOptions, absolu
 from lydite.cli.calibrate.model_options import SampleBar, note_on_stop
 from lydite.cli.progress import StepBar
 from lydite.cli.request_options import components_option, device_option, typed_arguments
-from lydite.core.errors import FileError, InputError, at
+from lydite.core.errors import FileError, InputError, at, is_unicode
 from lydite.core.files import size_text, write_atomic
 from lydite.weights.quantize import BITS
 
@@ -110,10 +110,39 @@ def command(ctx: click.Context, **options: Any) -> None:
     if os.path.lexists(out):
         raise FileError(f"{at(out)}: exists already. Give another --out.")
     model = absolute_model(options["model"], options["components"])
+    _check_options(ctx, options)
+    _check_places(out, model, options)
     with ExitStack() as stack:
         job = _Job(ctx, options, model, work_folder(out))
         stack.enter_context(note_on_stop())
         job.run(stack)
+
+
+def _check_options(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Refuse options that would do nothing."""
+    default = click.core.ParameterSource.DEFAULT
+    given = {name for name in options if ctx.get_parameter_source(name) is not default}
+    for one, others in {
+        "plan_file": ("bits", "group", "bpw", "convolutions"),
+        "bpw": ("bits", "convolutions"),
+        "against": ("eval_images", "eval_prompts"),
+    }.items():
+        if one in given and (idle := [name for name in others if name in given]):
+            words = [f"--{name.removesuffix('_file').replace('_', '-')}" for name in (one, *idle)]
+            raise InputError(f"{words[0]} decides what {', '.join(words[1:])} would: leave it out.")
+
+
+def _check_places(out: Path, model: "Model", options: dict[str, Any]) -> None:
+    """Refuse names that cannot be recorded, and results inside what they are made from."""
+    if not is_unicode(f"{model.name}{out}"):
+        raise InputError("the names of MODEL and --out must be valid Unicode: they are recorded.")
+    inputs = [Path(model.name), options["set_folder"], options["against"]]
+    real = Path(os.path.realpath(out))
+    for source in (Path(each) for each in inputs if each is not None):
+        if source.exists() and real.is_relative_to(os.path.realpath(source)):
+            raise FileError(f"{at(out)}: is inside the input {at(source)}. Give another --out.")
+    if not real.parent.is_dir():
+        raise FileError(f"{at(out.parent)}: no such folder. Make it first.")
 
 
 class _Job:
@@ -136,12 +165,13 @@ class _Job:
         pipeline = open_pipeline(self._model, "auto")
         check_exportable(pipeline)
         settings = self._settings(pipeline)  # what cannot be done is refused first
+        self._check_evaluation()
         if self._options["dry_run"]:
             self._print_plan(pipeline, settings)
             return
         work = stack.enter_context(Work.open(self._folder))
         opened = None
-        if needs_set(settings) or self._options["bpw"]:
+        if needs_set(settings) or self._options["bpw"] or self._options["set_folder"]:
             opened = self._open_set(stack)
             pipeline = open_pipeline(self._model, request_of(opened.settings.conditions)[1])
         pipeline.model.prepare()
@@ -170,6 +200,26 @@ class _Job:
         self._evaluate(opened)
         self._finish(work)
 
+    def _check_evaluation(self) -> None:
+        """Refuse what the evaluation at the end could not be done with."""
+        from lydite.calibrate.model_session import open_pipeline, require_model
+        from lydite.calibrate.request_conditions import request_of
+        from lydite.calibrate.store.set_file import read_description
+
+        options = self._options
+        if options["against"] is not None:
+            described = read_description(Path(options["against"]))
+            pipeline = open_pipeline(self._model, request_of(described.settings.conditions)[1])
+            pipeline.model.prepare()
+            require_model(described.settings, pipeline)
+            pipeline.model.unload()
+            return
+        known = (options[name] for name in ("set_folder", "prompts", "eval_prompts"))
+        if self._model.name != embedded.NAME and not any(known):
+            raise InputError(
+                "no prompts: give --prompts FILE or --set SET. Only the embedded model has its own."
+            )
+
     def _settings(self, pipeline: "Pipeline") -> "Settings":
         from lydite.quantize.methods.reconstruct import short_recipe
         from lydite.quantize.plan import read_plan, uniform_plan
@@ -184,17 +234,18 @@ class _Job:
             plan = uniform_plan(
                 shapes, int(options["bits"]), group, convolutions=options["convolutions"]
             )
-        if options["method"] == "smoothquant" and group == 0 and int(options["bits"]) <= 4:
+        coarse = any(each.group == 0 and each.bits <= 4 for each in plan.layers.values())
+        if options["method"] == "smoothquant" and coarse:
             raise InputError(
                 "smoothquant makes weights of some inputs much larger, and one scale for each "
                 "channel in 4 bits then loses the others. Give --group 64, or --bits 8."
             )
         if options["method"] in ("taqdit", "smoothquant", "ptq4dit") and not options["act_bits"]:
             raise InputError(f"{options['method']} rounds activations too: add --act-bits 8.")
-        if options["bpw"] and (options["plan_file"] is not None or options["dry_run"]):
+        if options["bpw"] and options["dry_run"]:
             raise InputError(
-                "--bpw measures every layer first. With --dry-run or --plan, use `lydite quantize "
-                "plan MODEL --bpw`."
+                "--bpw measures every layer first. Instead of --dry-run, use `lydite quantize plan "
+                "MODEL --bpw`."
             )
         is_dwq = options["method"] == "dwq"
         return Settings(
@@ -436,9 +487,9 @@ class _Job:
         move(self._folder / EVALUATION, self._folder / MODEL / EVALUATION)
         move(self._folder / MODEL, self._options["out"])
         work.finish()
+        out = self._options["out"]
+        click.echo(f"report {out / REPORT}")
         if not self._quiet:
-            out = self._options["out"]
-            click.echo(f"report {out / REPORT}")
             click.echo(f"{out}: finished. Draw with it: lydite generate PROMPT --model {at(out)}")
 
 
