@@ -200,6 +200,6 @@ def require_model(settings: Settings, pipeline: Pipeline) -> None:
     if found != settings.model_hash:
         raise CalibrationError(
             f"the model at {pipeline.model.path} is not the one the set was made with (its hash is "
-            f"{found[:12]}, the set says {settings.model_hash[:12]}). Name the right one with "
-            "--model."
+            f"{found[:12]}, the set says {settings.model_hash[:12]}). Give the right "
+            "one."
         )

@@ -79,11 +79,11 @@ def read_capture(level: "Level", points: tuple[str, ...], budget: str) -> "Captu
     return Capture(level, points or ("*",), budget=read_bytes(budget))
 
 
-def read_bytes(text: str) -> int:
+def read_bytes(text: str, option: str = "--budget") -> int:
     """`500MB` or `2GiB` as a number."""
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     if not found or float(found[1]) == 0:
-        raise InputError(f"--budget is {text!r}; expected a size such as 500MB or 2GB.")
+        raise InputError(f"{option} is {text!r}; expected a size such as 500MB or 2GB.")
     return int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS.index(found[2]))
 
 

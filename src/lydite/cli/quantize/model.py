@@ -340,8 +340,8 @@ class _Job:
         from lydite.quantize.blocks import choose_samples
         from lydite.quantize.network import sample_bytes
 
+        budget = read_bytes(self._options["memory"], "--memory")
         size = sample_bytes(pipeline, opened)
-        budget = read_bytes(self._options["memory"])
         chosen = choose_samples(opened, size, budget, self._options["samples"])
         if not self._quiet:
             total = sum(1 for _ in opened.rows("sample"))
