@@ -27,6 +27,7 @@ from lydite.evaluate.scenes import held_out
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import Block, BlockRows, Rows, choose_samples, find_blocks
+from lydite.quantize.layers import exchange_layer
 from lydite.quantize.methods.reconstruct import Recipe
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.run import (
@@ -101,7 +102,7 @@ def read_setting(text: str, shapes: Any, recipe: Recipe) -> Settings:
     recipe = replace(recipe, **{k: type(getattr(recipe, k))(float(v)) for k, v in named.items()})
     size = 0 if group == "channel" else int(group)
     plan = uniform_plan(shapes, int(bits), size, modulation_bits=modulation)
-    return Settings(method, plan, act, recipe=recipe, **own, **switches)  # pyright: ignore
+    return Settings(method, plan, act, recipe=recipe, **own, **switches)  # pyright: ignore[reportArgumentType]
 
 
 class SharedRows(BlockRows):
@@ -171,9 +172,11 @@ def main() -> None:
         results = list(quantized(pipeline, options.set, settings, options.samples))
         spent = time.perf_counter() - start
         weights = {path: weight for each in results for path, weight in each.weights.items()}
-        install(net, {path: weight.layer() for path, weight in weights.items()})
+        for path, weight in weights.items():
+            exchange_layer(net, path, weight.layer())
         values = psnr(wanted, drawer.pictures())
-        install(net, {path: originals[path] for path in weights})
+        for path in weights:
+            exchange_layer(net, path, originals[path])
         errors = [error for each in results for error in each.errors]
         better = [error.after < error.nearest for error in errors]
         low, high = median_interval(values)
@@ -195,19 +198,11 @@ def main() -> None:
             options.json.write_text(json.dumps(found, indent=1))
 
 
-def install(net: Any, layers: Any) -> None:
-    for path, layer in layers.items():
-        holder: Any = net
-        *parents, name = path.split(".")
-        for part in parents:
-            holder = holder[int(part)] if part.isdigit() else holder[part]
-        holder[int(name) if name.isdigit() else name] = layer
-
-
 def median_interval(values: Any) -> tuple[float, float]:
     generator = np.random.default_rng(0)
     medians = np.median(generator.choice(values, (2000, len(values))), axis=1)
-    return tuple(float(each) for each in np.percentile(medians, (2.5, 97.5)))  # pyright: ignore
+    low, high = np.percentile(medians, (2.5, 97.5))
+    return float(low), float(high)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,25 @@ class ModuleObserver(Protocol):
         ...
 
 
+class _Unobserved:
+    """Where nobody looks at single modules."""
+
+    def wants(self, path: str, slot: str) -> bool:
+        return False
+
+    def add(self, path: str, slot: str, value: Any) -> None:
+        raise AssertionError("nothing is wanted")
+
+
 class Replay:
     """Runs the network on samples as the run did that drew them."""
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, observer: ModuleObserver) -> None:
+    def __init__(
+        self, pipeline: Pipeline, settings: Settings, observer: ModuleObserver | None = None
+    ) -> None:
         request, _ = request_of(settings.conditions)
-        self._pipeline, self._run, self._observer = pipeline, pipeline.plan(request), observer
+        self._pipeline, self._run = pipeline, pipeline.plan(request)
+        self._observer = observer or _Unobserved()
         self._shape = (*self._run.shape[1:], self._run.shape[0])  # channels last
         self._scope, self._names = pipeline.family.network, pipeline.family.names
         sigmas = self._run.schedule.sigmas[:-1].tolist()

@@ -10,6 +10,7 @@ from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.dtypes import widen
 from lydite.core.errors import InputError, at, shown
 
+REFERENCE, CANDIDATE, RECORD = "reference", "candidate", "evaluation.json"  # in its folder
 OWN = ("compute",)  # conditions in which a candidate may differ from its reference
 
 

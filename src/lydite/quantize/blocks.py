@@ -27,6 +27,7 @@ from lydite.core.files import size_text
 from lydite.pipelines.family import Family
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.calls import watch_calls
+from lydite.quantize.layers import exchange_layer, layer_at
 from lydite.trace.mlx_capture import walk
 
 BATCH = 64  # rows of a call
@@ -185,7 +186,7 @@ class BlockRows:
         }
         self.original = dict(self.full)  # `full` may be exchanged by layers that compute the same
         self.quantized: dict[str, nn.Module] = {}  # finished layers, which the caller adds
-        self._replay = Replay(pipeline, opened.settings, _Deaf())
+        self._replay = Replay(pipeline, opened.settings)
         # For a block that only takes what the one before it returned, and what no block changes:
         # key of an input -> number of the output, and the other inputs of each sample.
         self._links: dict[str, dict[str, int]] = {}
@@ -209,20 +210,11 @@ class BlockRows:
     def install(self, layers: Mapping[str, nn.Module]) -> None:
         """Put layers into the network."""
         for path, layer in layers.items():
-            holder, name = self._holder(path)
-            holder[name] = layer
+            exchange_layer(self.network, path, layer)
 
     def installed(self, path: str) -> nn.Module:
         """The layer that is in the network now."""
-        holder, name = self._holder(path)
-        return holder[name]
-
-    def _holder(self, path: str) -> tuple[Any, int | str]:
-        holder: Any = self.network
-        *parents, name = path.split(".")
-        for part in parents:
-            holder = holder[int(part)] if part.isdigit() else holder[part]
-        return holder, int(name) if name.isdigit() else name
+        return layer_at(self.network, path)
 
     def _advanced(self, last: Block, block: Block, rows: Rows) -> Rows:
         """The rows of a block from those of the one before it."""
@@ -331,16 +323,6 @@ class BlockRows:
         with watch_calls(modules, keep):
             self._run(self._samples[0])
         return calls
-
-
-class _Deaf:
-    """Replay's observer; calls are watched here."""
-
-    def wants(self, path: str, slot: str) -> bool:
-        return False
-
-    def add(self, path: str, slot: str, value: Any) -> None:
-        raise AssertionError("nothing is wanted")
 
 
 def _first_array(leaves: Leaves) -> mx.array:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 
-from lydite.trace.mlx_capture import compiles
+from lydite.trace.mlx_capture import not_compiled
 
 # Path, positional and named inputs, output; returns what the network goes on with.
 OnCall = Callable[[str, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -19,17 +18,14 @@ def watch_calls(modules: Mapping[str, nn.Module], on_call: OnCall) -> Generator[
     paths = {id(module): path for path, module in modules.items()}
     swapped = [(module, type(module)) for module in modules.values()]
     kinds = {kind: _watched(kind, paths, on_call) for _, kind in swapped}
-    compiled = compiles()
-    try:
-        mx.disable_compile()
-        for module, kind in swapped:
-            object.__setattr__(module, "__class__", kinds[kind])
-        yield
-    finally:
-        for module, kind in swapped:
-            object.__setattr__(module, "__class__", kind)
-        if compiled:
-            mx.enable_compile()
+    with not_compiled():
+        try:
+            for module, kind in swapped:
+                object.__setattr__(module, "__class__", kinds[kind])
+            yield
+        finally:
+            for module, kind in swapped:
+                object.__setattr__(module, "__class__", kind)
 
 
 def _watched(kind: type[nn.Module], paths: Mapping[int, str], on_call: OnCall) -> type[nn.Module]:

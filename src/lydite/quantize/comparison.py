@@ -17,11 +17,11 @@ from lydite.evaluate.evaluation import Evaluation
 from lydite.evaluate.intervals import Summary
 from lydite.evaluate.paired import psnr
 from lydite.evaluate.pictures import SetPictures
+from lydite.evaluate.sets import CANDIDATE, RECORD, REFERENCE
 from lydite.pipelines.picture import Pixels
 from lydite.quantize.provenance import Provenance, read_provenance
 
-EVALUATION, RECORD = "evaluation", "evaluation.json"  # a folder with both sets, and their record
-REFERENCE, CANDIDATE = "reference", "candidate"
+EVALUATION = "evaluation"  # a folder with both sets
 METRICS = ("psnr", "ssim", "latent_error")
 SHOWN = 3  # pictures, of the worst and of the median ones
 

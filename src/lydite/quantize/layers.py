@@ -60,3 +60,25 @@ class QuantizedWeight:
         for name, array in self.arrays().items():
             layer[name] = mx.array(array)
         return layer
+
+
+def layer_at(net: nn.Module, path: str) -> nn.Module:
+    """The layer of a network at a path."""
+    holder, name = _holder(net, path)
+    return holder[name]
+
+
+def exchange_layer(net: nn.Module, path: str, layer: nn.Module) -> nn.Module:
+    """Put a layer into a network, and return the one that was there."""
+    holder, name = _holder(net, path)
+    before, holder[name] = holder[name], layer
+    return before
+
+
+def _holder(net: nn.Module, path: str) -> tuple[Any, int | str]:
+    """The module or list that holds a layer, and the layer's name in it."""
+    *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+    holder: Any = net
+    for part in parents:
+        holder = holder[part]
+    return holder, last

@@ -14,8 +14,7 @@ bits, nine of ten 0.81 to 1.28 times; at 2 bits up to 1.6, in one case 3.8 times
 is measured by default: all six would take six times as long.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +37,7 @@ from lydite.core.errors import CalibrationError, FileError, NotFiniteError, at
 from lydite.core.files import cache_folder, write_atomic
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.grid import fit_grid
-from lydite.trace.mlx_capture import compiles, walk
+from lydite.trace.mlx_capture import not_compiled, walk
 from lydite.weights.quantize import GROUPS
 
 MEASURED = (3,)  # bits
@@ -98,7 +97,7 @@ def measure_sensitivity(
     left = [path for path in layers if path not in found.errors]
     if not left:
         return found
-    with _not_compiled():
+    with not_compiled():
         ends = _Ends(pipeline, opened, chosen)
         wanted = ends.run()
         for path in left:
@@ -145,7 +144,7 @@ class _Ends:
     def __init__(
         self, pipeline: Pipeline, opened: CalibrationSet, trajectories: Sequence[Sequence[Row]]
     ) -> None:
-        self._replay = Replay(pipeline, opened.settings, _Nothing())
+        self._replay = Replay(pipeline, opened.settings)
         self._trajectories = [
             ([row.entry for row in rows], latent_of(opened, rows[0])) for rows in trajectories
         ]
@@ -215,25 +214,3 @@ def read_sensitivity(file: Path) -> Sensitivity:
         return msgspec.convert(read_json(file), Sensitivity, str_keys=True)
     except msgspec.ValidationError as error:
         raise FileError(f"{at(file)}: not a file of sensitivities ({error}).") from error
-
-
-@contextmanager
-def _not_compiled() -> Iterator[None]:
-    """A compiled network would keep the weights it was compiled with."""
-    compiled = compiles()
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        if compiled:
-            mx.enable_compile()
-
-
-class _Nothing:
-    """Replay's observer."""
-
-    def wants(self, path: str, slot: str) -> bool:
-        return False
-
-    def add(self, path: str, slot: str, value: Any) -> None:
-        raise AssertionError("nothing is wanted")

@@ -54,29 +54,38 @@ def record_modules(
     names = {id(module): full_name(scope, path) for path, module in modules}
     recorded: dict[type[nn.Module], type[nn.Module]] = {}
     swapped: list[tuple[nn.Module, type[nn.Module]]] = []
-    compiled = compiles()
-    try:
-        mx.disable_compile()
-        for _, module in modules:
-            kind = type(module)
-            if module is model:
-                subclass = _recording(kind, recorder, names, methods)
-            else:
-                subclass = recorded.get(kind) or _recording(kind, recorder, names)
-                recorded[kind] = subclass
-            swapped.append((module, kind))
-            _set_class(module, subclass)
-        yield recorder
-    finally:
-        for module, kind in reversed(swapped):
-            _set_class(module, kind)
-        if compiled:
-            mx.enable_compile()
+    with not_compiled():
+        try:
+            for _, module in modules:
+                kind = type(module)
+                if module is model:
+                    subclass = _recording(kind, recorder, names, methods)
+                else:
+                    subclass = recorded.get(kind) or _recording(kind, recorder, names)
+                    recorded[kind] = subclass
+                swapped.append((module, kind))
+                _set_class(module, subclass)
+            yield recorder
+        finally:
+            for module, kind in reversed(swapped):
+                _set_class(module, kind)
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, under its first path: root first, in order of definition."""
     yield from _walk("", model, set())
+
+
+@contextmanager
+def not_compiled() -> Generator[None]:
+    """Turn mx.compile off: values are seen, and exchanged layers used, only outside of it."""
+    compiled = compiles()
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        if compiled:
+            mx.enable_compile()
 
 
 def compiles() -> bool:

@@ -24,7 +24,7 @@ from lydite.weights.audit import (
     parameter,
     unequal_copies,
 )
-from lydite.weights.quantize import DIVISOR, RANGE, Formats, packed_shapes, stored_formats
+from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, Formats, packed_shapes, stored_formats
 from lydite.weights.rules import Array, Rule, Shape, layout_of, resolve
 
 
@@ -89,7 +89,7 @@ def _read_packed(
         value = to_mlx(array)
         if array.dtype.kind not in "biu":
             # a range of activations is compared with them in float32
-            wanted = mx.float32 if name.endswith(("input_range", "input_shift")) else dtype
+            wanted = mx.float32 if name.endswith((RANGE, SHIFT)) else dtype
             value = _narrowed(array, wanted, source.full_name(name), where)
             _check_input(name, array, source.full_name(name), where)
         mx.eval(value)

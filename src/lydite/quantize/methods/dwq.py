@@ -6,10 +6,8 @@ stored latents of a calibration set. It comes after any other method.
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,9 +26,9 @@ from lydite.pipelines.family import Conditioning
 from lydite.pipelines.pipeline import SILENT, Pipeline
 from lydite.quantize.blocks import HELD_OUT, choose_samples
 from lydite.quantize.grid import Grid, ScaleDtype, stored
-from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.layers import QuantizedWeight, exchange_layer
 from lydite.quantize.plan import KEPT_BITS
-from lydite.trace.mlx_capture import compiles
+from lydite.trace.mlx_capture import not_compiled
 from lydite.weights.load import to_mlx
 from lydite.weights.quantize import is_sensitive
 
@@ -88,7 +86,7 @@ def tune(
         raise InputError(
             "tuning needs layers of fewer than 8 bits and a set of 2 samples at least."
         )
-    with _uncompiled(), _Network(pipeline, opened) as net:
+    with not_compiled(), _Network(pipeline, opened) as net:
         samples = [net.sample(row) for row in rows]
         layers = {path: _Trained.of(weight) for path, weight in chosen.items()}
         others = {path: weight.layer() for path, weight in weights.items() if path not in chosen}
@@ -213,22 +211,12 @@ class _Network:
 
     def __exit__(self, *_: object) -> None:
         for path, layer in self._replaced.items():
-            self._put(path, layer)
+            exchange_layer(self._network, path, layer)
 
     def install(self, layers: Mapping[str, nn.Module]) -> None:
         for path, layer in layers.items():
-            before = self._put(path, layer)
+            before = exchange_layer(self._network, path, layer)
             self._replaced.setdefault(path, before)
-
-    def _put(self, path: str, layer: nn.Module) -> nn.Module:
-        """Exchange a layer, and return the one that was there."""
-        holder: Any = self._network
-        *parents, name = path.split(".")
-        for part in parents:
-            holder = holder[int(part)] if part.isdigit() else holder[part]
-        key = int(name) if name.isdigit() else name
-        before, holder[key] = holder[key], layer
-        return before
 
     def sample(self, row: Row) -> _Sample:
         """With the output of the network as it is now."""
@@ -265,15 +253,3 @@ class _Network:
             error += _number((found - sample.wanted).square().sum())
             total += _number(sample.wanted.square().sum())
         return math.sqrt(error / max(total, 1e-30))
-
-
-@contextmanager
-def _uncompiled() -> Generator[None]:
-    """A compiled network would keep the layers it was compiled with."""
-    compiled = compiles()
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        if compiled:
-            mx.enable_compile()
