@@ -14,7 +14,7 @@ from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameters
-from support import tiny_flux, tiny_sd3
+from support import tiny_flux2, tiny_sd3
 from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
@@ -28,7 +28,7 @@ GUIDANCE = 4.0
 @pytest.fixture(scope="module", params=[True, False], ids=["dev", "klein"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     torch.manual_seed(1)
-    reference = tiny_flux.make_flux2_transformer(guidance_embeds=request.param)
+    reference = tiny_flux2.make_transformer(guidance_embeds=request.param)
     folder = tmp_path_factory.mktemp("flux2") / "transformer"
     reference.save_pretrained(folder)
     return reference, folder

@@ -34,22 +34,6 @@ def make_transformer(variant: str, **options: Any) -> Any:
     )
 
 
-def make_flux2_transformer(**options: Any) -> Any:
-    """Flux2Transformer2DModel with two blocks of either kind; heads of 24 channels."""
-    from diffusers import Flux2Transformer2DModel
-
-    settings: dict[str, Any] = {
-        "in_channels": 16,
-        "num_layers": 2,
-        "num_single_layers": 2,
-        "attention_head_dim": 24,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 40,
-        "axes_dims_rope": (4, 6, 6, 8),
-    }
-    return tiny_sd3.randomize(Flux2Transformer2DModel(**{**settings, **options}))
-
-
 def make_pipeline(folder: Path, variant: str = "dev", **options: Any) -> Path:
     """A whole FluxPipeline folder in diffusers' layout: CLIP without projection, T5, 4× VAE."""
     import torch

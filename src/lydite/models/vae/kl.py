@@ -68,6 +68,11 @@ class AutoencoderKLConfig:
         """Pixels per latent position, along each side."""
         return 2 ** (len(self.block_out_channels) - 1)
 
+    @property
+    def decoder_widths(self) -> tuple[int, ...]:
+        """Channels of the decoder at each resolution, from the picture inwards."""
+        return self.block_out_channels
+
 
 class Posterior(NamedTuple):
     """The encoder's diagonal Gaussian over latents."""
@@ -143,7 +148,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     def __init__(self, config: AutoencoderKLConfig) -> None:
         super().__init__()
-        widths, groups = tuple(reversed(config.block_out_channels)), config.norm_num_groups
+        widths, groups = tuple(reversed(config.decoder_widths)), config.norm_num_groups
         self.conv_in = Conv2d(config.latent_channels, widths[0], kernel_size=3)
         self.mid_block = MidBlock(widths[0], groups, attention=config.mid_block_add_attention)
         self.up_blocks = [

@@ -64,6 +64,15 @@ def _kl_autoencoder() -> Kind:
     return Kind(kl.AutoencoderKLConfig, kl.AutoencoderKL, DIFFUSERS, kl.IGNORED, kl.FIXED)
 
 
+def _flux2_autoencoder() -> Kind:
+    from lydite.models.vae import flux2 as model
+    from lydite.weights.maps.vae import FLUX2
+
+    return Kind(
+        model.AutoencoderKLFlux2Config, model.AutoencoderKLFlux2, FLUX2, model.IGNORED, model.FIXED
+    )
+
+
 def _qwen_image_autoencoder() -> Kind:
     from lydite.models.vae import qwen_image as model
     from lydite.weights.maps.vae import QWEN_IMAGE
@@ -152,6 +161,7 @@ KINDS = NetworkClasses(
         "QwenImageTransformer2DModel": _qwen_image_transformer,
         "ZImageTransformer2DModel": _z_image_transformer,
         "AutoencoderKL": _kl_autoencoder,
+        "AutoencoderKLFlux2": _flux2_autoencoder,
         "AutoencoderKLQwenImage": _qwen_image_autoencoder,
         "CLIPTextModel": partial(_clip, projection=False),
         "CLIPTextModelWithProjection": partial(_clip, projection=True),

@@ -36,6 +36,11 @@ DIFFUSERS: tuple[Rule, ...] = (
     Alias("{p}.attentions.0.proj_attn.{q}", "{p}.attentions.0.to_out.0.{q}"),
 )
 
+FLUX2: tuple[Rule, ...] = (
+    *DIFFUSERS,
+    Drop("bn.num_batches_tracked", because="counts the batches of training"),
+)
+
 _CAUSAL = ("conv_in", "conv_out", "conv1", "conv2", "conv_shortcut")
 QWEN_IMAGE: tuple[Rule, ...] = (
     Drop("{p}.time_conv.{q}", because="changes the number of frames; a picture is one frame"),
