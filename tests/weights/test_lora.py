@@ -258,10 +258,10 @@ def test_alpha_of_peft_is_read_from_the_header(sd1: Model, tmp_path: Path, rslor
     settings: dict[str, Any] = {
         "unet.r": RANK,
         "unet.lora_alpha": 6,
-        "unet.alpha_pattern": {"attn1.to_k": 1},
+        "unet.alpha_pattern": {"attn1.to_k": 1, f"^{module}.to_v": 2, "^attn1.to_q": 3},
     }
     settings["unet.use_rslora"] = rslora
-    for settings_alpha, last in ((6, "to_q"), (1, "to_k")):
+    for settings_alpha, last in ((6, "to_q"), (1, "to_k"), (2, "to_v")):
         pair = draw_pair(sd1.modules("unet")[f"{module}.{last}"], 1)
         for role, x in zip("AB", pair, strict=True):
             tensors[f"unet.{module}.{last}.lora_{role}.weight"] = x
@@ -355,6 +355,11 @@ def small_file(sd1: Model) -> Tensors:
         ({f"{GOOD}.lora_up.weight": (32, 4)}, "not of one rank"),
         ({f"{GOOD}.lora_up.weight": (31, 3)}, "changes a weight of shape"),
         ({f"{GOOD}.lora_A.weight": (3, 32)}, "no place"),
+        ({f"{GOOD}.alpha": (2,)}, "has 2 values"),
+        (
+            {f"{GOOD}.lora_down.weight": (0, 32), f"{GOOD}.lora_up.weight": (32, 0)},
+            "not of one rank",
+        ),
     ],
 )
 def test_what_has_no_place_is_refused_by_name(
@@ -368,6 +373,27 @@ def test_what_has_no_place_is_refused_by_name(
     path = tmp_path / "lora.safetensors"
     save(path, tensors)
     with pytest.raises(WeightsError, match=message):
+        read_lora(path, sd1.networks)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '{"unet.lora_alpha": "x"}',
+        '{"unet.lora_alpha": 1e999}',
+        f'{{"unet.lora_alpha": 1{"0" * 400}}}',
+        '{"unet.alpha_pattern": [1]}',
+        '{"unet.alpha_pattern": {"(": 1}}',
+        '{"unet.alpha_pattern": {"(a+)+b": 1}}',  # would take for ever on a long name
+        "[" * 100_000,
+    ],
+)
+def test_settings_of_peft_that_nobody_writes_are_refused(
+    sd1: Model, settings: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "lora.safetensors"
+    save(path, small_file(sd1), {"lora_adapter_metadata": settings})
+    with pytest.raises(WeightsError, match="lora_adapter_metadata|alpha_pattern"):
         read_lora(path, sd1.networks)
 
 

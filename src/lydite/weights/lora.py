@@ -7,7 +7,6 @@ of them are looked up in one index of the modules that the networks have, so a t
 place or is an error. The change of a stored tensor goes through the same rules as the tensor.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from lydite.core.config import JsonError, parse_object
 from lydite.core.dtypes import widen
 from lydite.core.errors import WeightsError, shown
 from lydite.core.tensorfile import TensorFile
@@ -230,20 +231,23 @@ def _layer(
     down, up = file.read(names["down"]), file.read(names["up"])
     mid = file.read(names["mid"]) if "mid" in names else None
     rank = len(down) if down.ndim else 0
+    alpha = file.read(names["alpha"]) if "alpha" in names else None
     square = mid is None or (mid.ndim == 4 and mid.shape[:2] == (rank, rank))
     if not (
         down.ndim in (2, 4)
         and up.ndim in (2, 4)
         and up.shape[1:] in ((rank,), (rank, 1, 1))
         and square
+        and rank
     ):
         raise WeightsError(
             f"{path}: {module}: down {down.shape} and up {up.shape} are not of one rank."
         )
+    if alpha is not None and alpha.size != 1:
+        raise WeightsError(f"{path}: {names['alpha']} has {alpha.size} values; expected one.")
     for role in names.values():
         if not np.isfinite(_float32(file.read(role))).all():
             raise WeightsError(f"{path}: {role} has values that are NaN or infinite.")
-    alpha = file.read(names["alpha"]) if "alpha" in names else None
     scale = alphas.scale(network.name, module, rank, None if alpha is None else float(alpha.item()))
     layer = Layer(network, module, recipes, down, up, mid, scale)
     for recipe in recipes:
@@ -284,32 +288,50 @@ def _fitting(change: Array, recipe: Recipe, expected: Shape) -> Array:
     raise AssertionError(f"{recipe.target}: {change.shape}")  # checked when the file was read
 
 
+class _Settings(msgspec.Struct):
+    """What PEFT says of one network in the header; whatever else it says has no influence."""
+
+    lora_alpha: float | None = None
+    alpha_pattern: dict[str, float] | None = None
+    use_rslora: bool | None = None
+    use_dora: bool | None = None
+
+
 class _Alphas:
     """alpha / rank of each module: from a tensor, from PEFT's settings in the header, or 1."""
 
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
+        found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         try:
-            settings = json.loads(metadata.get("lora_adapter_metadata", "{}"))
-        except ValueError:
-            settings = None
-        if not isinstance(settings, dict):
-            raise WeightsError(f"{path}: lora_adapter_metadata in its header is not a JSON object.")
-        self._settings: dict[str, Any] = settings
-        for key, value in self._settings.items():
-            if key.endswith(".use_dora") and value:
+            text = metadata.get("lora_adapter_metadata", "{}")
+            for key, value in parse_object(text.encode()).items():
+                network, _, name = key.rpartition(".")
+                found[network][name] = value
+            self._settings = {name: msgspec.convert(raw, _Settings) for name, raw in found.items()}
+        except (JsonError, msgspec.ValidationError) as error:
+            raise WeightsError(f"{path}: lora_adapter_metadata in its header: {error}.") from error
+        for settings in self._settings.values():
+            if settings.use_dora:
                 raise WeightsError(f"{path}: is of DoRA, which is not supported.")
+            for pattern in settings.alpha_pattern or ():
+                if not _MODULE.fullmatch(pattern):  # a regular expression may take for ever
+                    raise WeightsError(f"{path}: alpha_pattern {shown(pattern)} is no module name.")
 
     def scale(self, network: str, module: str, rank: int, alpha: float | None) -> float:
-        settings = self._settings
-        divisor = rank**0.5 if settings.get(f"{network}.use_rslora") else float(rank)
+        settings = self._settings.get(network, _Settings())
+        divisor = rank**0.5 if settings.use_rslora else float(rank)
         if alpha is None:
-            alpha = settings.get(f"{network}.lora_alpha")
-            patterns: Mapping[str, float] = settings.get(f"{network}.alpha_pattern") or {}
-            for pattern, value in patterns.items():
-                if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            alpha = settings.lora_alpha
+            own = module.removeprefix(f"{network}.")
+            for pattern, value in (settings.alpha_pattern or {}).items():
+                name = pattern.strip("^$")
+                if own == name or (pattern[0] != "^" and own.endswith(f".{name}")):
                     alpha = value
                     break
-        return 1.0 if alpha is None else float(alpha) / divisor
+        return 1.0 if alpha is None else alpha / divisor
+
+
+_MODULE = re.compile(r"\^?[\w.-]+\$?")  # PEFT's patterns, as far as programs write them
 
 
 def _float32(array: Array) -> Array:
