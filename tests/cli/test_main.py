@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from lydite import __version__
 from lydite.cli.main import VERBS, lydite
+from lydite.cli.request_options import typed_arguments
 
 
 def test_help_shows_what_to_type_and_every_verb() -> None:
@@ -79,3 +81,23 @@ def test_the_exit_status_does_not_need_stderr(arguments: list[str], status: int)
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, check=False)
     assert done.returncode == status
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lydite.cli.calibrate.run:run --prompts p.txt --out set --conditioning --option eta=1 -q",
+        "lydite.cli.evaluate.models:command A --against B --prompts p.txt --json --lpips vgg a b",
+        "lydite.cli.parity:command MODEL PROMPT --overwrite --points vae/* --points unet/* --json",
+        "lydite.cli.quantize.model:command MODEL --out q4 --bits 4 --quiet",
+        "lydite.cli.trace.record:command PROMPT --overwrite --steps 2",
+    ],
+)
+def test_the_command_that_resumes_or_goes_on_means_the_same(line: str) -> None:
+    place, *arguments = line.split()
+    module, _, name = place.partition(":")
+    command = getattr(import_module(module), name)
+    with command.make_context(name, list(arguments)) as typed:
+        words = typed_arguments(typed, ())
+    with command.make_context(name, list(words)) as again:
+        assert again.params == typed.params and len(words) >= len(arguments)

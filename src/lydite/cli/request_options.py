@@ -322,8 +322,9 @@ def typed_arguments(ctx: click.Context, without: tuple[str, ...]) -> list[str]:
         if isinstance(parameter, click.Argument):
             words.append(str(value))
         else:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [word for item in values for word in (parameter.opts[-1], str(item))]
+            for item in value if isinstance(value, tuple) else (value,):
+                parts = () if item is True else item if isinstance(item, tuple) else (item,)
+                words += [parameter.opts[-1], *map(str, parts)]
     return words
 
 

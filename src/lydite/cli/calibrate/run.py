@@ -15,7 +15,12 @@ from lydite.cli.calibrate.draw_missing import (
     resume,
     worker_options,
 )
-from lydite.cli.request_options import read_request, request_options
+from lydite.cli.request_options import (
+    read_request,
+    request_options,
+    typed_arguments,
+    typed_options,
+)
 from lydite.core.errors import InputError, at, shown
 
 if TYPE_CHECKING:
@@ -104,13 +109,14 @@ def run(ctx: click.Context, **options: Any) -> None:  # fmt: skip
     drawn is drawn again by the next run.
     """
     worker_settings = WorkerOptions(options["workers"], options["ray"], options["quiet"])
-    default = click.core.ParameterSource.DEFAULT
-    typed = {name for name in options if ctx.get_parameter_source(name) is not default}
     if options["prompts"] is None:
-        _check_resumable(options["out"], typed - ANY_TIME)
+        _check_resumable(options["out"], typed_options(ctx) - ANY_TIME)
         resume(options["out"], options["model"], options["components"], worker_settings)
     else:
-        _start(options, worker_settings, _command(ctx, typed))
+        from lydite.calibrate.store.writer import command_line
+
+        command = command_line("lydite", "calibrate", "run", *typed_arguments(ctx, ()))
+        _start(options, worker_settings, command)
 
 
 def _start(options: dict[str, Any], worker_settings: WorkerOptions, command: str) -> None:
@@ -160,19 +166,6 @@ def _note_prompts(path: Path, prompts: "Prompts") -> None:
         )
     if prompts.repeated:
         click.echo(f"note: {prompts.repeated} prompts come twice and are used once.", err=True)
-
-
-def _command(ctx: click.Context, typed: set[str]) -> str:
-    """The command as it was given."""
-    from lydite.calibrate.store.writer import command_line
-
-    words: list[object] = ["lydite", "calibrate", "run"]
-    for option in ctx.command.params:
-        if option.name in typed:
-            value = ctx.params[option.name]
-            for each in value if isinstance(value, tuple) else (value,):
-                words += [option.opts[-1]] if each is True else [option.opts[-1], each]
-    return command_line(*words)
 
 
 def _check_resumable(folder: Path, typed: set[str]) -> None:
