@@ -393,7 +393,7 @@ def test_settings_of_peft_that_nobody_writes_are_refused(
 ) -> None:
     path = tmp_path / "lora.safetensors"
     save(path, small_file(sd1), {"lora_adapter_metadata": settings})
-    with pytest.raises(WeightsError, match="lora_adapter_metadata|alpha_pattern"):
+    with pytest.raises(WeightsError, match=r"lora_adapter_metadata|alpha_pattern"):
         read_lora(path, sd1.networks)
 
 
