@@ -1,6 +1,7 @@
 """FLUX.2's transformer against diffusers: tiny, random weights, through the real loader."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from lydite.core.config import read_config
 from lydite.core.errors import ConfigError
+from lydite.core.tensorfile import save
 from lydite.models.flux2 import Flux2Transformer, position_ids
+from lydite.pipelines.families.flux2_single_file import infer_transformer
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.model import folder_component
+from lydite.pipelines.model import Component, folder_component
+from lydite.pipelines.single_file import Shapes
 from lydite.trace.mlx_capture import walk
-from lydite.weights.load import parameters
-from support import tiny_flux2, tiny_sd3
+from lydite.weights.load import parameter_hash, parameters
+from lydite.weights.maps.flux import FLUX2_ORIGINAL
+from support import tiny_flux, tiny_flux2, tiny_sd3
 from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
@@ -107,6 +113,42 @@ def test_positions_are_those_of_the_pipeline() -> None:
     text = Flux2KleinPipeline._prepare_text_ids(torch.zeros(1, 7, 1))[0]
     image = Flux2KleinPipeline._prepare_latent_ids(torch.zeros(1, 1, 5, 6))[0]
     assert np.array_equal(position_ids(7, 5, 6), torch.cat([text, image]).numpy())
+    reference = Flux2KleinPipeline._prepare_image_ids([torch.zeros(1, 1, 5, 6)])[0]
+    ids = position_ids(7, 5, 6, reference=True)
+    assert np.array_equal(ids, torch.cat([text, image, reference]).numpy())
+
+
+@pytest.mark.parametrize("guidance", [False, True])
+def test_original_names_are_read_as_the_references_converter_reads_them(
+    guidance: bool, tmp_path: Path
+) -> None:
+    """And geometry and weights come from the original file alone."""
+    from diffusers.loaders.single_file_utils import (
+        convert_flux2_transformer_checkpoint_to_diffusers,
+    )
+
+    sizes = {"attention_head_dim": 128, "num_attention_heads": 1}
+    tiny_flux2.make_transformer(
+        guidance_embeds=guidance, axes_dims_rope=(32, 32, 32, 32), **sizes
+    ).save_pretrained(tmp_path / "folder")
+    tensors = tiny_sd3.read_tensors(tmp_path / "folder")
+    original = tiny_flux.original_transformer(tensors, FLUX2_ORIGINAL)
+    converted = convert_flux2_transformer_checkpoint_to_diffusers(
+        {name: torch.from_numpy(array) for name, array in original.items()}
+    )
+    assert converted.keys() == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(converted[name].numpy(), array, err_msg=name)
+
+    path = tmp_path / "flux2.safetensors"
+    save(path, original)
+    shapes = Shapes({name: array.shape for name, array in original.items()})
+    name, raw, rules = infer_transformer(shapes, {})
+    config = read_config(KINDS[name].config, raw, where=path)
+    expected = folder_component(tmp_path / "folder", KINDS)
+    assert config == replace(expected.config, out_channels=16)
+    port = Component("transformer", path, KINDS[name], config, rules).load(mx.float32)
+    assert parameter_hash(port) == parameter_hash(expected.load(mx.float32))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from lydite.pipelines.family import Family, families
 from lydite.sampling.scheduler_config import read_scheduler_config
-from support import tiny_qwen_image
+from support import tiny_flux2, tiny_qwen_image
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -19,6 +19,7 @@ DYNAMIC = {"shift": 3.0, "use_dynamic_shifting": True, "max_shift": 1.15}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "FLUX.1-dev": ("flux", DYNAMIC),
     "FLUX.1-schnell": ("flux", {"shift": 1.0}),
+    "FLUX.2-klein": ("flux2", tiny_flux2.SCHEDULER),
     "Qwen-Image": ("qwen_image", tiny_qwen_image.SCHEDULER),
 }
 
@@ -31,6 +32,7 @@ def family_of(name: str) -> Family:
 def test_schedules_of_twenty_sizes_and_step_counts(name: str) -> None:
     from diffusers import FlowMatchEulerDiscreteScheduler
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
+    from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
     family_name, config = CONFIGS[name]
     family = family_of(family_name)
@@ -47,13 +49,16 @@ def test_schedules_of_twenty_sizes_and_step_counts(name: str) -> None:
         schedule = port.make_schedule(steps, tokens)
         for scheduler_class, limit in ((Exact, 1e-7), (FlowMatchEulerDiscreteScheduler, 4e-7)):
             scheduler: Any = scheduler_class(**config)
-            mu = calculate_shift(
-                tokens,
-                scheduler.config["base_image_seq_len"],
-                scheduler.config["max_image_seq_len"],
-                scheduler.config["base_shift"],
-                scheduler.config["max_shift"],
-            )
+            if family_name == "flux2":
+                mu = compute_empirical_mu(tokens, steps)
+            else:
+                mu = calculate_shift(
+                    tokens,
+                    scheduler.config["base_image_seq_len"],
+                    scheduler.config["max_image_seq_len"],
+                    scheduler.config["base_shift"],
+                    scheduler.config["max_shift"],
+                )
             sigmas: Any = np.linspace(1.0, 1 / steps, steps)
             retrieve_timesteps(scheduler, steps, "cpu", sigmas=sigmas, mu=mu)
             expected = scheduler.sigmas.double().numpy()

@@ -32,7 +32,7 @@ def draw_reference(pipeline: Any, request: Request, seed: int, **options: Any) -
     if request.text_length is not None:
         options["max_sequence_length"] = request.text_length
     return pipeline(
-        request.prompt,
+        prompt=request.prompt,
         num_inference_steps=request.steps,
         generator=torch.Generator().manual_seed(seed),
         width=request.width,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lydite.weights.maps.flux import ORIGINAL
-from lydite.weights.rules import Split, layout_of, match, stored_names
+from lydite.weights.rules import Rule, Split, layout_of, match, stored_names
 from support import tiny_sd3
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -65,21 +65,23 @@ def make_pipeline(folder: Path, variant: str = "dev", **options: Any) -> Path:
     return folder
 
 
-def original_transformer(tensors: dict[str, Any]) -> dict[str, Any]:
-    """FluxTransformer2DModel's tensors as the original file has them, by our own rules.
+def original_transformer(
+    tensors: dict[str, Any], rules: tuple[Rule, ...] = ORIGINAL
+) -> dict[str, Any]:
+    """The tensors of FLUX.1's or FLUX.2's transformer as its original file has them, by our rules.
 
-    test_flux proves these rules against diffusers' own converter.
+    test_flux and test_flux2 prove these rules against diffusers' own converters.
     """
     import numpy as np
 
-    splits = [pattern for rule in ORIGINAL if isinstance(rule, Split) for pattern in rule.targets]
+    splits = [pattern for rule in rules if isinstance(rule, Split) for pattern in rule.targets]
 
     def order(target: str) -> int:
         return next((n for n, pattern in enumerate(splits) if match(pattern, target)), 0)
 
     parts: defaultdict[str, list[Any]] = defaultdict(list)
     for target in sorted(tensors, key=order):
-        (name,) = stored_names(target, ORIGINAL)
-        layout = layout_of(target, ORIGINAL)
+        (name,) = stored_names(target, rules)
+        layout = layout_of(target, rules)
         parts[name].append(layout.inverse(tensors[target]) if layout else tensors[target])
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}

@@ -94,7 +94,8 @@ dtype_option = click.option(
 def image_options(command: F) -> F:
     """The picture that a run starts from."""
     options = (
-        click.option("-i", "--image", metavar="FILE", help="img2img: start from this picture."),
+        click.option("-i", "--image", metavar="FILE",
+                     help="img2img: start from this picture. FLUX.2: show it to the network."),
         click.option("--strength", type=float,
                      help="img2img: share of the steps to run; 1 ignores the picture. By default "
                           "the model's own: 0.3 to 0.8, and about 1 with --mask."),

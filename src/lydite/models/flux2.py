@@ -1,6 +1,6 @@
 """FLUX.2, of which klein is the small one: modulation shared by all blocks, gated feed-forwards.
 
-Reference: diffusers 0.42.1, models/transformers/transformer_flux2.py, without reference images.
+Reference: diffusers 0.42.1, models/transformers/transformer_flux2.py.
 What does not change over the steps of one picture is computed first and passed in: `modulation`,
 `positions` and `embed_text`.
 """
@@ -25,6 +25,7 @@ from lydite.models.modulation import (
 from lydite.models.rotary import JointAttention, Rotation, attend, rotation
 
 FIXED = {"patch_size": 1}  # latents come packed
+REFERENCE_TIME = 10  # of the positions of a reference image
 STREAMS = ("double_stream_modulation_img", "double_stream_modulation_txt")
 
 
@@ -103,9 +104,14 @@ class Flux2Transformer(nn.Module):
             tables[name] = mx.unflatten(self[name](embedding), -1, (self[name].chunks, -1))
         return tables
 
-    def positions(self, text_length: int, rows: int, columns: int) -> Rotation:
-        """Rotary tables for the text and then the tokens of an image, row by row."""
-        ids = position_ids(text_length, rows, columns)
+    def positions(
+        self, text_length: int, rows: int, columns: int, *, reference: bool = False
+    ) -> Rotation:
+        """Rotary tables for the text and then the tokens of an image, row by row.
+
+        With `reference` the tokens of another image of the same size follow.
+        """
+        ids = position_ids(text_length, rows, columns, reference=reference)
         return rotation(ids, self.config.axes_dims_rope, theta=self.config.rope_theta)
 
     def embed_text(self, text: mx.array) -> mx.array:
@@ -241,11 +247,18 @@ def gated(x: mx.array) -> mx.array:
     return silu(first) * second
 
 
-def position_ids(text_length: int, rows: int, columns: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Text at (0, 0, 0, number), then the image at (0, row, column, 0): (S+L, 4)."""
-    ids = np.zeros((text_length + rows * columns, 4), np.int64)
+def position_ids(
+    text_length: int, rows: int, columns: int, *, reference: bool = False
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Text at (0, 0, 0, number), then the image at (0, row, column, 0): (S+L, 4).
+
+    A reference of the same size comes last, at (10, row, column, 0).
+    """
+    times = (0, REFERENCE_TIME) if reference else (0,)
+    ids = np.zeros((text_length + len(times) * rows * columns, 4), np.int64)
     ids[:text_length, 3] = np.arange(text_length)
-    grid = ids[text_length:].reshape(rows, columns, 4)
+    grid = ids[text_length:].reshape(len(times), rows, columns, 4)
+    grid[..., 0] = np.array(times)[:, None, None]
     grid[..., 1] = np.arange(rows)[:, None]
     grid[..., 2] = np.arange(columns)
     return ids

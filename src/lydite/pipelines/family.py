@@ -39,6 +39,7 @@ GuidanceKind = Literal["cfg", "above_0", "negative", "distilled"]
 Conditioning = Mapping[str, mx.array]  # the family's own arrays, computed from the prompts
 BUILT_IN = (
     "sd3",
+    "flux2",  # before flux, whose single files have some of its names
     "flux",
     "qwen_image",
     "z_image",
@@ -59,6 +60,7 @@ class Defaults:
     mask_strength: float = 1.0  # of inpainting
     untrained: tuple[str, ...] = ()  # text encoders whose output means nothing
     true_guidance: float | None = None  # with a negative prompt, where guidance is "distilled"
+    guided: bool = True  # False: distilled to run without classifier-free guidance
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +112,12 @@ class LatentSpace:
     patch: int  # latents of a side for one token of the network
     default: tuple[int, int]  # width and height in pixels the model was made for
     largest: int | None = None  # pixels of a side, where the model has a limit
+    packed: int = 1  # of a side: latents of the VAE for one of these
+
+    @property
+    def vae_factor(self) -> int:
+        """Pixels of a side for one of the VAE's latents."""
+        return self.factor // self.packed
 
     @property
     def multiple(self) -> int:
@@ -199,12 +207,15 @@ class Family:
     bind: Callable[[Model, Conditioning, Run, int, Observer], Network]  # for a size of batch
     # Component -> the network classes that `check` and the other functions work with.
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    variant: Callable[[Mapping[str, Component]], Variant] | None = None  # instead of the above
+    # Instead of the defaults and the scheduler above: of these components and model_index.json.
+    variant: Callable[[Mapping[str, Component], Mapping[str, Any]], Variant] | None = None
     guidance: GuidanceKind = "cfg"
     guide: Guide = cfg  # how the outputs for both prompts are combined
     flow_grid: Grid = "trained"  # of flow models: the steps before the shift
     mu: Mu | None = None  # the dynamic shift of an image, where the scheduler's line is not used
     strength: Meaning = "diffusers_sd3"  # of img2img: how many steps a share of them is
+    # What an image is: the start of a run, with a strength, or shown to the network in every step.
+    image: Literal["start", "reference"] = "start"
     inpaints: bool = False
     skips_layers: bool = False  # `encode` follows the request's clip_skip
     weighs_prompts: bool = False  # `encode` follows the request's weighting
@@ -242,9 +253,11 @@ class Family:
             if name in components
         ]
 
-    def variant_of(self, components: Mapping[str, Component]) -> Variant:
-        """Defaults and scheduler for a model of these components."""
-        return self.variant(components) if self.variant else Variant(self.defaults, self.scheduler)
+    def variant_of(self, components: Mapping[str, Component], index: Mapping[str, Any]) -> Variant:
+        """Defaults and scheduler for a model of these components and this model_index.json."""
+        if self.variant is None:
+            return Variant(self.defaults, self.scheduler)
+        return self.variant(components, index)
 
     @property
     def recorded(self) -> tuple[str, ...]:

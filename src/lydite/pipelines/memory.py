@@ -66,11 +66,13 @@ def estimate(
         second = weights_in_memory(parts, model.dtype, bits or model.bits).weights
         weights = {**weights, **{f"refiner {name}": size for name, size in second.items()}}
     itemsize = getattr(mx, model.dtype).size
-    tokens = pipeline.latents.tokens(request.width, request.height) + (request.text_length or 0)
+    shown = run.image is not None and pipeline.family.image == "reference"
+    tokens = pipeline.latents.tokens(request.width, request.height) * (1 + shown)
+    tokens += request.text_length or 0
     width = _width(model.config(pipeline.family.network))
     side = pipeline.tile or max(request.width, request.height)
     pixels = min(request.width, side) * min(request.height, side)
-    positions = pixels // pipeline.latents.factor**2
+    positions = pixels // pipeline.latents.vae_factor**2
     scores = min(positions, WHOLE_ATTENTION) ** 2  # of the VAE's attention
     return MemoryEstimate(
         weights,

@@ -135,7 +135,8 @@ def open_model(
         if encoder in components
     }
     family.check_components(path, components)
-    variant = family.variant_of(components)
+    index = next((read_json(each / INDEX) for each in folders if (each / INDEX).exists()), {})
+    variant = family.variant_of(components, index)
     config = path / "scheduler" / "scheduler_config.json"
     scheduler = variant.scheduler
     if path.is_dir():

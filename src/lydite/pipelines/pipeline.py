@@ -124,7 +124,7 @@ class Pipeline:
         opened.loras = tuple((read_lora(Path(path), networks), weight) for path, weight in loras)
         opened.embeddings = _read_embeddings(embeddings, family, opened)
         pipeline = cls(family, opened, defaults, str(model))
-        pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.factor)
+        pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.vae_factor)
         pipeline.components = str(components) if components else None
         if refiner is not None:
             second = cls.open(
@@ -339,7 +339,7 @@ class Pipeline:
             if self.tile is None:
                 image = vae.decode(one)
             else:
-                image = decode_tiles(vae, one, self.tile, self.latents.factor)
+                image = decode_tiles(vae, one, self.tile, self.latents.vae_factor)
             image = observer.observe("image", image)
             require_finite("vae output", image)  # a NaN would be saved as a black picture
             pixels = mx.clip(image.astype(mx.float32) / 2 + 0.5, 0, 1) * 255
@@ -462,7 +462,12 @@ class Pipeline:
         )
         if request.text_length is None:
             request = request.replace(text_length=self.defaults.text_length)
-        if image is None:
+        if self.family.image == "reference" and image is not None and request.strength is not None:
+            raise InputError(
+                f"{self.family.title} is shown the image in every step, without a strength; leave "
+                "out --strength."
+            )
+        if image is None or self.family.image == "reference":
             request = request.replace(strength=None)
         elif request.strength is None:
             usual = self.defaults.strength if mask is None else self.defaults.mask_strength
@@ -503,6 +508,12 @@ class Pipeline:
         ):
             if not isfinite(scale):
                 raise InputError(f"guidance is {scale}; expected a finite number.")
+        above = max(request.guidance or 0.0, *request.guidance_steps, 0.0) > 1
+        if not self.defaults.guided and (above or request.negative):
+            raise InputError(
+                f"{self.name}: this model is distilled to run without guidance. Leave out "
+                "--guidance and --negative."
+            )
         if not 0 <= request.guidance_rescale <= 1:
             raise InputError(f"guidance_rescale is {request.guidance_rescale}; expected 0 to 1.")
         return request
@@ -558,7 +569,8 @@ class Pipeline:
         takes_mask = "mask" in self.family.needs(self.model)
         whole = run.mask is not None and run.request.strength == 1  # nothing of the image stays
         clean = None
-        if run.image is not None and not (whole and takes_mask):
+        starts = self.family.image == "start"
+        if run.image is not None and starts and not (whole and takes_mask):
             scaled = run.image.astype(np.float32) / 127.5 - 1
             clean = self._encode_image(scaled, noise.first(), observer)
         normals = observer.observe("noise", noise.first())

@@ -9,7 +9,8 @@ from typing import Any
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 
-BUILT_IN = ("sd3", "flux", "qwen_image", "z_image", "sdxl", "sd")  # modules of this package
+# Modules of this package.
+BUILT_IN = ("sd3", "flux", "flux2", "qwen_image", "z_image", "sdxl", "sd")
 
 
 @dataclass(frozen=True)

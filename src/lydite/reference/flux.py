@@ -7,9 +7,11 @@ from lydite.core.request import Request
 from lydite.reference.family import ReferenceFamily
 
 
-def _pipeline_class(name: str = "FluxPipeline") -> type:
+def pipeline_class(
+    name: str = "FluxPipeline", transformer_class: str = "FluxTransformer2DModel"
+) -> type:
+    """A class of diffusers that also reads the authors' single files."""
     import diffusers
-    from diffusers import FluxTransformer2DModel
 
     base: Any = getattr(diffusers, name)
 
@@ -18,7 +20,7 @@ def _pipeline_class(name: str = "FluxPipeline") -> type:
         def from_single_file(cls, pretrained_model_link_or_path: str, **options: Any) -> Any:
             """The authors' files hold the transformer alone; the rest is in the folder `config`."""
             folder = options.pop("config")
-            transformer = FluxTransformer2DModel.from_single_file(
+            transformer = getattr(diffusers, transformer_class).from_single_file(
                 pretrained_model_link_or_path,
                 config=folder,
                 subfolder="transformer",
@@ -70,9 +72,9 @@ def unpack(pipeline: Any, latents: Any, request: Request) -> Any:
 
 FAMILY = ReferenceFamily(
     name="flux",
-    pipeline_class=_pipeline_class,
-    image_pipeline_class=lambda: _pipeline_class("FluxImg2ImgPipeline"),
-    mask_pipeline_class=lambda: _pipeline_class("FluxInpaintPipeline"),
+    pipeline_class=pipeline_class,
+    image_pipeline_class=lambda: pipeline_class("FluxImg2ImgPipeline"),
+    mask_pipeline_class=lambda: pipeline_class("FluxInpaintPipeline"),
     networks=("text_encoder", "text_encoder_2", "transformer", "vae"),
     optional=("image_encoder", "feature_extractor"),
     channels_first=(),

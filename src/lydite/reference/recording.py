@@ -151,12 +151,14 @@ def _draw(
         "callback_on_step_end": step_ended,
     }
     with ExitStack() as stack:
-        if job.image is None:
+        if request.strength is None:  # no img2img
             dims = CHANNELS_FIRST.get(noise.ndim)
             noise = recorder.record(pipeline_sites.NOISE, noise, kind="input", dims=dims)
             dtype = next(iter(conditioning.values())).dtype
             arguments["latents"] = family.pack(pipeline, noise.to(dtype))
             arguments |= {"height": request.height, "width": request.width}
+            if job.image is not None:
+                arguments["image"] = _opened(job.image)
         else:
             earlier = family.draws_before_noise(pipeline, request, job.mask is not None)
             stack.enter_context(_float32_noise(torch, recorder, earlier))
@@ -357,7 +359,7 @@ def _is_pndm(scheduler: Any) -> bool:
 
 def _first_step(job: Job, pipeline: Any) -> int:
     """Of img2img: how many steps its strength leaves out."""
-    if job.image is None or job.request.steps is None:
+    if job.request.strength is None or job.request.steps is None:
         return 0
     _, run = pipeline.get_timesteps(job.request.steps, job.request.strength, "cpu")
     return job.request.steps - run
@@ -365,18 +367,22 @@ def _first_step(job: Job, pipeline: Any) -> int:
 
 def _image_arguments(job: Job, generator: Any) -> dict[str, Any]:
     """The arguments of a pipeline that starts from an image."""
-    from PIL import Image
-
     assert job.image is not None
     arguments: dict[str, Any] = {
-        "image": Image.open(io.BytesIO(job.image)),
+        "image": _opened(job.image),
         "strength": job.request.strength,
         "generator": generator,
     }
     if job.mask is not None:
         size = {"height": job.request.height, "width": job.request.width}
-        arguments |= {"mask_image": Image.open(io.BytesIO(job.mask)), **size}
+        arguments |= {"mask_image": _opened(job.mask), **size}
     return arguments
+
+
+def _opened(png: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(png))
 
 
 def _float32_noise(torch: Any, recorder: Recorder, earlier: int) -> Any:

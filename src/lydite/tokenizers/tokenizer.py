@@ -429,8 +429,8 @@ def load_t5_tokenizer(folder: Path, max_length: int = 256) -> Tokenizer:
     )
 
 
-def load_qwen2_tokenizer(folder: Path, max_length: int) -> Tokenizer:
-    """From tokenizer.json, or vocab.json and merges.txt. Nothing is added to the text's own ids."""
+def load_qwen2_tokenizer(folder: Path, max_length: int, *, padded: bool = False) -> Tokenizer:
+    """From tokenizer.json, or vocab.json and merges.txt. To the ids only padding is added."""
     path = find(folder, "tokenizer.json", "vocab.json")
     vocab, merges = read_bpe(path)
     special = read_special_tokens(folder, QWEN2_TOKENS)
@@ -450,5 +450,6 @@ def load_qwen2_tokenizer(folder: Path, max_length: int) -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    special.add_to(backend, folder)
-    return Tokenizer(backend, before=[], after=[], pad=None, max_length=max_length)
+    ids = special.add_to(backend, folder)
+    pad = ids["pad_token"] if padded else None
+    return Tokenizer(backend, before=[], after=[], pad=pad, max_length=max_length)

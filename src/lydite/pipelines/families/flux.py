@@ -8,6 +8,7 @@ of 16 channels. With a negative prompt classifier-free guidance comes on top.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -56,7 +57,7 @@ SCHNELL = Variant(
 )
 
 
-def variant(components: Mapping[str, Component]) -> Variant:
+def variant(components: Mapping[str, Component], index: Mapping[str, Any]) -> Variant:
     """schnell has no guidance embedding."""
     return DEV if components["transformer"].config.guidance_embeds else SCHNELL
 

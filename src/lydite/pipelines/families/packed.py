@@ -1,4 +1,4 @@
-"""Transformers that run each prompt at its own length: FLUX.1, Qwen-Image and Z-Image.
+"""Transformers that run each prompt at its own length: FLUX, Qwen-Image and Z-Image.
 
 Reference: diffusers 0.42.1, the loops of pipelines/flux and pipelines/qwenimage. Each prompt is a
 call of its own: the prompt first, then the negative one.
@@ -52,10 +52,7 @@ class BoundTransformer:
         last = tables[len(texts) - 1]
         self._tables = [tables.get(prompt, last) for prompt in range(len(texts))]
         self._texts = [mx.repeat(embedded[prompt], batch, axis=0) for prompt in range(len(texts))]
-        self._positions = [
-            transformer.positions(text.shape[1], self._height // 2, self._width // 2)
-            for text in texts
-        ]
+        self._positions = [self.positions(transformer, text.shape[1]) for text in texts]
         mx.eval(self._tables, self._texts, self._positions)
         # On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first.
         self._network = transformer if on_cpu() else mx.compile(transformer)
@@ -70,6 +67,10 @@ class BoundTransformer:
             outputs.append(self._network(tokens, text, tables, positions))
         joined = mx.concatenate(outputs[::-1]).astype(mx.float32)  # (prompts·B, L, 4C)
         return self.unpack(joined, self._height, self._width)
+
+    def positions(self, transformer: Any, text_length: int) -> Any:
+        """Of the tokens of a text and of the latents."""
+        return transformer.positions(text_length, self._height // 2, self._width // 2)
 
     def pack(self, latents: mx.array) -> mx.array:
         """Latents (B, h, w, C) as the network takes them."""
