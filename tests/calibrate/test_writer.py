@@ -39,6 +39,14 @@ def test_a_run_goes_on_where_it_was_and_does_nothing_twice(tmp_path: Path) -> No
         assert writer.commit(items(writer.builder, 2)) == Committed(0, 0)
 
 
+def test_a_plan_has_no_step_that_its_run_never_reaches(tmp_path: Path) -> None:
+    last = int(SETTINGS.conditions["steps"]) - 1
+    Writer.start(tmp_path / "set", SETTINGS, plan_of([("a", 1)], (0, last))).close()
+    with pytest.raises(CalibrationError, match=f"step {last + 1} of a run of {last + 1} steps"):
+        Writer.start(tmp_path / "other", SETTINGS, plan_of([("a", 1)], (0, last + 1)))
+    assert not (tmp_path / "other").exists()
+
+
 def test_the_content_hash_depends_on_content_alone(tmp_path: Path) -> None:
     whole = draw(tmp_path / "whole", 2)
     with Writer.start(tmp_path / "other", SETTINGS, plan(2)) as writer:

@@ -11,6 +11,8 @@ from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import Problem
 from lydite.conform.replay import plan_for, run
 from lydite.core.errors import InputError
+from lydite.trace.events import Header
+from lydite.trace.writer import TraceWriter
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,28 @@ def test_every_field_is_read(problem: Problem, tmp_path: Path) -> None:
     verdict = judge_path(problem, written(tmp_path, **fields, **tables))
     assert verdict.verdict == "conforms" and not verdict.remarks
     assert {row.name for row in verdict.rows} == set(fields)
+
+
+def test_a_trace_is_judged_in_the_coarsest_precision_of_its_x(tmp_path: Path) -> None:
+    problem = make_problem(ProblemSpec("euler", denoiser="gaussian"))
+    ours = run(plan_for(problem), np.float16)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for step in range(ours.steps):
+            writer.add("sampler/sigma", np.array(problem.sigmas[step]), step=step)
+            writer.add("sampler/x", ours.x(step).astype(np.float16), step=step)
+    verdict = judge_path(problem, tmp_path / "run")
+    assert verdict.verdict == "conforms", verdict.sentence
+
+
+@pytest.mark.parametrize(("model", "off"), [("sd15", 0.1), ("edm", 1e-4), ("cosmos", 1e-4)])
+def test_a_wrong_timestep_is_seen_whatever_its_range(
+    model: str, off: float, tmp_path: Path
+) -> None:
+    problem = make_problem(ProblemSpec(None, model=model, steps=4))
+    for wrong, expected in ((0.0, "conforms"), (off, "deviates")):
+        timesteps = [timestep + wrong for timestep in problem.timesteps]
+        answer = written(tmp_path, sigmas=problem.sigmas, timesteps=timesteps)
+        assert judge_path(problem, answer).verdict == expected
 
 
 def test_a_wrong_answer_is_explained(problem: Problem, tmp_path: Path) -> None:

@@ -132,7 +132,9 @@ def test_a_port_that_counts_steps_from_1_is_paired_by_step(tmp_path: Path) -> No
     fused = np.concatenate([b, c, d], axis=-1)
     steps = [("x", a, {"step": 1}), ("x", a + 2, {"step": 3})]  # one of them was not recorded
     steps += [("qkv", fused + i, {"step": i + 1}) for i in range(3)]
-    port = write(tmp_path / "port", sorted(steps, key=lambda event: event[2]["step"]))
+    selftest = ("selftest/f32", np.arange(8, dtype=np.float32), {"kind": "selftest"})  # at step 0
+    steps.sort(key=lambda event: event[2]["step"])
+    port = write(tmp_path / "port", [selftest, *steps])
     found = pair_traces(reference, port).pairs
     assert {(each.event.name, each.event.step, each.port_event.step) for each in found} == {
         *(("x", 0, 1), ("x", 2, 3)),

@@ -48,6 +48,7 @@ WRONG = X + 1
         ({"ids": (1, 3, 0)}, "pipeline/ids"),
         ({"ids": (1, 2)}, "pipeline/ids"),
         ({"sigmas": (1.0, 0.75, 0.0)}, "pipeline/sigmas"),
+        ({"sigmas": (1.0, 0.5001, 0.0)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, 0.5, 0.25, 0.0)}, "pipeline/sigmas"),
         ({"sigmas": (0.0, 0.5, 1.0)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, 0.5, 0.0, 0.25)}, "pipeline/sigmas"),

@@ -38,6 +38,38 @@ def test_references_finer_than_the_port_do_not_measure_its_rounding(tmp_path: Pa
         assert verdict.verdict == answer and verdict.floor_source.startswith("estimated")
 
 
+def test_a_floor_of_another_run_lets_nothing_agree(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0).standard_normal
+    x = draw((4, 64))
+    reference = write(tmp_path / "f32", {"a": x.astype(np.float32)}, "float32")
+    floor = write(tmp_path / "f64", {"a": x + 0.5 * draw(x.shape)}, "float64")
+    port = write(tmp_path / "port", {"a": (1.05 * x).astype(np.float32)}, "float32")
+    assert compare(reference, port, floor=floor).verdict != "agree"
+
+
+def test_a_last_value_a_little_above_an_estimated_limit_is_a_divergence(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 4, 64)).astype(np.float32)
+    reference = write(tmp_path / "ref", {"a": x, "b": y}, "float32")
+    limit = compare(reference, reference).rows[-1].limit
+    assert limit is not None
+    values = {"a": x, "b": y.astype(np.float64) * (1 + 2 * limit)}
+    verdict = compare(reference, write(tmp_path / "port", values, "float32"))
+    assert (verdict.verdict, verdict.site) == ("diverge", "b")  # nothing after it agrees
+
+
+def test_a_value_is_not_excused_by_its_own_later_steps(tmp_path: Path) -> None:
+    """Those of another value would show that it was recorded at another point."""
+    x = np.random.default_rng(0).standard_normal((6, 4, 7)).astype(np.float32)
+    traces: list[Trace] = []
+    for name, first in (("ref", x[0]), ("port", x[0, :, :5])):
+        with TraceWriter(tmp_path / name, Header(dtype="float32")) as writer:
+            for step, value in enumerate((first, *x[1:])):
+                writer.add("net/latents", value, step=step)
+        traces.append(Trace.open(tmp_path / name))
+    verdict = compare(*traces)
+    assert (verdict.verdict, verdict.step) == ("diverge", 0)
+
+
 def test_another_shape_of_the_last_value_is_a_divergence(tmp_path: Path) -> None:
     draw = np.random.default_rng(0).standard_normal
     x = draw((2, 8)).astype(np.float32)

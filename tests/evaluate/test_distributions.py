@@ -67,6 +67,8 @@ def test_a_set_is_no_distance_from_itself() -> None:
     one, _ = _two_sets(40)
     assert 0 <= _frechet(one, one[::-1]) < 1e-9
     assert precision_recall(one, one[::-1]) == (1.0, 1.0)
+    with pytest.raises(InputError, match="need more than 3"):
+        precision_recall(one[:3], one)
     assert gaussian_mmd(one, one) == pytest.approx(0, abs=1e-9)
 
 

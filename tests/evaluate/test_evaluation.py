@@ -80,6 +80,11 @@ def test_features_come_from_the_cache_the_second_time(tmp_path: Path) -> None:
     assert network.pictures == 41  # the damaged one alone
     for name in first:
         assert np.array_equal(first[name], again[name])
+    for changed in ("digest", "preprocess"):  # other weights, or pictures resized in another way
+        other = _Means()
+        setattr(other, changed, "1" * 64)
+        feature_table(pictures, 40, other, cache)
+        assert other.pictures == 40
 
 
 def test_distances_are_those_of_the_features(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_pictures_pair_by_name_whatever_their_ending_and_folder(tmp_path: Path) 
     _folder(one / "deep", 3)
     _folder(other / "deep", 3)
     (one / "notes.txt").write_text("not a picture")
+    (one / "._1.png").write_bytes(b"\0\5\x16\7")  # what macOS keeps beside a file
     sources = open_source(one), open_source(other)
     names = common_names(*sources)
     assert names == {"1", "2", "deep/3"}

@@ -1,6 +1,7 @@
 """AutoencoderKL against diffusers', encoder and decoder, with and without the quant convs."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def test_encoder_and_decoder_are_equal_in_float32(pair) -> None:
     assert relative_l2(first(posterior.mean), theirs.mean) < 1e-5
     assert relative_l2(first(posterior.std), theirs.std) < 1e-5
     assert relative_l2(first(ours.decode(last(latent(reference)))), decoded) < 1e-5
+
+
+def test_extreme_log_variances_are_cut_as_in_the_reference(pair, tmp_path: Path) -> None:
+    reference = deepcopy(pair[0])
+    layer = reference.quant_conv or reference.encoder.conv_out
+    with torch.no_grad():
+        layer.bias += torch.linspace(-90, 90, len(layer.bias))
+        theirs = reference.encode(picture()).latent_dist
+    reference.save_pretrained(tmp_path)
+    posterior = load(tmp_path).encode(last(picture()))
+    assert relative_l2(first(posterior.std), theirs.std) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])

@@ -147,6 +147,27 @@ def test_nan_is_caught_where_it_appears(untrained: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "layer", "message"),
+    [("transformer", "proj_out", "latents before the VAE"), ("vae", "decoder", "vae output")],
+)
+def test_what_is_not_finite_becomes_no_picture(
+    untrained: Path, name: str, layer: str, message: str
+) -> None:
+    pipeline = Pipeline.open(untrained)
+    module = pipeline.model.network(name)[layer]
+    last = module if "bias" in module else module["conv_out"]
+    last["bias"] = mx.full(last["bias"].shape, mx.inf)
+    with pytest.raises(NotFiniteError, match=message) as caught:
+        next(pipeline.generate(REQUEST, [1]))
+    assert caught.value.exit_code == 1  # the numbers are wrong, not the input
+
+
+def test_the_smallest_and_the_largest_size_are_planned(pipeline) -> None:
+    run = pipeline.plan(REQUEST.replace(width=16, height=384))
+    assert (run.request.width, run.request.height) == (16, 384)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"width": 33}, "width is 33; expected a multiple of 16 from 16 to 384. The nearest is 32"),

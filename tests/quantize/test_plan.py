@@ -50,6 +50,7 @@ def test_a_plan_is_read_as_it_was_saved(tmp_path: Path) -> None:
         ({Q: {"bits": 4, "group": 16}}, "bits 4, group 16"),
         ({Q: {"bits": 8, "group": 32, "mode": "mxfp4"}}, "mxfp4 with bits 8"),
         ({Q: {"bits": 4, "group": 0, "mode": "nvfp4"}}, "nvfp4 with bits 4, group 0"),
+        ({Q: {"bits": 4, "group": 32, "mode": "mxfp4"}}, "quantize writes affine, found mxfp4"),
         ({}, "the plan has no layers"),
         ({Q: {"bits": 4, "scale": 1}}, "unknown field `scale`"),
         ({Q: {"bits": "4"}}, "Expected `int`"),

@@ -33,6 +33,14 @@ def test_the_budget_takes_values_to_sketches_to_statistics(tmp_path: Path) -> No
     assert sum(path.stat().st_size for path in (tmp_path / "run").iterdir()) <= budget
 
 
+def test_a_value_larger_than_the_rest_of_the_budget_is_a_sketch(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run", Header(), Capture(budget=10**5)) as writer:
+        writer.add("large", RNG.standard_normal(10**5))
+        writer.add("small", RNG.standard_normal(10))
+    large, small = Trace.open(tmp_path / "run").events
+    assert large.shard is None and large.sketch and small.shard
+
+
 def test_sketches_on_disk_estimate_an_error(tmp_path: Path) -> None:
     one = RNG.standard_normal((256, 128)).astype(np.float32)
     other = (one * (1 + 0.01 * RNG.standard_normal(one.shape))).astype(np.float32)

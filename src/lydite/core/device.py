@@ -23,6 +23,7 @@ VARIABLE = "LYDITE_DEVICE"
 DEVICES = ("auto", "cpu", "gpu")  # auto: what MLX takes by itself
 TF32, WINOGRAD = "MLX_ENABLE_TF32", "MLX_CONV_WINOGRAD"
 _MEMORY_KEYS = ("max_recommended_working_set_size", "memory_size", "total_memory")
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 GPU_BRANCHES = "LYDITE_GPU_BRANCHES"  # for tests on a CPU: `on_cpu` answers no
 
 
@@ -103,8 +104,7 @@ def current_device() -> Device:
 def _main_memory() -> int:
     """Bytes of the machine, or of the container it runs in."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else ""
+    text = _CONTAINER.read_text().strip() if _CONTAINER.is_file() else ""
     return min(total, int(text)) if text.isdecimal() else total
 
 

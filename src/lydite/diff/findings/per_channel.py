@@ -179,8 +179,7 @@ def _best(
             continue
         s = sums(reference, port)
         numbers, squares = fit(s)
-        # A fit of pure noise would remove as much.
-        left = sqrt(squares * s.n / (s.n - free))
+        left = sqrt(squares)
         typical = 1.0 if fit is shift else float(np.median(np.abs(numbers)))
         if fit is not shift and float(np.abs(numbers).max()) > WILDEST * typical:
             continue  # not a weight of a network: a fit of noise
