@@ -19,8 +19,7 @@ from lydite.pipelines.model import Component, folder_component
 from lydite.pipelines.single_file import Shapes
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_hash, parameters
-from lydite.weights.maps.flux import FLUX2_ORIGINAL
-from support import tiny_flux, tiny_flux2, tiny_sd3
+from support import tiny_flux2, tiny_sd3
 from support.distance import relative_l2
 
 torch = pytest.importorskip("torch")
@@ -132,7 +131,7 @@ def test_original_names_are_read_as_the_references_converter_reads_them(
         guidance_embeds=guidance, axes_dims_rope=(32, 32, 32, 32), **sizes
     ).save_pretrained(tmp_path / "folder")
     tensors = tiny_sd3.read_tensors(tmp_path / "folder")
-    original = tiny_flux.original_transformer(tensors, FLUX2_ORIGINAL)
+    original = tiny_flux2.original_transformer(tensors)
     converted = convert_flux2_transformer_checkpoint_to_diffusers(
         {name: torch.from_numpy(array) for name, array in original.items()}
     )

@@ -11,8 +11,7 @@ from lydite.core.errors import ConfigError, InputError
 from lydite.core.request import Request
 from lydite.core.tensorfile import save
 from lydite.pipelines.pipeline import Pipeline
-from lydite.weights.maps.flux import FLUX2_ORIGINAL
-from support import tiny_flux, tiny_flux2, tiny_sd3
+from support import tiny_flux2, tiny_sd3
 from support.against_diffusers import (
     calibrate,
     draw_port,
@@ -200,9 +199,7 @@ def test_the_authors_file_draws_the_same(tmp_path: Path, prefix: str) -> None:
     folder = tiny_flux2.make_pipeline(
         tmp_path / "model", distilled=True, axes_dims_rope=(32, 32, 32, 32), **sizes
     )
-    tensors = tiny_flux.original_transformer(
-        tiny_sd3.read_tensors(folder / "transformer"), FLUX2_ORIGINAL
-    )
+    tensors = tiny_flux2.original_transformer(tiny_sd3.read_tensors(folder / "transformer"))
     file = tmp_path / "flux-2-klein.safetensors"
     save(file, {f"{prefix}{name}": x for name, x in tensors.items()})
     pipeline = Pipeline.open(file, components=folder)

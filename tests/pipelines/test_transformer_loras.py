@@ -1,4 +1,4 @@
-"""LoRAs of FLUX.1 and Stable Diffusion 3 against diffusers and PEFT, in the spellings of files."""
+"""LoRAs of FLUX and Stable Diffusion 3 against diffusers and PEFT, in the spellings of files."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from lydite.core.errors import WeightsError
 from lydite.core.request import Request
 from lydite.core.tensorfile import save
 from lydite.pipelines.pipeline import Pipeline
-from support import tiny_flux, tiny_sd3
+from support import tiny_flux, tiny_flux2, tiny_sd3
 from support.against_diffusers import draw_reference, load_reference, off_by, run
 
 pytest.importorskip("torch")
@@ -20,7 +20,11 @@ pytestmark = [
 ]
 REQUEST = Request(prompt="a red star", steps=2, guidance=4.0, width=32, height=48, text_length=24)
 RANK, ALPHA = 2, 1.5
-MODELS = {"flux": (tiny_flux, "FluxPipeline"), "sd3": (tiny_sd3, "StableDiffusion3Pipeline")}
+MODELS = {
+    "flux": (tiny_flux, "FluxPipeline"),
+    "flux2": (tiny_flux2, "Flux2KleinPipeline"),
+    "sd3": (tiny_sd3, "StableDiffusion3Pipeline"),
+}
 # The stored weights that a LoRA changes, by their authors' names.
 ORIGINAL = {
     "flux": (
@@ -29,6 +33,13 @@ ORIGINAL = {
         "double_blocks.0.txt_attn.qkv",
         "double_blocks.0.txt_mlp.2",
         "double_blocks.0.img_mod.lin",
+        "single_blocks.0.linear1",
+        "single_blocks.0.linear2",
+    ),
+    "flux2": (
+        "double_blocks.0.img_attn.qkv",
+        "double_blocks.0.img_attn.proj",
+        "double_blocks.0.txt_mlp.2",
         "single_blocks.0.linear1",
         "single_blocks.0.linear2",
     ),
@@ -57,22 +68,22 @@ def pictures(folder: Path, file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_peft(folders: dict[str, Path], name: str, tmp_path: Path) -> None:
-    """The transformer's linears and the first text encoder's."""
+    """The transformer's linears and the first text encoder's; diffusers has none for Qwen3."""
     pytest.importorskip("peft")
     theirs = load_reference(MODELS[name][1], folders[name])
     rng = np.random.default_rng(0)
     tensors: dict[str, Any] = {}
-    for part in ("transformer", "text_encoder"):
+    for part in ("transformer", "text_encoder")[: 1 if name == "flux2" else 2]:
         for path, module in getattr(theirs, part).named_modules():
             if not path.endswith(
-                ("to_q", "add_k_proj", "to_out.0", "net.2", "proj_mlp", "v_proj", "fc1")
+                ("to_q", "add_k_proj", "to_out.0", "net.2", "proj_mlp", "v_proj", "fc1", "mlp_proj")
             ):
                 continue
             out, into = module.weight.shape
             down, up = rng.normal(size=(RANK, into)), rng.normal(size=(out, RANK))
             tensors[f"{part}.{path}.lora_A.weight"] = (down * 0.3).astype(np.float32)
             tensors[f"{part}.{path}.lora_B.weight"] = (up * 0.3).astype(np.float32)
-    assert len(tensors) > 20
+    assert len(tensors) >= 20
     save(tmp_path / "peft.safetensors", tensors)
     theirs.load_lora_weights(tmp_path, weight_name="peft.safetensors")
     picture, _ = pictures(folders[name], tmp_path / "peft.safetensors")

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from support import tiny_qwen_image, tiny_sd3, tiny_z_image
+from lydite.weights.maps.flux import FLUX2_ORIGINAL
+from support import tiny_flux, tiny_qwen_image, tiny_sd3, tiny_z_image
 
 SCHEDULER: dict[str, Any] = {"shift": 3.0, "use_dynamic_shifting": True, "max_shift": 1.15}
 
@@ -71,3 +72,8 @@ def make_vae(**options: Any) -> Any:
     vae.bn.running_mean.copy_(torch.randn(16))
     vae.bn.running_var.copy_(torch.rand(16) + 0.5)
     return vae
+
+
+def original_transformer(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The transformer's tensors as the original file has them."""
+    return tiny_flux.original_transformer(tensors, FLUX2_ORIGINAL)
