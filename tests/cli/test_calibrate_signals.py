@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lydite.cli.calibrate.draw_missing import StopRequest
 from support.calibration import same_blas
 from support.calibration_cli import SMALL, calibrate
 
@@ -42,6 +43,17 @@ def count_workers(group: int) -> int:
     )
     lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
     return sum(line[0] == str(group) and "spawn_main" in line[1] for line in lines if line[1:])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_stops_at_once_and_the_old_handlers_come_back(number: int) -> None:
+    before, stop = signal.getsignal(number), StopRequest()
+    with stop.listening():
+        signal.raise_signal(number)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
 
 
 def test_an_interrupt_while_workers_start_is_heard_by_the_pool_alone(

@@ -121,6 +121,7 @@ def test_what_cannot_be_compared_exits_with_2(folders: dict[str, Path], tmp_path
         (("{reference}", "{clean}", "--map", "nowhere.json"), "nowhere.json"),
         (("{reference}", "{clean}", "--floor", "nowhere"), "no such folder"),
         (("{reference}", "{clean}", "--tolerance", "nan"), "tolerance"),
+        (("{reference}", "{clean}", "--tolerance", "0"), "tolerance"),
         (("{reference}", "{clean}", "--rerun", ""), "--rerun is empty"),
         (("{reference}", "{clean}", "--rerun", "false"), "ended with status 1"),
         (("{reference}", "{clean}", "--rerun", "true"), "wrote no trace"),

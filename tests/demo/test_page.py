@@ -76,6 +76,7 @@ def test_the_page_holds_every_chapter_and_every_miss(
         assert title in html
     assert "&lt;b&gt;ring &amp; star" in html and "<b>ring" not in html
     assert "pip install &#39;lydite[reference]&#39;" in html
+    assert "noise 100%" in html and "noise 0%" not in html  # of the input of each step
     assert "missed something" in html and "the judge reads" in html  # two steps draw only fog
     assert html.count("<img") == 2 + 2 + 3 + 2 + 6 + 2 + html.count('class="exhibit"')
     assert str(gallery.folder) not in html  # it may be mailed

@@ -109,6 +109,7 @@ def test_distances_are_those_of_the_features(tmp_path: Path) -> None:
 def test_latent_errors_make_a_curve(tmp_path: Path) -> None:
     one, other = (open_source(folder) for folder in _folders(tmp_path))
     errors = np.array([[0.0, 0.01, 0.02, 0.04]] * 3)
+    errors[:, -1] = 0.02, 0.04, 0.06
     evaluation = evaluate(
         one, other, set(one.names), Options(), latent_errors=errors, kept_steps=(0, 1, 2, 3)
     )
@@ -118,6 +119,9 @@ def test_latent_errors_make_a_curve(tmp_path: Path) -> None:
     for text in "Error over steps", "noise 30", "95 % interval", 'class="slider"':
         assert text in html
     assert "<script" not in html
+    for name, worst in ("psnr", evaluation.paired["psnr"].min), ("latent_error", 0.06):
+        row = next(row for row in html.split("<tr>") if f">{name}<" in row)
+        assert f">{worst:.4g}<" in row.replace("\n", "")
 
 
 def test_noise_of_a_flat_field() -> None:

@@ -57,10 +57,11 @@ def test_without_sets_there_are_no_pictures(folders: list[Path], tmp_path: Path)
 
 
 def test_says_what_does_not_compare(folders: list[Path], tmp_path: Path) -> None:
-    other = make_export(tmp_path / "other", 1, prompts="b")
     assert differences(read_exports(folders)) == []
-    (warning,) = differences(read_exports([*folders, other]))
-    assert "other prompts" in warning
+    for key in ("prompts", "seeds", "request"):
+        other = make_export(tmp_path / key, 1, **{key: "another"})
+        (warning,) = differences(read_exports([*folders, other]))
+        assert f"other {key}" in warning
 
 
 def test_refuses_records_that_break_a_rule(folders: list[Path], tmp_path: Path) -> None:

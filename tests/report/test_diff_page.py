@@ -21,6 +21,7 @@ from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.report.diff.page import render_page, write_page
+from lydite.report.diff.pictures import LONGEST, _worst
 from lydite.report.diff.read_values import Sides, apart
 from lydite.report.diff.wrong_value import show_value
 from lydite.trace.events import Header
@@ -367,3 +368,10 @@ def test_a_nan_on_one_side_is_infinitely_far() -> None:
     one, other = np.array([1.0, nan, nan, inf, inf, 2.0]), np.array([1.0, nan, 1.0, inf, 1.0, 5.0])
     for pair in ((one, other), (other, one)):
         assert apart(*pair).tolist() == [0, 0, inf, 0, inf, 3]
+
+
+def test_one_wrong_pixel_of_a_large_picture_is_not_smoothed_away() -> None:
+    away = np.zeros((LONGEST * 2 + 1, LONGEST), np.int16)
+    away[-1, 3] = 7
+    shown = _worst(away)
+    assert max(shown.shape) <= LONGEST and shown.max() == 7

@@ -38,6 +38,12 @@ def test_tiles_stand_in_rows_in_reading_order() -> None:
     assert boxes[0][1] == boxes[1][1] == boxes[2][1] < boxes[3][1] == boxes[4][1]
 
 
+def test_a_sheet_has_no_empty_columns() -> None:
+    tiles = [Tile(plain("red"), "one"), Tile(plain("blue"), "two")]
+    one, two, nine = (contact_sheet(tiles, columns=n, side=64).width for n in (1, 2, 9))
+    assert one < two == nine
+
+
 def test_captions_are_written_under_their_own_pictures() -> None:
     tiles = [Tile(plain("red"), "many words " * 6), Tile(plain("blue"), "")]
     sheet = contact_sheet(tiles, columns=2, side=96)

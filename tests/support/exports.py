@@ -49,12 +49,11 @@ def _pixels(number: int, noise: float) -> NDArray[np.uint8]:
     return pixels.clip(0, 255).astype(np.uint8)
 
 
-def make_export(folder: Path, noise: float, *, method: str = "gptq", prompts: str = "a") -> Path:
+def make_export(folder: Path, noise: float, *, method: str = "gptq", **record: object) -> Path:
     """An export whose pictures have this much noise, with both sets beside its records."""
     sets = {REFERENCE: folder / EVALUATION / REFERENCE, CANDIDATE: folder / EVALUATION / CANDIDATE}
     draw_pictures(sets[REFERENCE], 0)
     draw_pictures(sets[CANDIDATE], noise)
-    record = {"prompts": {"hash": prompts}}
     with (
         closing(SetPictures.open(sets[REFERENCE])) as one,
         closing(SetPictures.open(sets[CANDIDATE])) as other,
