@@ -70,6 +70,16 @@ def test_a_value_is_not_excused_by_its_own_later_steps(tmp_path: Path) -> None:
     assert (verdict.verdict, verdict.step) == ("diverge", 0)
 
 
+def test_right_values_after_a_wrong_one_do_not_excuse_it(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 4, 64)).astype(np.float32)
+    right = {f"layers.{index}": value for index, value in enumerate(x)}
+    reference = write(tmp_path / "ref", right, "float32")
+    for dtype in ("float32", "bfloat16"):
+        wrong = right | {"layers.1": 1.08 * right["layers.1"]}
+        verdict = compare(reference, write(tmp_path / dtype, wrong, dtype))
+        assert (verdict.verdict, verdict.site) == ("diverge", "layers.1")
+
+
 def test_another_shape_of_the_last_value_is_a_divergence(tmp_path: Path) -> None:
     draw = np.random.default_rng(0).standard_normal
     x = draw((2, 8)).astype(np.float32)
@@ -92,6 +102,17 @@ def test_an_error_that_grows_slowly_is_a_divergence_in_the_end(tmp_path: Path) -
     for floor in (None, write(tmp_path / "f64", exact, "float64")):
         verdict = compare(reference, port, floor=floor)
         assert verdict.verdict == "diverge" and verdict.error is not None and verdict.error < 1e-3
+
+
+def test_whole_numbers_are_equal_or_wrong_and_pixels_may_round(tmp_path: Path) -> None:
+    for dtype, answer in ((np.int32, "diverge"), (np.uint8, "agree")):
+        numbers = np.arange(1000).astype(dtype)
+        other = numbers.copy()
+        other[7] += 1
+        name = np.dtype(dtype).name
+        reference = write(tmp_path / f"ref-{name}", {"a": numbers}, "float32")
+        port = write(tmp_path / f"port-{name}", {"a": other}, "float32")
+        assert compare(reference, port).verdict == answer
 
 
 def test_values_of_a_coarse_run_may_be_stored_finer(tmp_path: Path) -> None:

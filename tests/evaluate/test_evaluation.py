@@ -16,7 +16,7 @@ from lydite.evaluate.feature_table import feature_table
 from lydite.evaluate.flat_field import residual_noise
 from lydite.evaluate.paired import psnr
 from lydite.evaluate.pictures import common_names, open_source
-from lydite.report.evaluation import page
+from lydite.report.evaluation import _difference, page
 
 
 def _folders(tmp_path: Path, noises: tuple[int, ...] = (0, 4, 30)) -> tuple[Path, Path]:
@@ -122,6 +122,13 @@ def test_latent_errors_make_a_curve(tmp_path: Path) -> None:
     for name, worst in ("psnr", evaluation.paired["psnr"].min), ("latent_error", 0.06):
         row = next(row for row in html.split("<tr>") if f">{name}<" in row)
         assert f">{worst:.4g}<" in row.replace("\n", "")
+
+
+def test_a_brighter_candidate_is_brighter_than_grey_in_the_difference() -> None:
+    one = np.full((16, 16, 3), 100, np.uint8)
+    for by in (-10, 0, 10):
+        factor, difference = _difference(one, np.full_like(one, 100 + by))
+        assert factor >= 4 and (difference == 128 + factor * by).all()
 
 
 def test_noise_of_a_flat_field() -> None:

@@ -18,6 +18,7 @@ from lydite.quantize.comparison import (
     differences,
     read_exports,
 )
+from lydite.report.quantization import table_rows
 from support.exports import IMAGES, make_export
 
 
@@ -33,6 +34,10 @@ def test_figures_are_those_of_the_records(folders: list[Path]) -> None:
     assert near["psnr"].mean > far["psnr"].mean + 6
     assert (near["units_improved"], near["units"], near["integers_changed"]) == (1, 2, 0.25)
     assert near["latent_error"] is None
+    psnr = near["psnr"]
+    low, high = psnr.ci95
+    cell = f"{psnr.mean:.2f} ({low:.2f} to {high:.2f})"
+    assert low < psnr.mean < high and cell in table_rows(read_exports(folders))[0]
 
 
 def test_the_worst_pictures_and_those_in_the_middle_are_shown(folders: list[Path]) -> None:

@@ -31,6 +31,7 @@ def test_modulation_gets_more_bits_and_outer_layers_stay() -> None:
 def test_bits_per_weight_count_scales_and_offsets() -> None:
     assert LayerPlan(4, 64).bits_per_weight((64, 64)) == 4.5
     assert LayerPlan(4, 0).bits_per_weight((64, 96)) == 5  # stored in groups of 32
+    assert LayerPlan(4, 0).bits_per_weight((64, 256)) == 4.25  # of 128, the largest that there is
     plan = Plan({Q: LayerPlan(4, 64), NORM: LayerPlan(8, 32)})
     sizes = 64 * 64, 384 * 64
     assert plan.bits_per_weight(SHAPES) == (4.5 * sizes[0] + 9 * sizes[1]) / sum(sizes)

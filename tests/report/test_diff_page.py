@@ -14,15 +14,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from lydite.core.errors import FileError
 from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Finding, Gate, Row, Verdict
+from lydite.report.diff.heat_maps import NOT_FINITE
 from lydite.report.diff.page import render_page, write_page
 from lydite.report.diff.pictures import LONGEST, _worst
 from lydite.report.diff.read_values import Sides, apart
+from lydite.report.diff.row_text import first_wrong
 from lydite.report.diff.wrong_value import show_value
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
@@ -213,7 +215,13 @@ def test_a_value_that_is_not_finite(value: float, tmp_path: Path) -> None:
     bad[1, 2, 3] = value
     _, shown = page(write(tmp_path / "ref", {"a": good}), write(tmp_path / "port", {"a": bad}))
     assert "[1, 2, 3]" in shown.text
-    assert any(alt.startswith("heat map, port") for alt in shown.values("img", "alt"))
+    marked = (shown.image("heat map, port:") == ImageColor.getrgb(NOT_FINITE)).all(axis=-1)
+    assert marked.any() == (not math.isfinite(value)) and marked.mean() < 0.1
+
+
+def test_the_page_is_about_the_call_of_the_verdict() -> None:
+    rows = [row(error=1e-7), row(error=1e-3), row(error=1e-2, call=1), row("b", error=1e-2)]
+    assert [first_wrong(at_row(rows, index)) for index in (1, 2, 3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "bool", "i8", "c8", "bfloat16"])

@@ -43,6 +43,7 @@ def test_a_name_is_the_scope_and_the_path() -> None:
         ("blocks[0]:in.0", "blocks[0]", "in.0", True),
         ("blocks.[01]", "blocks.1", "out", True),
         ("Blocks", "blocks", "out", False),
+        ("step:0", "step:0", "out", True),
     ],
 )
 def test_patterns(pattern: str, name: str, slot: str, expected: bool) -> None:

@@ -1,5 +1,6 @@
 """Watching torch models: everything recorded, no hook left behind."""
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import TraceError
+from lydite.trace.function_capture import watch_function
 from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection, Recorder
 from lydite.trace.selftest import check_selftest
@@ -122,6 +124,34 @@ def test_an_exception_inside_the_model_removes_every_hook(
     with pytest.raises(error):
         record(tmp_path / "run", net, lambda: net(X), methods=("double",))
     assert hooks(net) == before
+
+
+def test_names_are_right_after_an_exception_that_the_model_catches(tmp_path: Path) -> None:
+    from lydite.trace.torch_capture import record_modules
+
+    class Failing(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise ValueError
+
+    class Careful(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Failing(), torch.nn.Linear(4, 4)])
+
+        def forward(self, x: Any) -> Any:
+            with contextlib.suppress(ValueError):
+                self.layers[0](x)
+            return torch.relu(self.layers[1](x))
+
+    model = Careful()
+    with (
+        Recorder.start(tmp_path / "run") as recorder,
+        watch_function(recorder, torch, "relu"),
+        record_modules(recorder, model, scope="net"),
+    ):
+        model(X)
+    names = {event.name for event in Trace.open(tmp_path / "run").events}
+    assert names == {"net", "net/layers.0", "net/layers.1", "net.relu"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

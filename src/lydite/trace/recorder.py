@@ -179,7 +179,7 @@ def full_name(scope: str, path: str) -> str:
 
 def matches(pattern: str, name: str, slot: str, *, default_slots: str) -> bool:
     """Whether a shell pattern NAME or NAME:SLOT covers this; NAME alone means `default_slots`."""
-    if pattern == name:  # it may contain brackets
+    if pattern == name:  # it may contain a colon
         return fnmatch.fnmatchcase(slot, default_slots)
     name_pattern, colon, slot_pattern = pattern.rpartition(":")
     if not colon:

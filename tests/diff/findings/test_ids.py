@@ -41,6 +41,7 @@ def test_what_tokenizers_do(text: list[int], other: list[int], data: st.DataObje
     place = data.draw(st.integers(1, len(text)))
     changed[place] += 1
     assert f"position {place}" in found([right], [changed])["ids-differ"]
+    assert "pad-id" not in found([text], [[*text[:-1], 40_001]])  # one token is no padding
     if text != other:
         swapped = found([right, row(other, pad)], [row(other, pad), right])
         assert next(iter(swapped)) == "batch-swapped"
