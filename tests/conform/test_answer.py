@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lydite.conform.judge import judge_path
+from lydite.conform.judge import UNFINISHED, judge_path
 from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import Problem
 from lydite.conform.replay import plan_for, run
@@ -52,12 +52,15 @@ def test_every_field_is_read(problem: Problem, tmp_path: Path) -> None:
 def test_a_trace_is_judged_in_the_coarsest_precision_of_its_x(tmp_path: Path) -> None:
     problem = make_problem(ProblemSpec("euler", denoiser="gaussian"))
     ours = run(plan_for(problem), np.float16)
-    with TraceWriter(tmp_path / "run", Header()) as writer:
+    for complete in (True, False):
+        writer = TraceWriter(tmp_path / f"complete-{complete}", Header())
         for step in range(ours.steps):
             writer.add("sampler/sigma", np.array(problem.sigmas[step]), step=step)
             writer.add("sampler/x", ours.x(step).astype(np.float16), step=step)
-    verdict = judge_path(problem, tmp_path / "run")
-    assert verdict.verdict == "conforms", verdict.sentence
+        writer.close(complete=complete)
+        verdict = judge_path(problem, writer.folder)
+        assert verdict.verdict == "conforms", verdict.sentence
+        assert verdict.remarks == (() if complete else (UNFINISHED,))
 
 
 @pytest.mark.parametrize(("model", "off"), [("sd15", 0.1), ("edm", 1e-4), ("cosmos", 1e-4)])
