@@ -1,6 +1,7 @@
 """Models on small machines: weights in few bits, memory known beforehand, decoding in tiles."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from lydite import embedded
 from lydite.cli.main import lydite
 from lydite.core.errors import InputError
 from lydite.core.request import Request
@@ -69,6 +71,21 @@ def test_the_whole_network_is_never_in_memory_unrounded() -> None:
     peak = mx.get_peak_memory() - before
     assert peak < component.nbytes(mx.float32, 4) + 4 * largest
     assert peak < 0.6 * component.nbytes(mx.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("upcast", [True, False])
+def test_weights_in_memory_are_counted_exactly(dtype: str, upcast: bool, tmp_path: Path) -> None:
+    """Also in float16, in which parts of T5 and most VAEs stay in float32."""
+    folder = shutil.copytree(embedded.MODEL, tmp_path / "model")
+    path = folder / "vae" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"force_upcast": upcast}))
+    for bits in (None, 4):
+        model = Pipeline.open(folder, dtype=dtype, bits=bits).model
+        counted = memory.weights_in_memory(model.components, dtype, bits).weights
+        for name in model.components:
+            loaded = parameters(model.network(name)).values()
+            assert counted[name] == sum(array.nbytes for array in loaded), name
 
 
 def test_a_picture_remembers_bits_and_tiles(tmp_path: Path) -> None:

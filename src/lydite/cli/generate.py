@@ -150,7 +150,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     )
     runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
     notes = [*idle_options(runs[0], typed), *_truncations(pipeline, runs)]
-    if pipeline.model.dtype == "float16" and pipeline.model.widens("vae"):
+    if pipeline.model.dtype == "float16" and pipeline.model.components["vae"].widens:
         notes.append("the VAE runs in float32: it exceeds the range of float16.")
     for note in notes:
         click.echo(f"note: {note}", err=True)

@@ -46,10 +46,10 @@ class MemoryEstimate:
 def weights_in_memory(
     components: Mapping[str, Component], dtype: str, bits: int | None = None
 ) -> MemoryEstimate:
-    """Of the weights alone; the VAE runs in float32 where the others do in float16."""
+    """Of the weights alone."""
     sizes: dict[str, int] = {}
     for name, component in components.items():
-        wide = name == "vae" and dtype == "float16"
+        wide = dtype == "float16" and component.widens
         sizes[name] = component.nbytes(mx.float32 if wide else getattr(mx, dtype), bits)
     return MemoryEstimate(sizes)
 

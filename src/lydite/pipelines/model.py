@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,22 @@ class Component:
         if self.declared is not None and (wrong := contradictions(self.declared, self.formats)):
             raise WeightsError(f"{self.where}: {first_of(wrong, 3, '; ')}.")
 
+    @property
+    def widens(self) -> bool:
+        """Whether the network runs in float32 where the others run in float16.
+
+        A VAE does, because of its range, unless its config denies it (`force_upcast`).
+        """
+        return self.name == "vae" and getattr(self.config, "force_upcast", True)
+
     def nbytes(self, dtype: mx.Dtype, bits: int | None = None) -> int:
         """What its parameters take in memory."""
-        return bytes_in_memory(self.expected, dtype.size, self.formats or self._rounded(bits))
+        formats, total = self.formats or self._rounded(bits), 0
+        keep = self.kind.keep_float32 if dtype == mx.float16 else ()
+        for path, shape in self.expected.items():
+            wide = any(fnmatchcase(path, pattern) for pattern in keep)
+            total += bytes_in_memory({path: shape}, 4 if wide else dtype.size, formats)
+        return total
 
     def _rounded(self, bits: int | None) -> Formats:
         """The weights that are rounded while they are read."""
@@ -242,16 +256,9 @@ class Model:
         """Names of the networks that are in memory now."""
         return tuple(self._loaded)
 
-    def widens(self, name: str) -> bool:
-        """Whether the network runs in float32 where the others run in float16.
-
-        A VAE does, because of its range, unless its config denies it (`force_upcast`).
-        """
-        return name == "vae" and getattr(self.config(name), "force_upcast", True)
-
     def dtype_of(self, name: str) -> mx.Dtype:
         """The dtype of one network."""
-        in_float32 = self.dtype == "float16" and self.widens(name)
+        in_float32 = self.dtype == "float16" and self.components[name].widens
         return mx.float32 if in_float32 else getattr(mx, self.dtype)
 
     def tokenizer(self, encoder: str, length: int | None = None) -> AnyTokenizer:
