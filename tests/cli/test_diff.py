@@ -62,7 +62,12 @@ def test_a_tolerance_of_the_user_wins(folders: dict[str, Path]) -> None:
     assert run(folders["reference"], folders["clean"], "--tolerance", "1e-12").exit_code == 1
 
 
-def test_quantized_lists_layers_and_judges_nothing(folders: dict[str, Path]) -> None:
+def test_quantized_lists_layers_and_judges_nothing(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with TraceWriter(tmp_path / "other", Header()) as writer:
+        writer.add("nothing/in/common", np.ones((3, 5), np.float32))
+    assert run(folders["reference"], tmp_path / "other", "--quantized").exit_code == 2
     result = run(folders["reference"], folders["unbiased"], "--quantized")
     assert result.exit_code == 0 and "accumulated" in result.stdout
     layers = json.loads(

@@ -30,11 +30,11 @@ def same(first: Path, second: Path) -> bool:
 
 def test_every_number_is_remembered_and_replayed(untrained, tmp_path) -> None:
     first, again, plain = (tmp_path / f"{name}.png" for name in ("first", "again", "plain"))
-    numbers = ("--guidance", "5,3.25,2", "--guidance-rescale", 0.7, "--guidance-interval", "0:0.6")
+    numbers = ("--guidance", "3.25,5,2", "--guidance-rescale", 0.7, "--guidance-interval", "0:0.6")
     eta = ("--sampler", "dpm_fast", "--eta", 0.5, "--option", "s_noise=0.9")
     assert draw(untrained, first, *numbers, *eta).exit_code == 0
     request = read_record(first).request
-    assert request.guidance_steps == (5.0, 3.25, 2.0) and request.guidance == 5.0
+    assert request.guidance_steps == (3.25, 5.0, 2.0) and request.guidance == 5.0
     assert (request.guidance_rescale, request.guidance_interval) == (0.7, (0.0, 0.6))
     assert request.options == {"eta": 0.5, "s_noise": 0.9}
     assert run("--from", first, "-m", untrained, "-o", again).exit_code == 0

@@ -10,7 +10,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from lydite import __version__
-from lydite.cli.main import VERBS, lydite
+from lydite.cli.main import VERBS, lydite, main
 from lydite.cli.request_options import typed_arguments
 
 
@@ -37,6 +37,29 @@ def test_the_shell_completes_sampler_names() -> None:
     complete = ShellComplete(lydite, {}, "lydite", "_LYDITE_COMPLETE")
     items = complete.get_completions(["generate", "--sampler"], "dpmpp_2m")
     assert {item.value for item in items} >= {"dpmpp_2m", "dpmpp_2m_sde"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+def test_a_lack_of_memory_is_one_line_and_another_error_is_not_called_so(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(raised: Exception) -> None:
+        raise raised
+
+    monkeypatch.setattr(lydite, "main", lambda **_: fail(error))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "not enough memory" in capsys.readouterr().err
+    monkeypatch.setattr(lydite, "main", lambda **_: fail(RuntimeError("shapes do not fit")))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        main()
 
 
 def test_version_says_what_it_runs_on() -> None:
