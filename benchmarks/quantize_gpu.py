@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--text-tokens", type=int, default=154)
     parser.add_argument("--iterations", type=int, default=16)
     parser.add_argument("--size", type=int, help="side of the picture of a step, in pixels")
-    parser.add_argument("--memory", nargs="+", default=["4GB"], help="of the path, one run each")
+    parser.add_argument(
+        "--memory", nargs="+", default=["4GB"], help="for a call; of the path, one run each"
+    )
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -133,13 +135,14 @@ def run_ours(options: argparse.Namespace) -> None:
     import mlx.core as mx
 
     import lydite  # noqa: F401
+    from lydite.cli.recording import read_bytes
     from lydite.models.mmdit import JointBlock, MMDiTConfig
     from lydite.quantize.methods.reconstruct import Recipe, reconstruct
 
     block = JointBlock(MMDiTConfig(**options.config), 0)
     recipe = Recipe(iterations=options.iterations, batch=options.batch, warm_up=0.0)
     for unit, module in zip(UNITS, (block.attn, block.ff, block.ff_context), strict=True):
-        problem = our_problem(module, draw_inputs(options, unit))
+        problem = our_problem(module, draw_inputs(options, unit), read_bytes(options.memory[0], ""))
         times: list[float] = []
         mx.clear_cache()
         held = mx.get_active_memory()
@@ -152,7 +155,7 @@ def run_ours(options: argparse.Namespace) -> None:
         print(f"  {spent:.1f} s with compilation and held-out errors", flush=True)
 
 
-def our_problem(module: Any, inputs: list[Any]) -> Any:
+def our_problem(module: Any, inputs: list[Any], memory: int) -> Any:
     import mlx.core as mx
 
     from lydite.models.layers import Linear
@@ -170,6 +173,7 @@ def our_problem(module: Any, inputs: list[Any]) -> Any:
     arrays = {f"args.{n}": mx.array(x) for n, x in enumerate(inputs)}
     noisy = {key: x + 0.02 * mx.random.normal(x.shape) for key, x in arrays.items()}
     rows = Rows(list(range(len(inputs[0]))), {}, {}, arrays, noisy)
+    rows.fit(module, memory)
     outputs = rows.forward(module, rows.full)
     ranges: dict[str, Any] = {}
     targets: dict[str, Any] = {}

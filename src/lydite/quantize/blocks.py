@@ -33,7 +33,7 @@ from lydite.trace.mlx_capture import walk
 BATCH = 64  # rows of a call, at most
 CALL_BYTES = 4 * 2**30  # that the values of a call, with their gradients, may take
 # Of each value and each score of attention, how many are in memory while gradients are computed.
-KEPT_VALUES, KEPT_SCORES = 4, 5
+KEPT_VALUES, KEPT_SCORES = 8, 4
 HELD_OUT = 0.125  # share of the samples that only measure the error
 Leaves = dict[str, Any]  # the flattened arguments of a call: arrays and anything else
 _PARENT = re.compile(r"(.*\.\d+)\.[^.]+")
