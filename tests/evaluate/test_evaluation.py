@@ -1,6 +1,6 @@
 """One comparison of two folders: every figure, the cache of features, and the page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lydite.evaluate.evaluation import Evaluation, Networks, Options, evaluate
 from lydite.evaluate.feature_table import feature_table
 from lydite.evaluate.flat_field import residual_noise
 from lydite.evaluate.paired import psnr
-from lydite.evaluate.pictures import common_names, open_source
+from lydite.evaluate.pictures import FolderPictures, common_names, open_source
 from lydite.report.evaluation import _difference, page
 
 
@@ -104,6 +104,49 @@ def test_distances_are_those_of_the_features(tmp_path: Path) -> None:
         "recall_none",
     } <= evaluation.distribution.keys()
     assert any("biased" in warning for warning in evaluation.warnings)
+
+
+class _Clip(_Means):
+    """Looks at brightness: texts are dark or bright."""
+
+    def __call__(self, pixels: NDArray[np.uint8]) -> Mapping[str, NDArray[np.float32]]:
+        return {"image": super().__call__(pixels)["pool3"] - 128}
+
+    def encode_text(self, prompts: Sequence[str]) -> NDArray[np.float32]:
+        return np.array([[1.0 if prompt == "bright" else -1.0] * 3 for prompt in prompts])
+
+
+def _plain(folder: Path, levels: Sequence[int]) -> FolderPictures:
+    """Even pictures of these levels of grey, and what they are called."""
+    folder.mkdir()
+    for number, level in enumerate(levels):
+        Image.new("RGB", (16, 16), (level, level, level)).save(folder / f"{number:02}.png")
+    source = FolderPictures.open(folder)
+    source.prompts = dict.fromkeys(source.names, "bright")
+    return source
+
+
+def test_a_set_that_shows_half_of_the_other_is_precise_and_recalls_half(tmp_path: Path) -> None:
+    dark, bright = range(20, 28), range(220, 228)
+    network: Any = _Means()
+    one, other = _plain(tmp_path / "one", [*dark, *bright]), _plain(tmp_path / "other", dark)
+    found = evaluate(one, other, None, Options(Networks(inception=network)))
+    assert found.distribution["precision_none"].value == 1
+    assert found.distribution["recall_none"].value == 0.5
+    assert found.distribution["fid_none"].n == (16, 8)
+    assert any("sets of two sizes" in warning for warning in found.warnings)
+    common = evaluate(one, other, set(other.names), Options(Networks(inception=network)))
+    assert common.distribution["fid_none"].n == (8, 8)
+    assert common.distribution["fid_none"].value == pytest.approx(0, abs=1e-6)
+    assert not any("sets of two sizes" in warning for warning in common.warnings)
+
+
+def test_a_picture_against_its_prompt_has_a_clip_score_of_0_and_not_below(tmp_path: Path) -> None:
+    network: Any = _Clip()
+    sources = (_plain(tmp_path / name, [level] * 4) for name, level in (("d", 20), ("b", 220)))
+    found = evaluate(*sources, None, Options(Networks(clip=network))).distribution
+    assert found["clip_score_reference"].value == 0
+    assert found["clip_score_candidate"].value == pytest.approx(100)
 
 
 def test_latent_errors_make_a_curve(tmp_path: Path) -> None:
