@@ -143,8 +143,8 @@ def test_a_set_that_shows_half_of_the_other_is_precise_and_recalls_half(tmp_path
 
 def test_a_picture_against_its_prompt_has_a_clip_score_of_0_and_not_below(tmp_path: Path) -> None:
     network: Any = _Clip()
-    sources = (_plain(tmp_path / name, [level] * 4) for name, level in (("d", 20), ("b", 220)))
-    found = evaluate(*sources, None, Options(Networks(clip=network))).distribution
+    dark, bright = (_plain(tmp_path / f"{level}", [level] * 4) for level in (20, 220))
+    found = evaluate(dark, bright, None, Options(Networks(clip=network))).distribution
     assert found["clip_score_reference"].value == 0
     assert found["clip_score_candidate"].value == pytest.approx(100)
 
