@@ -3,12 +3,16 @@
     .venv/bin/python benchmarks/step.py                      the demo's size, on this machine
     .venv/bin/python benchmarks/step.py --threads 1          where others use the machine too
     .venv/bin/python benchmarks/step.py --preset sd3-medium --size 512 --dtype bfloat16 --step-only
+    LYDITE_KERNELS=on .venv/bin/python benchmarks/step.py --check-kernels      on a GPU
 
 A random checkpoint is written once; each side then runs in a process of its own, turn and turn
 about, so that neither warms the other up and peak memory is its own. Ratios are ours / theirs:
 below 1 we are faster. Beside each stands the ratio of CPU times, which other programs disturb
 least, and which compares two sides of one thread each. Needs the `reference` extra. On CUDA both
 sides use the GPU.
+
+`--check-kernels` compares each kernel of `lydite.models.kernels` with its plain form, in all dtypes
+and at odd widths, and measures both; status 1 if one is wrong.
 """
 
 import argparse
@@ -41,9 +45,12 @@ def main() -> None:
     parser.add_argument("--step-only", action="store_true", help="leave the whole image out")
     parser.add_argument("--threads", type=int, help="of either side's CPU arithmetic")
     parser.add_argument("--torch-compile", action="store_true", help="the reference compiled too")
+    parser.add_argument("--check-kernels", action="store_true", help="of this GPU, nothing else")
     parser.add_argument("--side", choices=("ours", "diffusers"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.check_kernels:
+        sys.exit(check_kernels())
     if options.side:
         run = run_ours if options.side == "ours" else run_diffusers
         print(json.dumps(run(options)))
@@ -56,6 +63,84 @@ def main() -> None:
             for side, rows in results.items():
                 rows.append(in_a_process(side, options))
     report(options, results)
+
+
+def check_kernels() -> int:
+    """Largest errors of the kernels and of the plain forms, and the times of both."""
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from lydite.models import kernels
+    from lydite.models.layers import GroupNorm, gelu_tanh, norm_silu
+
+    def add_gated(norm: Any, x: mx.array, y: mx.array, gate: mx.array, *_: Any) -> mx.array:
+        return kernels.add_gated(x, y, gate)
+
+    def norm_modulate(
+        norm: Any, x: mx.array, y: mx.array, gate: mx.array, shift: mx.array, scale: mx.array
+    ) -> mx.array:
+        return kernels.norm_modulate(norm, x, shift=shift, scale=scale)
+
+    def add_norm_modulate(
+        norm: Any, x: mx.array, y: mx.array, gate: mx.array, shift: mx.array, scale: mx.array
+    ) -> mx.array:
+        return kernels.add_norm_modulate(norm, x, y, gate, shift=shift, scale=scale)[1]
+
+    def gelu(norm: Any, x: mx.array, *_: Any) -> mx.array:
+        return gelu_tanh(x)
+
+    def group_norm_silu(
+        norm: Any, x: mx.array, y: mx.array, gate: mx.array, shift: mx.array, _: Any
+    ) -> mx.array:
+        width = x.shape[-1]
+        groups = GroupNorm(width // 8 if width % 8 == 0 else 1, width, eps=1e-6)
+        groups.update({"weight": 1 + gate[0], "bias": shift[0]})
+        return norm_silu(groups, x)
+
+    if not kernels.in_use():
+        print(f"kernels are off on {mx.default_device()}; {kernels.VARIABLE}=on turns them on.")
+        return 2
+    mode, wrong = os.environ.get(kernels.VARIABLE, ""), 0
+    rounding = {mx.float32: 5e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}
+    for dtype, least in rounding.items():
+        for (B, L, D), rows in (((2, 4096, 1536), 2), ((3, 7, 1531), 1), ((2, 5, 40), 2)):
+            x, y = (mx.random.normal((B, L + 1, D)).astype(dtype)[:, 1:] for _ in range(2))
+            vectors = [mx.random.normal((rows, D)).astype(dtype) for _ in range(3)]
+            norm = nn.LayerNorm(D, eps=1e-6, affine=False)
+            arrays = [x, y, *vectors]
+            for call in (add_gated, norm_modulate, add_norm_modulate, gelu, group_norm_silu):
+                fused, seconds = call(norm, *arrays), _seconds(call, norm, *arrays)
+                os.environ[kernels.VARIABLE] = "off"
+                exact = call(norm, *(each.astype(mx.float32) for each in arrays))
+                plain, plain_seconds = call(norm, *arrays), _seconds(call, norm, *arrays)
+                os.environ[kernels.VARIABLE] = mode
+                error, plain_error = (
+                    float((mx.abs(each.astype(mx.float32) - exact) / (1 + mx.abs(exact))).max())
+                    for each in (fused, plain)
+                )
+                limit = max(plain_error, least)  # a kernel rounds less often than the plain form
+                wrong += not error <= limit
+                print(
+                    f"{str(dtype).removeprefix('mlx.core.'):<9} {call.__name__:<18} {B}×{L}×{D}: "
+                    f"error {error:.1e}{'' if error <= limit else ' WRONG'} (plain "
+                    f"{plain_error:.1e}, at most {limit:.1e}), {1e6 * seconds:.1f} µs (plain "
+                    f"{1e6 * plain_seconds:.1f})",
+                    flush=True,
+                )
+    print(f"{wrong} results are wrong" if wrong else "kernels are right")
+    return 1 if wrong else 0
+
+
+def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
+    """Of one call, of 20 in one evaluation."""
+    import mlx.core as mx
+
+    times: list[float] = []
+    for _ in range(4):
+        start = time.perf_counter()
+        mx.eval([run(*arguments) for _ in range(20)])
+        times.append((time.perf_counter() - start) / 20)
+    return min(times)
 
 
 def write_checkpoint(options: argparse.Namespace) -> None:

@@ -56,7 +56,8 @@ def test_no_weight_changes_over_images_previews_debugging_and_an_interruption(pi
         list(pipeline.generate(REQUEST, [4], observer=StepReporter(interrupt)))
     assert hashes(pipeline) == before
     assert "peak memory" in debugger.summary(1.0)[-1]
-    assert any("step 2 transformer uncond + cond" in line and "ms" in line for line in lines)
+    assert "the first" in debugger.summary(1.0)[0]
+    assert any("step 2 latents" in line and "ms" in line for line in lines)
 
 
 def test_the_hash_notices_one_bit(untrained: Path) -> None:

@@ -67,6 +67,7 @@ def examine(folder: Path) -> Report:
     from lydite.core.device import TF32, WINOGRAD, current_device
     from lydite.core.fast_blas import preload
     from lydite.core.files import disk_abilities
+    from lydite.models import kernels
     from lydite.models.numeric_probe import probe
 
     device = current_device()
@@ -77,6 +78,7 @@ def examine(folder: Path) -> Report:
             "shortcuts": device.shortcuts,
             VARIABLE: os.environ.get(VARIABLE, "auto"),
             "variables": {name: os.environ.get(name, "") for name in (TF32, WINOGRAD)},
+            "kernels": kernels.in_use(),
         },
     )
     if sys.platform == "linux" and device.kind == "cpu":
@@ -153,6 +155,8 @@ def _print(report: Report) -> None:
     click.echo(f"{'device':<13}{device['chip']} ({device['kind'].upper()}, {memory}, {chosen})")
     given = ", ".join(f"{name}={value or 'unset'}" for name, value in device["variables"].items())
     click.echo(f"{'fast math':<13}{device['shortcuts']} ({given})")
+    if device["kind"] == "gpu":
+        click.echo(f"{'kernels':<13}{'own, beside those of MLX' if device['kernels'] else 'MLX'}")
     if "blas" in device:
         click.echo(f"{'blas':<13}{device['blas']}")
     for reading in report.numbers:

@@ -127,7 +127,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     _check_image("image", image, options, record)
     _check_image("mask", mask, options, record)
 
-    from lydite.core.device import current_device
+    from lydite.core.device import compiles_kernels_first, current_device
     from lydite.pipelines.memory import fit_in_memory
     from lydite.pipelines.model_files import locate
     from lydite.pipelines.pipeline import Pipeline
@@ -169,6 +169,8 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
             err=True,
         )
     _check_outputs(pipeline, runs, seeds, template, options)
+    if compiles_kernels_first():
+        click.echo("note: MLX compiles kernels while it draws the first picture here.", err=True)
     start = time.perf_counter()
     for each in (pipeline, pipeline.refiner):
         if each is not None:

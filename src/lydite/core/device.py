@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from types import ModuleType
 from typing import Any
 
@@ -99,6 +100,16 @@ def current_device() -> Device:
         tf32=on_gpu and os.environ.get(TF32, "1") != "0",
         winograd=on_gpu and mx.metal.is_available() and os.environ.get(WINOGRAD, "1") != "0",
     )
+
+
+def compiles_kernels_first() -> bool:
+    """Whether MLX has compiled no kernel on this machine yet, which it does while it computes."""
+    mx: Any = import_module("mlx.core")
+    if mx.default_device() != mx.Device(mx.gpu) or not mx.cuda.is_available():
+        return False
+    folder = os.environ.get("MLX_PTX_CACHE_DIR")
+    path = Path(folder) if folder else Path(gettempdir(), "mlx", mx.__version__, "ptx")
+    return not (path.is_dir() and any(path.iterdir()))
 
 
 def _main_memory() -> int:

@@ -12,14 +12,14 @@ import mlx.nn as nn
 import numpy as np
 
 from lydite.core.config import Count, Size
+from lydite.models.kernels import add_gated
 from lydite.models.layers import FeedForward, Linear, gelu_tanh
 from lydite.models.modulation import (
     AdaLayerNorm,
     Modulation,
     TimeTextEmbedding,
+    add_attention_and_feed_forward,
     clip_float16,
-    feed_forward,
-    gate,
 )
 from lydite.models.rotary import JointAttention, Rotation, SelfAttention, rotation
 
@@ -146,10 +146,10 @@ class DoubleBlock(nn.Module):
         attended, text_attended = self.attn(
             self.norm1(image, table), self.norm1_context(text, text_table), positions
         )
-        image = image + gate(attended, table[:, 2])
-        image = feed_forward(image, self.norm2, self.ff, table)
-        text = text + gate(text_attended, text_table[:, 2])
-        text = feed_forward(text, self.norm2_context, self.ff_context, text_table)
+        image = add_attention_and_feed_forward(image, attended, self.norm2, self.ff, table)
+        text = add_attention_and_feed_forward(
+            text, text_attended, self.norm2_context, self.ff_context, text_table
+        )
         return clip_float16(text), image
 
 
@@ -171,7 +171,7 @@ class SingleBlock(nn.Module):
         x = mx.concatenate([text, image], axis=1)  # (B, S+L, D)
         normed = self.norm(x, table)
         parts = [self.attn(normed, positions), gelu_tanh(self.proj_mlp(normed))]
-        x = clip_float16(x + gate(self.proj_out(mx.concatenate(parts, axis=-1)), table[:, 2]))
+        x = clip_float16(add_gated(x, self.proj_out(mx.concatenate(parts, axis=-1)), table[:, 2]))
         return x[:, :S], x[:, S:]
 
 

@@ -13,14 +13,13 @@ import mlx.nn as nn
 import numpy as np
 
 from lydite.core.config import Count, Epsilon, Size
+from lydite.models.kernels import add_gated, norm_modulate
 from lydite.models.layers import Linear, MLPEmbedder, silu, sinusoids, split_heads
 from lydite.models.modulation import (
     AdaLayerNorm,
     Modulation,
+    add_attention_and_feed_forward,
     clip_float16,
-    feed_forward,
-    gate,
-    modulate,
 )
 from lydite.models.rotary import JointAttention, Rotation, attend, rotation
 
@@ -197,15 +196,15 @@ class DoubleBlock(nn.Module):
         text_table: mx.array,
         positions: Rotation,
     ) -> tuple[mx.array, mx.array]:
-        normed = modulate(self.norm1(image), shift=table[:, 0], scale=table[:, 1])
-        text_normed = modulate(
-            self.norm1_context(text), shift=text_table[:, 0], scale=text_table[:, 1]
-        )
+        shift, scale = table[:, 0], table[:, 1]
+        normed = norm_modulate(self.norm1, image, shift=shift, scale=scale)
+        shift, scale = text_table[:, 0], text_table[:, 1]
+        text_normed = norm_modulate(self.norm1_context, text, shift=shift, scale=scale)
         attended, text_attended = self.attn(normed, text_normed, positions)
-        image = image + gate(attended, table[:, 2])
-        image = feed_forward(image, self.norm2, self.ff, table)
-        text = text + gate(text_attended, text_table[:, 2])
-        text = feed_forward(text, self.norm2_context, self.ff_context, text_table)
+        image = add_attention_and_feed_forward(image, attended, self.norm2, self.ff, table)
+        text = add_attention_and_feed_forward(
+            text, text_attended, self.norm2_context, self.ff_context, text_table
+        )
         return clip_float16(text), image
 
 
@@ -237,8 +236,8 @@ class SingleBlock(nn.Module):
         self.attn = ParallelAttention(config)
 
     def __call__(self, x: mx.array, table: mx.array, positions: Rotation) -> mx.array:
-        normed = modulate(self.norm(x), shift=table[:, 0], scale=table[:, 1])
-        return clip_float16(x + gate(self.attn(normed, positions), table[:, 2]))
+        normed = norm_modulate(self.norm, x, shift=table[:, 0], scale=table[:, 1])
+        return clip_float16(add_gated(x, self.attn(normed, positions), table[:, 2]))
 
 
 def gated(x: mx.array) -> mx.array:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from lydite.core.device import GPU_BRANCHES
-from lydite.models import cpu
+from lydite.models import cpu, kernels
 
 
 class Linear(nn.Linear):
@@ -76,20 +76,80 @@ FEW_ROWS = 32
 
 
 def project(x: mx.array, layers: Sequence[nn.Linear]) -> list[mx.array]:
-    """Several linears of one input.
+    """Several linears of one input."""
+    product = joint_product(x, layers)
+    if product is None:
+        return [layer(x) for layer in layers]
+    return list(mx.split(product, len(layers), axis=-1))
 
-    On CUDA as one product, whose weights are joined on the way: a launch costs as much there as a
-    product of the text stream. A quantized or a recorded linear is another class, and called.
+
+def joint_product(x: mx.array, layers: Sequence[nn.Linear]) -> mx.array | None:
+    """Several linears of one input as one product, on CUDA; None elsewhere.
+
+    A launch costs as much there as a product of the text stream. A quantized or a recorded linear
+    is another class, and has to be called.
     """
     if not mx.cuda.is_available() or on_cpu() or any(type(layer) is not Linear for layer in layers):
-        return [layer(x) for layer in layers]
-    weight = mx.concatenate([layer.weight for layer in layers])
-    if "bias" in layers[0]:
-        bias = mx.concatenate([layer.bias for layer in layers])
-        product = mx.addmm(bias, x, weight.T)
-    else:
-        product = x @ weight.T
-    return list(mx.split(product, len(layers), axis=-1))
+        return None
+    joined: _Joined | None = getattr(layers[0], _JOINED, None)
+    if joined is None or not joined.is_of(layers):  # not by `join_weights`, or changed since
+        joined = _Joined(layers)
+    if joined.bias is None:
+        return x @ joined.weight.T
+    return mx.addmm(joined.bias, x, joined.weight.T)
+
+
+def join_weights(network: nn.Module) -> None:
+    """Store what `joint_product` multiplies by; the linears' own weights become parts of it.
+
+    No value changes, and no weight is in memory twice. For CUDA, where it is used.
+    """
+    if not mx.cuda.is_available() or on_cpu():
+        return
+    for module in network.modules():
+        for names in JOINED:
+            layers = [module[name] for name in names if name in module]
+            if len({layer.weight.shape[-1] for layer in layers if type(layer) is Linear}) != 1:
+                layers = layers[1:]  # the queries of a cross-attention have an input of their own
+            if len(layers) < 2 or any(type(layer) is not Linear for layer in layers):
+                continue
+            joined = _Joined(layers)
+            joined.divide(layers)
+            object.__setattr__(layers[0], _JOINED, joined)  # no parameter
+
+
+class _Joined:
+    """Weights and biases of several linears, one below the other."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.weight = mx.concatenate([layer.weight for layer in layers])
+        with_bias = "bias" in layers[0]
+        self.bias = mx.concatenate([layer.bias for layer in layers]) if with_bias else None
+        self._parts: list[tuple[mx.array, mx.array | None]] = []
+
+    def divide(self, layers: Sequence[nn.Linear]) -> None:
+        """Make the weights of the linears parts of the joined ones."""
+        sizes = [layer.weight.shape[0] for layer in layers]
+        ends = [sum(sizes[: index + 1]) for index in range(len(sizes) - 1)]
+        mx.eval(self.weight, *([] if self.bias is None else [self.bias]))
+        for layer, part in zip(layers, mx.split(self.weight, ends), strict=True):
+            layer.weight = part
+        if self.bias is not None:
+            for layer, part in zip(layers, mx.split(self.bias, ends), strict=True):
+                layer.bias = part
+        self._parts = [(layer.weight, layer.get("bias")) for layer in layers]
+        mx.eval([layer.parameters() for layer in layers])
+
+    def is_of(self, layers: Sequence[nn.Linear]) -> bool:
+        return len(layers) == len(self._parts) and all(
+            layer.weight is weight and layer.get("bias") is bias
+            for layer, (weight, bias) in zip(layers, self._parts, strict=True)
+        )
+
+
+_JOINED = "_joined"
+# Linears of an attention that have one input.
+JOINED = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
 
 
 class GELUTanh(nn.Module):
@@ -213,9 +273,22 @@ class GroupNorm(nn.GroupNorm):
 
     def __call__(self, x: mx.array) -> mx.array:
         if not on_cpu():
-            return super().__call__(x)
+            y = self.fused(x)
+            return super().__call__(x) if y is None else y
         y = cpu.group_norm(x, self.weight, self.bias, groups=self.num_groups, eps=self.eps)
         return y.astype(x.dtype)
+
+    def fused(self, x: mx.array, *, silu: bool = False) -> mx.array | None:
+        """By one kernel, and SiLU of it; None where there is no such kernel."""
+        return kernels.group_norm(
+            x, self.weight, self.bias, groups=self.num_groups, eps=self.eps, silu=silu
+        )
+
+
+def norm_silu(norm: GroupNorm, x: mx.array) -> mx.array:
+    """SiLU of the normed x. A recorded norm is another class, and called."""
+    y = norm.fused(x, silu=True) if type(norm) is GroupNorm and not on_cpu() else None
+    return silu(norm(x)) if y is None else y
 
 
 def attention(
@@ -246,6 +319,20 @@ def sliced_attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float) -> 
     return mx.concatenate(slices, axis=2)
 
 
+def computed_if_large(x: mx.array) -> mx.array:
+    """x, computed now if it has more than `LARGE` values and MLX runs on a GPU.
+
+    Before an operation is done MLX keeps what it reads and writes, and many are begun at a time:
+    of a decoder's last block that is several GB.
+    """
+    if x.size > LARGE and not on_cpu():
+        mx.eval(x)
+    return x
+
+
+LARGE = 2**26
+
+
 def gelu(x: mx.array) -> mx.array:
     """x·Φ(x), with the exact normal distribution function Φ."""
     return cpu.gelu(x).astype(x.dtype) if on_cpu() else _gelu(x)
@@ -259,7 +346,10 @@ def _gelu(x: mx.array) -> mx.array:
 
 def gelu_tanh(x: mx.array) -> mx.array:
     """The tanh approximation of GELU."""
-    return cpu.gelu_tanh(x).astype(x.dtype) if on_cpu() else _gelu_tanh(x)
+    if on_cpu():
+        return cpu.gelu_tanh(x).astype(x.dtype)
+    y = kernels.gelu_tanh(x)
+    return _gelu_tanh(x) if y is None else y
 
 
 @partial(mx.compile, shapeless=True)

@@ -5,6 +5,7 @@ Nothing is written into the model at run time. What does not change over the ste
 is computed first and passed in: `modulation`, `positions` and `embed_text`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,12 +14,15 @@ import mlx.nn as nn
 
 from lydite.core.config import Count, Size
 from lydite.core.errors import InputError
+from lydite.models.kernels import add_gated, norm_modulate
 from lydite.models.layers import (
+    JOINED,
     FeedForward,
     Linear,
     attention,
     join_heads,
     join_tokens,
+    joint_product,
     project,
     split_heads,
 )
@@ -26,10 +30,10 @@ from lydite.models.modulation import (
     AdaLayerNorm,
     Modulation,
     TimeTextEmbedding,
-    feed_forward,
-    gate,
-    modulate,
+    add_attention_and_feed_forward,
 )
+
+OF_IMAGE, OF_TEXT = JOINED
 
 
 @dataclass(frozen=True)
@@ -168,21 +172,27 @@ class JointAttention(nn.Module):
 
     def __call__(self, image: mx.array, text: mx.array | None) -> tuple[mx.array, mx.array | None]:
         L = image.shape[1]
-        q, k, v = self._project(image, ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"))
-        if text is not None:
-            added = self._project(
-                text, ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
-            )
-            q, k, v = (
-                join_tokens(x, y)  # image first, as the reference
-                for x, y in zip((q, k, v), added, strict=True)
-            )
+        q, k, v = self._joint(image, text)
         x = attention(q, k, v, scale=self.scale)  # (B, H, L+S, D/H)
         x = join_heads(x)  # (B, L+S, D)
         if text is None:
             return self.to_out[0](x), None
         image, text = x[:, :L], x[:, L:]
         return self.to_out[0](image), self.to_add_out(text) if "to_add_out" in self else None
+
+    def _joint(self, image: mx.array, text: mx.array | None) -> Sequence[mx.array]:
+        """Queries, keys and values of both streams, the image's first, as the reference."""
+        if text is not None and "norm_q" not in self:
+            of_image = joint_product(image, [self[name] for name in OF_IMAGE])
+            of_text = joint_product(text, [self[name] for name in OF_TEXT])
+            if of_image is not None and of_text is not None:  # one copy of each, not of three parts
+                joined = mx.concatenate([of_image, of_text], axis=1)
+                return [split_heads(part, self.heads) for part in mx.split(joined, 3, axis=-1)]
+        parts = self._project(image, OF_IMAGE, ("norm_q", "norm_k"))
+        if text is None:
+            return parts
+        added = self._project(text, OF_TEXT, ("norm_added_q", "norm_added_k"))
+        return [join_tokens(x, y) for x, y in zip(parts, added, strict=True)]
 
     def _project(
         self, x: mx.array, projections: tuple[str, str, str], norms: tuple[str, str]
@@ -217,12 +227,17 @@ class JointBlock(nn.Module):
     ) -> tuple[mx.array, mx.array]:
         normed = self.norm1(image, table)
         attended, text_attended = self.attn(normed, self.norm1_context(text, text_table))
-        residual = gate(attended, table[:, 2])
+        gate = 2
         if "attn2" in self:
-            normed = modulate(self.norm1.norm(image), shift=table[:, 6], scale=table[:, 7])
-            residual = residual + gate(self.attn2(normed, None)[0], table[:, 8])
-        image = feed_forward(image + residual, self.norm2, self.ff, table)
+            shift, scale = table[:, 6], table[:, 7]
+            normed = norm_modulate(self.norm1.norm, image, shift=shift, scale=scale)
+            image = add_gated(image, attended, table[:, gate])
+            attended, gate = self.attn2(normed, None)[0], 8
+        image = add_attention_and_feed_forward(
+            image, attended, self.norm2, self.ff, table, gate=gate
+        )
         if text_attended is not None:
-            text = text + gate(text_attended, text_table[:, 2])
-            text = feed_forward(text, self.norm2_context, self.ff_context, text_table)
+            text = add_attention_and_feed_forward(
+                text, text_attended, self.norm2_context, self.ff_context, text_table
+            )
         return text, image

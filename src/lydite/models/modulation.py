@@ -7,6 +7,7 @@ latents, so a network computes its tables for all steps before the first one.
 import mlx.core as mx
 import mlx.nn as nn
 
+from lydite.models.kernels import add_gated, add_norm_modulate, norm_modulate
 from lydite.models.layers import Linear, MLPEmbedder, silu, sinusoids
 
 Modulation = dict[str, mx.array]  # path of a norm -> its shifts, scales and gates, (B, n, D)
@@ -56,23 +57,26 @@ class AdaLayerNorm(nn.Module):
     def __call__(self, x: mx.array, table: mx.array) -> mx.array:
         """The normed x under the first shift and scale."""
         scale, shift = (0, 1) if self.chunks == 2 else (1, 0)
-        return modulate(self.norm(x), shift=table[:, shift], scale=table[:, scale])
+        return norm_modulate(self.norm, x, shift=table[:, shift], scale=table[:, scale])
 
 
-def modulate(x: mx.array, *, shift: mx.array, scale: mx.array) -> mx.array:
-    """x (B, L, D) scaled and shifted per channel by (B, D) arrays."""
-    return x * (1 + scale[:, None]) + shift[:, None]
+def add_attention_and_feed_forward(
+    x: mx.array,
+    attended: mx.array,
+    norm: nn.LayerNorm,
+    layer: nn.Module,
+    table: mx.array,
+    *,
+    gate: int = 2,
+) -> mx.array:
+    """x plus a gated attention, plus the gated feed-forward of the modulated norm of that sum.
 
-
-def gate(x: mx.array, amount: mx.array) -> mx.array:
-    """x (B, L, D) scaled per channel by (B, D)."""
-    return x * amount[:, None]
-
-
-def feed_forward(x: mx.array, norm: nn.LayerNorm, layer: nn.Module, table: mx.array) -> mx.array:
-    """x plus the gated feed-forward of its modulated norm: chunks 3, 4 and 5 of the table."""
-    normed = modulate(norm(x), shift=table[:, 3], scale=table[:, 4])
-    return x + gate(layer(normed), table[:, 5])
+    The gate of the attention is a chunk of the table; the feed-forward has chunks 3, 4 and 5.
+    """
+    x, normed = add_norm_modulate(
+        norm, x, attended, table[:, gate], shift=table[:, 3], scale=table[:, 4]
+    )
+    return add_gated(x, layer(normed), table[:, 5])
 
 
 def clip_float16(x: mx.array) -> mx.array:

@@ -13,14 +13,13 @@ import numpy as np
 
 from lydite.core.config import Count, Size
 from lydite.core.errors import InputError
+from lydite.models.kernels import norm_modulate
 from lydite.models.layers import FeedForward, Linear, MLPEmbedder, SiLU, sinusoids
 from lydite.models.modulation import (
     AdaLayerNorm,
     Modulation,
+    add_attention_and_feed_forward,
     clip_float16,
-    feed_forward,
-    gate,
-    modulate,
 )
 from lydite.models.rotary import JointAttention, Rotation, rotation
 
@@ -169,13 +168,15 @@ class QwenImageBlock(nn.Module):
         positions: Rotation,
         mask: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        normed = modulate(self.img_norm1(image), shift=table[:, 0], scale=table[:, 1])
-        text_normed = modulate(self.txt_norm1(text), shift=text_table[:, 0], scale=text_table[:, 1])
+        shift, scale = table[:, 0], table[:, 1]
+        normed = norm_modulate(self.img_norm1, image, shift=shift, scale=scale)
+        shift, scale = text_table[:, 0], text_table[:, 1]
+        text_normed = norm_modulate(self.txt_norm1, text, shift=shift, scale=scale)
         attended, text_attended = self.attn(normed, text_normed, positions, mask)
-        image = image + gate(attended, table[:, 2])
-        text = text + gate(text_attended, text_table[:, 2])
-        image = feed_forward(image, self.img_norm2, self.img_mlp, table)
-        text = feed_forward(text, self.txt_norm2, self.txt_mlp, text_table)
+        image = add_attention_and_feed_forward(image, attended, self.img_norm2, self.img_mlp, table)
+        text = add_attention_and_feed_forward(
+            text, text_attended, self.txt_norm2, self.txt_mlp, text_table
+        )
         return clip_float16(text), clip_float16(image)
 
 

@@ -5,7 +5,7 @@ Which networks make up a model, and how they work together, is the business of i
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, InputError, WeightsError, first_of, shown
-from lydite.models.layers import on_cpu
+from lydite.models import kernels
+from lydite.models.layers import join_weights, on_cpu
 from lydite.pipelines.embeddings import Embedding, with_vectors
 from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
@@ -223,11 +224,18 @@ class Model:
 
         No run starts on weights that would only be found wrong at its end.
         """
-        for name, component in self.components.items():
-            if self.low_memory:
-                component.check()
-            else:
-                self.network(name)
+        width, dtype = self._width(), getattr(mx, self.dtype)
+        with kernels.compiled_meanwhile(width, dtype) if width else nullcontext():
+            for name, component in self.components.items():
+                if self.low_memory:
+                    component.check()
+                else:
+                    self.network(name)
+
+    def _width(self) -> int | None:
+        """Channels of the transformer's tokens; None of another network."""
+        config = self.config("transformer") if "transformer" in self else None
+        return getattr(config, "inner_dim", None)
 
     def network(self, name: str) -> Any:
         """The network, loaded now if it is not in memory."""
@@ -238,6 +246,7 @@ class Model:
             if words := self._words(name):
                 tokens = network.text_model.embeddings.token_embedding
                 tokens.weight = with_vectors(tokens.weight, self._known_ids(name), words, name)
+            join_weights(network)
             self._loaded[name] = network
         return self._loaded[name]
 

@@ -128,12 +128,20 @@ class StepReporter(Observer):
 
 
 class Debugger(Observer):
-    """The modes of `--debug`: nan, timing, shapes. NaN stops the run with an exception."""
+    """The modes of `--debug`: nan, timing, shapes. NaN stops the run with an exception.
+
+    Timing waits for a value before and after the steps, and for the first step. The others run as
+    they do without it, one while the next is prepared: their times are those between two of them.
+    """
 
     def __init__(self, modes: set[str], report: Callable[[str], None], network: str) -> None:
         self._modes, self._report, self._network = modes, report, network
         self._last = time.perf_counter()
         self._seconds: dict[str, list[float]] = {}
+        self._steps: list[list[float]] = []  # of each batch
+
+    def begin_batch(self, first: int, seeds: Sequence[int]) -> None:
+        self._steps.append([])
 
     def observe(
         self,
@@ -148,19 +156,27 @@ class Debugger(Observer):
             return value
         label = self._label(stage, name, step)
         facts: list[str] = []
-        if "timing" in self._modes:
-            mx.eval(value)  # MLX is lazy: without this the time would be counted elsewhere
-            seconds = time.perf_counter() - self._last
-            self._seconds.setdefault(stage, []).append(seconds)
-            facts.append(f"{seconds * 1000:9.2f} ms")
-        if "shapes" in self._modes:
+        if "timing" in self._modes and stage not in ("network_output", "prediction"):
+            facts.append(f"{self._timed(stage, value) * 1000:9.2f} ms")
+        if "shapes" in self._modes and stage != "prediction":
             facts.append(f"{tuple(value.shape)} {str(value.dtype).removeprefix('mlx.core.')}")
-        if facts and stage != "prediction":
+        if facts:
             self._report(f"{label:<32} {'  '.join(facts)}")
         if "nan" in self._modes:
             self._require_finite(label, name, value)
-        self._last = time.perf_counter()
         return value
+
+    def _timed(self, stage: Stage, value: mx.array) -> float:
+        """Seconds since the last value."""
+        steps = self._steps[-1] if self._steps else []
+        if stage != "latents" or not steps:
+            mx.eval(value)  # MLX is lazy: without this the time would be counted elsewhere
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        self._seconds.setdefault(stage, []).append(seconds)
+        if stage == "latents":
+            steps.append(seconds)
+        return seconds
 
     def summary(self, load_seconds: float) -> list[str]:
         """With timing: where the seconds of the run went, and the peak of memory."""
@@ -168,18 +184,22 @@ class Debugger(Observer):
             return []
         groups = {
             "text": ("encoder_output", "conditioning"),
-            "steps": ("network_output", "prediction", "latents"),
-            "decode": ("vae_input", "image"),
+            "steps": ("latents", "vae_input"),  # the decoder's input waits for the last step
+            "decode": ("image",),
         }
         totals = {
             title: sum(sum(self._seconds.get(stage, ())) for stage in stages)
             for title, stages in groups.items()
         }
-        calls = self._seconds.get("network_output", [])
-        per_call = f" ({len(calls)} network calls, median {median(calls):.3g} s)" if calls else ""
+        # The second is only handed over while the first has been waited for.
+        later = [seconds for steps in self._steps for seconds in steps[2:]]
+        per_step = ""
+        if self._steps and self._steps[0]:
+            per_step = f" ({sum(map(len, self._steps))}, the first {self._steps[0][0]:.3g} s"
+            per_step += f", median {median(later):.3g} s)" if later else ")"
         return [
             f"load {load_seconds:.2f} s, text {totals['text']:.2f} s, "
-            f"steps {totals['steps']:.2f} s{per_call}, decode {totals['decode']:.2f} s",
+            f"steps {totals['steps']:.2f} s{per_step}, decode {totals['decode']:.2f} s",
             f"peak memory {mx.get_peak_memory() / 2**20:,.0f} MiB (MLX arrays)",
         ]
 

@@ -14,8 +14,9 @@ from lydite.models.layers import (
     Conv2d,
     GroupNorm,
     Linear,
+    computed_if_large,
     double_size,
-    silu,
+    norm_silu,
     sliced_attention,
 )
 
@@ -142,7 +143,7 @@ class Encoder(nn.Module):
         for block in self.down_blocks:
             x = block(x)
         x = self.mid_block(x)
-        return self.conv_out(silu(self.conv_norm_out(x)))
+        return self.conv_out(norm_silu(self.conv_norm_out, x))
 
 
 class Decoder(nn.Module):
@@ -168,7 +169,7 @@ class Decoder(nn.Module):
         x = self.mid_block(self.conv_in(x))
         for block in self.up_blocks:
             x = block(x)
-        return self.conv_out(silu(self.conv_norm_out(x)))
+        return self.conv_out(norm_silu(self.conv_norm_out, x))
 
 
 class DownBlock(nn.Module):
@@ -199,8 +200,8 @@ class UpBlock(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         for resnet in self.resnets:
-            x = resnet(x)
-        return self.upsamplers[0](x) if "upsamplers" in self else x
+            x = computed_if_large(resnet(x))
+        return computed_if_large(self.upsamplers[0](x)) if "upsamplers" in self else x
 
 
 class MidBlock(nn.Module):
@@ -228,8 +229,8 @@ class ResnetBlock(nn.Module):
             self.conv_shortcut = Conv2d(width_in, width, kernel_size=1)
 
     def __call__(self, x: mx.array) -> mx.array:
-        hidden = self.conv1(silu(self.norm1(x)))
-        hidden = self.conv2(silu(self.norm2(hidden)))
+        hidden = self.conv1(norm_silu(self.norm1, x))
+        hidden = self.conv2(norm_silu(self.norm2, hidden))
         return hidden + (self.conv_shortcut(x) if "conv_shortcut" in self else x)
 
 

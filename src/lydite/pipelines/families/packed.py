@@ -47,7 +47,7 @@ class BoundTransformer:
         with observer.all_steps(timesteps.size):
             for prompt in reversed(range(len(texts))):
                 if not (shared_tables and tables):
-                    tables[prompt] = make_tables(timesteps, prompt)
+                    tables[prompt] = self._tables_for(timesteps, prompt)
                 embedded[prompt] = transformer.embed_text(texts[prompt])
         last = tables[len(texts) - 1]
         self._tables = [tables.get(prompt, last) for prompt in range(len(texts))]
@@ -86,8 +86,13 @@ class BoundTransformer:
             tables, step = self._tables[prompt], self._steps[timestep]
         else:
             at = mx.array([timestep], dtype=mx.float32)
-            tables, step = self._make_tables(at, prompt), 0
-        return {path: mx.repeat(table[step], self._batch, axis=0) for path, table in tables.items()}
+            tables, step = self._tables_for(at, prompt), 0
+        return {path: table[step] for path, table in tables.items()}
+
+    def _tables_for(self, timesteps: mx.array, prompt: int) -> Modulation:
+        """For all steps and pictures of a batch: (S, B, n, D) each."""
+        tables = self._make_tables(timesteps, prompt)
+        return {path: mx.repeat(table, self._batch, axis=1) for path, table in tables.items()}
 
 
 def latents(model: Model) -> LatentSpace:

@@ -81,8 +81,9 @@ class BoundMMDiT:
         timesteps = run.schedule.timesteps.astype(np.float32)
         _, height, width = run.shape
         with observer.all_steps(len(timesteps)):
-            self._modulation = transformer.modulation(mx.array(timesteps), self._pooled)
+            tables = transformer.modulation(mx.array(timesteps), self._pooled)
             text = transformer.embed_text(conditioning["text"])
+        self._modulation = _for_batch(tables, batch)  # here, so that a step only takes parts of it
         self._text = mx.repeat(text, batch, axis=0)  # (C*B, S, D)
         self._positions = transformer.positions(height, width)
         mx.eval(self._modulation, self._text, self._positions)
@@ -103,11 +104,15 @@ class BoundMMDiT:
             tables, step = self._modulation, self._steps[timestep]
         else:
             at = mx.array([timestep], dtype=mx.float32)
-            tables, step = self._transformer.modulation(at, self._pooled), 0
-        return {
-            path: mx.repeat(table[step, -prompts:], self._batch, axis=0)
-            for path, table in tables.items()
-        }
+            tables = _for_batch(self._transformer.modulation(at, self._pooled), self._batch)
+            step = 0
+        rows = prompts * self._batch
+        return {path: table[step, -rows:] for path, table in tables.items()}
+
+
+def _for_batch(tables: Modulation, batch: int) -> Modulation:
+    """(S, C, n, D) each to (S, C·B, n, D)."""
+    return {path: mx.repeat(table, batch, axis=1) for path, table in tables.items()}
 
 
 def bind(
