@@ -7,6 +7,7 @@ All pictures of a setting are drawn in one batch, so a GPU needs seconds for the
     python benchmarks/quantize_embedded.py --set SET taqdit:4:channel:8 --iterations 1000
 
 A setting is METHOD:BITS:GROUP[:ACTIVATION_BITS][:OPTION=VALUE]…; options are those of the recipe.
+METHOD:PLAN.json:GROUP has the widths of a plan that `lydite quantize plan --save` wrote.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import Block, BlockRows, Rows, choose_samples, find_blocks
 from lydite.quantize.layers import exchange_layer
 from lydite.quantize.methods.reconstruct import Recipe
-from lydite.quantize.plan import uniform_plan
+from lydite.quantize.plan import read_plan, uniform_plan
 from lydite.quantize.run import (
     DATA_FREE,
     BlockResult,
@@ -101,7 +102,10 @@ def read_setting(text: str, shapes: Any, recipe: Recipe) -> Settings:
     modulation = int(named.pop("modulation", 8))
     recipe = replace(recipe, **{k: type(getattr(recipe, k))(float(v)) for k, v in named.items()})
     size = 0 if group == "channel" else int(group)
-    plan = uniform_plan(shapes, int(bits), size, modulation_bits=modulation)
+    if bits.endswith(".json"):
+        plan = read_plan(Path(bits), shapes)
+    else:
+        plan = uniform_plan(shapes, int(bits), size, modulation_bits=modulation)
     return Settings(method, plan, act, recipe=recipe, **own, **switches)  # pyright: ignore[reportArgumentType]
 
 

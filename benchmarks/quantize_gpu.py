@@ -9,6 +9,7 @@ Parts, each in a process of its own:
     torch, torch-tf32     the same iteration in plain PyTorch: diffusers' modules, float32, eager
     step                  the network in bfloat16 and in 4 bits at 1024²: time and memory
     gptq                  GPTQ of a block, and the search of its ranges
+    path                  calibrate, TaQ-DiT with few iterations, export, run: the commands
 Weights are random; some channels of the inputs and of the activations behind GELU are outliers.
 """
 
@@ -18,14 +19,16 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sd3_gpu import CONFIG, TEXT, TINY
 
-PARTS = ("ours", "ours-tf32", "torch", "torch-tf32", "step", "gptq")
+PARTS = ("ours", "ours-tf32", "torch", "torch-tf32", "step", "gptq", "path")
 WARM_UP = 4
 OUTLIERS = 12  # channels
 ITERATIONS = 20_000  # of TaQ-DiT
@@ -43,6 +46,9 @@ def main() -> None:
     parser.add_argument("--text-tokens", type=int, default=154)
     parser.add_argument("--iterations", type=int, default=16)
     parser.add_argument("--size", type=int, help="side of the picture of a step, in pixels")
+    parser.add_argument(
+        "--memory", nargs="+", default=["4GB"], help="for a call; of the path, one run each"
+    )
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -51,7 +57,7 @@ def main() -> None:
     if options.tiny:
         options.batch, options.rows, options.image_tokens, options.text_tokens = 4, 16, 32, 8
     if options.part:
-        run = {"step": run_step, "gptq": run_gptq}.get(options.part)
+        run = {"step": run_step, "gptq": run_gptq, "path": run_path}.get(options.part)
         run = run or (run_torch if options.part.startswith("torch") else run_ours)
         run(options)
         return
@@ -129,13 +135,14 @@ def run_ours(options: argparse.Namespace) -> None:
     import mlx.core as mx
 
     import lydite  # noqa: F401
+    from lydite.cli.recording import read_bytes
     from lydite.models.mmdit import JointBlock, MMDiTConfig
     from lydite.quantize.methods.reconstruct import Recipe, reconstruct
 
     block = JointBlock(MMDiTConfig(**options.config), 0)
     recipe = Recipe(iterations=options.iterations, batch=options.batch, warm_up=0.0)
     for unit, module in zip(UNITS, (block.attn, block.ff, block.ff_context), strict=True):
-        problem = our_problem(module, draw_inputs(options, unit))
+        problem = our_problem(module, draw_inputs(options, unit), read_bytes(options.memory[0], ""))
         times: list[float] = []
         mx.clear_cache()
         held = mx.get_active_memory()
@@ -148,7 +155,7 @@ def run_ours(options: argparse.Namespace) -> None:
         print(f"  {spent:.1f} s with compilation and held-out errors", flush=True)
 
 
-def our_problem(module: Any, inputs: list[Any]) -> Any:
+def our_problem(module: Any, inputs: list[Any], memory: int) -> Any:
     import mlx.core as mx
 
     from lydite.models.layers import Linear
@@ -166,6 +173,7 @@ def our_problem(module: Any, inputs: list[Any]) -> Any:
     arrays = {f"args.{n}": mx.array(x) for n, x in enumerate(inputs)}
     noisy = {key: x + 0.02 * mx.random.normal(x.shape) for key, x in arrays.items()}
     rows = Rows(list(range(len(inputs[0]))), {}, {}, arrays, noisy)
+    rows.fit(module, memory)
     outputs = rows.forward(module, rows.full)
     ranges: dict[str, Any] = {}
     targets: dict[str, Any] = {}
@@ -393,7 +401,7 @@ def run_gptq(options: argparse.Namespace) -> None:
 
     import lydite  # noqa: F401
     from lydite.quantize.grid import fit_grid
-    from lydite.quantize.methods.gptq import gptq
+    from lydite.quantize.methods.gptq import gptq, prepare_inputs
 
     dim = options.config["caption_projection_dim"]
     # outputs, inputs, how many in a block, how many share a Hessian
@@ -408,7 +416,7 @@ def run_gptq(options: argparse.Namespace) -> None:
         after = time.perf_counter()
         grid = fit_grid(weight, 4, 64, search="mse")
         searched = time.perf_counter()
-        gptq(weight, hessian, grid)
+        gptq(weight, prepare_inputs(hessian), grid)
         end = time.perf_counter()
         spent = {"Hessian": after - start, "ranges": searched - after, "GPTQ": end - searched}
         for name, seconds in spent.items():
@@ -417,6 +425,54 @@ def run_gptq(options: argparse.Namespace) -> None:
         print(f"gptq {outputs} × {inputs}: {line}", flush=True)
     line = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in total.items())
     print(f"gptq, a block of {sum(n for *_, n in shapes)} linears: {line}", flush=True)
+
+
+# The commands
+
+
+def run_path(options: argparse.Namespace) -> None:
+    import mlx.core as mx
+
+    from lydite.cli.main import lydite
+    from lydite.models.mmdit import MMDiTConfig
+    from untrained_sd3 import make_untrained
+
+    def outliers(path: str, normals: Any) -> Any:
+        if normals.ndim < 2:
+            return (0.1 * normals + ("norm" in path and path.endswith("weight"))).astype("float16")
+        weight = normals * (normals.size // normals.shape[0]) ** -0.5
+        if path.endswith("net.0.proj.weight"):
+            weight[:OUTLIERS] *= 10
+        return weight.astype("float16")
+
+    def run(*command: str) -> None:
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        start = time.perf_counter()
+        lydite.main([*command, "--quiet"], standalone_mode=False)
+        took, peak = time.perf_counter() - start, mx.get_peak_memory() / 2**30
+        print(f"{' '.join(command[:2])}: {took:.1f} s, {peak:.2f} GiB peak", flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        start = time.perf_counter()
+        widths = (768, 1280)
+        make_untrained(folder / "model", transformer=MMDiTConfig(**options.config),
+                       clip_widths=widths, clip_heads=(12, 20), draw=outliers)  # fmt: skip
+        print(f"model written: {time.perf_counter() - start:.1f} s", flush=True)
+        (folder / "prompts.txt").write_text("a red fox\na blue hill\nan old tree\n")
+        model, prompts = str(folder / "model"), str(folder / "prompts.txt")
+        size = f"{options.size}x{options.size}"
+        run("calibrate", "run", "-m", model, "--prompts", prompts, "--images", "4", "--steps", "8",
+            "--size", size, "--out", f"{folder}/set")  # fmt: skip
+        for memory in options.memory:
+            run("quantize", model, "--method", "taqdit", "--bits", "4", "--group", "channel",
+                "--act-bits", "8", "--set", f"{folder}/set", "--memory", memory,
+                "--iterations", str(options.iterations), "--eval-prompts", prompts,
+                "--eval-images", "2", "--out", f"{folder}/{memory}")  # fmt: skip
+        made = f"{folder}/{options.memory[-1]}"
+        run("generate", "a red fox", "--model", made, "--steps", "8", "--size", size,
+            "--out", f"{folder}/fox.png")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,6 +9,12 @@
     ...                                           --stage evaluate
     ...                                           --stage export --folder embedded-model
 
+Another tiny SD3, with the VAE and the judge of a finished one:
+
+    ...  --work runs/other --stage reuse --folder src/lydite/embedded/model
+    ...  --work runs/other --stage transformer --width 256 --depth 4 --scenes 300000 --seconds 360
+    ...  --work runs/other --stage export --width 256 --depth 4 --folder other-model
+
 Each stage reads what the earlier ones left in --work, so they can run as separate short calls.
 --seconds is the time of the whole call: training takes what its preparation leaves. A second round
 starts from the weights of the first, on other scenes with more objects in them. With --tiny
@@ -27,7 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -116,7 +122,10 @@ def main() -> None:
     parser.add_argument("--round", type=int, default=1, help="of the transformer's training")
     parser.add_argument("--from-fraction", type=float, default=0.0, help="> 0 resumes")
     parser.add_argument("--to-fraction", type=float, default=1.0, help="of the schedule")
-    parser.add_argument("--folder", type=Path, help="where `export` writes the model")
+    parser.add_argument("--folder", type=Path, help="where `export` writes the model, and `reuse` "
+                        "reads one")  # fmt: skip
+    for size in ("width", "depth", "scenes"):
+        parser.add_argument(f"--{size}", type=int, help="other than the recipe's")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, for a CPU")
     args = parser.parse_args()
@@ -126,7 +135,8 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     allow_tf32(True)
     LOG.info("stage %s: %s", args.stage, " ".join(sys.argv[1:]))
-    STAGES[args.stage](args, TINY if args.tiny else Recipe())
+    sizes = {key: getattr(args, key) for key in ("width", "depth", "scenes") if getattr(args, key)}
+    STAGES[args.stage](args, replace(TINY if args.tiny else Recipe(), **sizes))
     device = torch.cuda.get_device_name() if CUDA else "a CPU"
     LOG.info("stage %s done, torch %s on %s", args.stage, torch.__version__, device)
 
@@ -486,6 +496,15 @@ def load_vae(args: argparse.Namespace, recipe: Recipe) -> AutoencoderKL:
     known = read_record(args)["vae"]
     vae.register_to_config(**{key: known[key] for key in ("shift_factor", "scaling_factor")})
     return vae
+
+
+def reuse(args: argparse.Namespace, recipe: Recipe) -> None:
+    """Take the VAE and the judge of a finished model."""
+    known = AutoencoderKL.from_pretrained(args.folder / "vae")
+    save_half({"": known}, args.work / "vae.safetensors")
+    scale = {key: known.config[key] for key in ("shift_factor", "scaling_factor")}
+    record(args, "vae", scale)
+    save_file(load_file(args.folder / "judge.safetensors"), args.work / "judge.safetensors")
 
 
 # --- judge ----------------------------------------------------------------------------------------
@@ -1217,6 +1236,7 @@ def synchronize() -> None:
 
 
 STAGES = {
+    "reuse": reuse,
     "vae": train_vae,
     "judge": train_judge,
     "transformer": train_transformer,

@@ -32,7 +32,7 @@ REQUEST = Request(prompt="a red star", steps=3, width=32, height=48, text_length
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("flux")
-    return {name: tiny_flux.make_pipeline(root / name, name) for name in ("dev", "schnell")}
+    return {name: tiny_flux.make_pipeline(root / name, name) for name in tiny_flux.VARIANTS}
 
 
 def guidance(request: Request) -> dict[str, Any]:
@@ -112,6 +112,43 @@ def test_inpainting_means_what_it_means_in_diffusers(folders, strength: float) -
     images = {"image": Image.fromarray(pixels), "mask_image": Image.fromarray(mask)}
     image = draw_reference(other, request, 5, **images, strength=strength, **guidance(request))
     assert off_by(draw_port(pipeline, request, 5, image=pixels, mask=mask), image) <= 1
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_fill_draws_under_a_mask_as_in_diffusers(folders, strength: float) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 32, 3), dtype=np.uint8)
+    mask = np.zeros((48, 32), np.uint8)
+    mask[7:31, 9:23] = 255  # not at the edges of latents
+    pipeline = Pipeline.open(folders["fill"])
+    assert (pipeline.defaults.steps, pipeline.defaults.guidance) == (50, 30.0)
+    request = pipeline.plan(REQUEST.replace(strength=strength, steps=4), pixels, mask).request
+    images = {"image": Image.fromarray(pixels), "mask_image": Image.fromarray(mask)}
+    reference = load_reference("FluxFillPipeline", folders["fill"])
+    image = draw_reference(
+        reference, request, 5, **images, strength=strength, guidance_scale=request.guidance
+    )
+    picture = draw_port(pipeline, request, 5, image=pixels, mask=mask)
+    assert off_by(picture, image) <= 1
+    batch = pipeline.generate(request, [4, 5], image=pixels, mask=mask, batch=2)
+    assert np.abs(list(batch)[1].pixels.astype(int) - picture).max() <= 1
+    with pytest.raises(InputError, match="--mask"):
+        pipeline.plan(REQUEST, pixels)
+
+
+def test_parity_of_fill(folders, tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    Image.fromarray(pixels[..., 0]).save(tmp_path / "mask.png")
+    options = ("--image", tmp_path / "image.png", "--mask", tmp_path / "mask.png")
+    options += ("--steps", 2, "--text-length", 12)
+    verdict = parity(folders["fill"], "a red star", *options)
+    assert verdict["verdict"] == "agree", verdict["sentence"]
+    with pytest.raises(InputError, match="takes no negative prompt"):
+        parity(folders["fill"], "a red star", *options, "-n", "snow")
 
 
 @pytest.mark.parametrize("prompt", ["", "🦊 (red:1.2) [blue]", "一只红色的狐狸", "star " * 600])
@@ -267,8 +304,8 @@ def test_the_authors_file_draws_the_same(original, tmp_path: Path, prefix: str) 
     assert run("audit", tmp_path / "flux.safetensors").exit_code == 0
 
 
-def test_a_model_for_filling_is_refused(folders, tmp_path: Path) -> None:
-    """Its transformer takes the masked image beside the latents."""
+def test_a_transformer_with_another_input_is_refused(folders, tmp_path: Path) -> None:
+    """The pixels of a mask depend on the VAE's factor."""
     import shutil
 
     folder = tmp_path / "fill"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lydite.quantize.grid import fit_grid
-from lydite.quantize.methods.gptq import gptq
+from lydite.quantize.methods.gptq import gptq, prepare_inputs
 from lydite.quantize.methods.hqq import POWER, hqq_grid
 
 
@@ -32,7 +32,7 @@ def test_gptq_comes_close_to_the_best_of_all_combinations() -> None:
             values = grid.scales[row] * choices + grid.offsets[row]
             changes = values - weight[row]
             best += np.einsum("ni,ij,nj->n", changes, hessian, changes).min()
-        integers, _ = gptq(weight, hessian, grid)
+        integers, _ = gptq(weight, prepare_inputs(hessian), grid)
         nearest = output_error(x, weight, grid.values(grid.round(weight)))
         ratios.append((output_error(x, weight, grid.values(integers)) / best, nearest / best))
     found, nearest = np.mean(ratios, axis=0)
@@ -48,7 +48,7 @@ def test_gptq_halves_the_error_of_correlated_inputs(bits: int, group: int | None
     x, unseen = inputs[:512], inputs[512:]
     weight = generator.standard_normal((16, 160)).astype(np.float32)
     grid = fit_grid(weight, bits, group)
-    integers, made_up = gptq(weight, x.T @ x, grid)
+    integers, made_up = gptq(weight, prepare_inputs(x.T @ x), grid)
     nearest = output_error(unseen, weight, grid.values(grid.round(weight)))
     assert output_error(unseen, weight, grid.values(integers)) < 0.5 * nearest
     np.testing.assert_array_equal(grid.round(made_up), integers)
@@ -62,7 +62,7 @@ def test_columns_that_are_updated_together_change_nothing(monkeypatch: pytest.Mo
     found: list[Any] = []
     for columns in (1, 7, 32, 96):
         monkeypatch.setattr("lydite.quantize.methods.gptq.COLUMNS", columns)
-        found.append(gptq(weight, x.T @ x, grid)[0])
+        found.append(gptq(weight, prepare_inputs(x.T @ x), grid)[0])
     for each in found[1:]:
         np.testing.assert_array_equal(each, found[0])
 
@@ -70,7 +70,7 @@ def test_columns_that_are_updated_together_change_nothing(monkeypatch: pytest.Mo
 def test_gptq_of_independent_inputs_is_rounding_to_nearest() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     grid = fit_grid(weight, 3, 32)
-    integers, _ = gptq(weight, np.eye(32), grid)
+    integers, _ = gptq(weight, prepare_inputs(np.eye(32)), grid)
     np.testing.assert_array_equal(integers, grid.round(weight))
 
 
@@ -80,7 +80,7 @@ def test_gptq_takes_inputs_that_never_occur() -> None:
     x[:, 5] = 0
     weight = generator.standard_normal((4, 32)).astype(np.float32)
     grid = fit_grid(weight, 4, 32)
-    integers, _ = gptq(weight, x.T @ x, grid)
+    integers, _ = gptq(weight, prepare_inputs(x.T @ x), grid)
     np.testing.assert_array_equal(integers[:, 5], grid.round(weight)[:, 5])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from lydite.models.layers import Linear, gelu_tanh
 from lydite.quantize.activations import InputRange, plain_range, time_aware_range
-from lydite.quantize.blocks import Rows
+from lydite.quantize.blocks import KEPT_SCORES, KEPT_VALUES, Rows
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.methods import reconstruct as method
 from lydite.quantize.methods.reconstruct import (
@@ -226,6 +226,30 @@ def test_the_loss_does_not_depend_on_the_number_of_tokens() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_a_batch_in_pieces_gives_the_same_losses() -> None:
+    recipe = replace(SHORT, iterations=20, rounding_rate=1e-3, keep=0.0, mix=0.0)
+    found: dict[int, list[float]] = {}
+    for rows in (64, 5):  # of a call; the batch of 16 is whole, or in pieces of 4
+        problem, losses = problem_of(3, 8), found.setdefault(rows, [])
+        problem.rows[0].at_once = rows
+        reconstruct(problem, recipe, tick=lambda _, loss, losses=losses: losses.append(loss))
+    assert found[5] == pytest.approx(found[64], rel=1e-3)
+
+
+def test_a_call_takes_as_many_rows_as_fit() -> None:
+    problem = problem_of(3, None)
+    (rows,) = problem.rows
+    row = 4 * KEPT_VALUES * TOKENS * (2 * WIDTH + WIDTH + WIDTH)  # of both linears and the module
+    rows.fit(problem.module, 10 * row)
+    assert rows.at_once == 10
+    assert [part.stop - part.start for part in rows.batches(0, 25)] == [10, 10, 5]
+    rows.fit(problem.module, 1)
+    assert rows.at_once == 1
+    problem.module.heads = 2
+    rows.fit(problem.module, 10 * row + 10 * 4 * KEPT_SCORES * 2 * TOKENS**2)
+    assert rows.at_once == 10
+
+
 def test_learned_scales_are_those_of_the_finished_layers() -> None:
     recipe = replace(SHORT, iterations=30, scale_rate=3e-3)
     learned = reconstruct(problem_of(3, 3), recipe)
@@ -235,4 +259,4 @@ def test_learned_scales_are_those_of_the_finished_layers() -> None:
         for name, weight in learned.weights.items()
     )
     problem.install({name: weight.layer() for name, weight in learned.weights.items()})
-    assert problem.error() == pytest.approx(learned.after, rel=1e-3)
+    assert problem.error() == pytest.approx(learned.after, rel=5e-3)  # scales are float16

@@ -35,26 +35,28 @@ def make_transformer(variant: str, **options: Any) -> Any:
 
 
 def make_pipeline(folder: Path, variant: str = "dev", **options: Any) -> Path:
-    """A whole FluxPipeline folder in diffusers' layout: CLIP without projection, T5, 4× VAE."""
+    """A whole pipeline's folder in diffusers' layout: CLIP without projection, T5, 4× VAE."""
     import torch
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxFillPipeline, FluxPipeline
     from transformers import CLIPTextModel
 
     torch.manual_seed(0)
     vocabulary = tiny_sd3.write_clip_tokenizer(folder / "seed_tokenizer", pad="<|endoftext|>")
     config = tiny_sd3.make_clip(vocabulary, 16, 2, "quick_gelu").config
     t5 = tiny_sd3.make_t5()
-    pipeline = FluxPipeline(
+    # Fill's takes two times 16 latents and 4 × 4 pixels of the mask, at 2 × 2 positions
+    channels = {"in_channels": 192, "out_channels": 64} if variant == "fill" else {}
+    pipeline = (FluxFillPipeline if variant == "fill" else FluxPipeline)(
         transformer=make_transformer(
             variant,
-            in_channels=64,
+            **{"in_channels": 64, **channels},
             joint_attention_dim=t5.config.d_model,
             pooled_projection_dim=16,
             **options,
         ),
         vae=tiny_sd3.make_vae(use_quant_conv=False, use_post_quant_conv=False),
         scheduler=FlowMatchEulerDiscreteScheduler(
-            shift=3.0 if variant == "dev" else 1.0, use_dynamic_shifting=variant == "dev"
+            shift=1.0 if variant == "schnell" else 3.0, use_dynamic_shifting=variant != "schnell"
         ),
         text_encoder=tiny_sd3.randomize(CLIPTextModel(config)),
         tokenizer=tiny_sd3.clip_tokenizer(folder / "seed_tokenizer"),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import ConfigError, shown
 from lydite.core.request import Request
+from lydite.pipelines.inpainting import Mask, mask_channels
 from lydite.pipelines.model import Component, Kind, LoadTokenizer, Model
 from lydite.pipelines.observer import Observer
 from lydite.pipelines.picture import Pixels
@@ -224,6 +225,10 @@ class Family:
     refines: bool = False  # a second model of the family may run the last steps
     # What a model cannot draw without: "image", and "mask" where its network takes it.
     needs: Callable[[Model], tuple[str, ...]] = lambda model: ()
+    # Of a network that takes a mask: what it is given beside the latents, and whether the image is
+    # encoded even where nothing of it stays, which draws from the generator.
+    mask_channels: Callable[[Mask, mx.array, int], mx.array] = mask_channels
+    encodes_unused_image: bool = False
     names: TraceNames = TraceNames()
     blocks: tuple[BlockRule, ...] = ()
     single_file: "SingleFile | None" = None

@@ -2,7 +2,7 @@
 
 Reference: diffusers 0.42.1, pipelines/stable_diffusion/pipeline_stable_diffusion_inpaint.py. A
 plain model draws everything, and after each step the rest is replaced by the picture with noise. A
-model with 9 input channels is shown the mask and the rest of the picture instead.
+model with 9 input channels, or FLUX.1-Fill, is shown the mask and the rest of the picture instead.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Inpainting:
     prediction: Prediction
     clean: mx.array | None = None  # latents of the picture, (B, h, w, C); None: nothing is replaced
     noise: mx.array | None = None  # the noise of the start
-    channels: mx.array | None = None  # what the network takes beside the latents: (B, h, w, 1 + C)
+    channels: mx.array | None = None  # what the network takes beside the latents: (B, h, w, …)
 
     def blend(self, x: mx.array, sigma: float) -> mx.array:
         """Latents at `sigma`, outside of the mask those of the picture."""
@@ -72,3 +72,9 @@ def latent_mask(mask: Mask, factor: int) -> mx.array:
     """One pixel of the binary mask for each of the latents: (1, h, w, 1)."""
     binary = (mask[::factor, ::factor] >= 128).astype(np.float32)
     return mx.array(binary)[None, :, :, None]
+
+
+def mask_channels(mask: Mask, rest: mx.array, factor: int) -> mx.array:
+    """One pixel of the mask, then the latents of the rest (B, h, w, C): (B, h, w, 1 + C)."""
+    shown = mx.broadcast_to(latent_mask(mask, factor), (*rest.shape[:-1], 1))
+    return mx.concatenate([shown, rest], axis=-1)

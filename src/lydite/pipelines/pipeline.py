@@ -598,7 +598,8 @@ class Pipeline:
         whole = run.mask is not None and run.request.strength == 1  # nothing of the image stays
         clean = None
         starts = self.family.image == "start"
-        if run.image is not None and starts and not (whole and takes_mask):
+        unused = whole and takes_mask and not self.family.encodes_unused_image
+        if run.image is not None and starts and not unused:
             scaled = run.image.astype(np.float32) / 127.5 - 1
             clean = self._encode_image(scaled, noise.first(), observer)
         normals = observer.observe("noise", noise.first())
@@ -611,8 +612,8 @@ class Pipeline:
         mask, drawn = latent_mask(run.mask, self.latents.factor), noise.first()
         if not takes_mask:
             return noise, x, Inpainting(mask, run.prediction, clean, normals)
-        masked = self._encode_image(hide(run.image, run.mask), drawn, observer)
-        channels = mx.concatenate([mx.broadcast_to(mask, (*masked.shape[:-1], 1)), masked], axis=-1)
+        rest = self._encode_image(hide(run.image, run.mask), drawn, observer)
+        channels = self.family.mask_channels(run.mask, rest, self.latents.factor)
         return noise, x, Inpainting(mask, run.prediction, channels=channels)
 
     def _encode_image(

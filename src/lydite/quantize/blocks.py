@@ -30,7 +30,10 @@ from lydite.quantize.calls import watch_calls
 from lydite.quantize.layers import exchange_layer, layer_at
 from lydite.trace.mlx_capture import walk
 
-BATCH = 64  # rows of a call
+BATCH = 64  # rows of a call, at most
+CALL_BYTES = 4 * 2**30  # that the values of a call, with their gradients, may take
+# Of each value and each score of attention, how many are in memory while gradients are computed.
+KEPT_VALUES, KEPT_SCORES = 8, 4
 HELD_OUT = 0.125  # share of the samples that only measure the error
 Leaves = dict[str, Any]  # the flattened arguments of a call: arrays and anything else
 _PARENT = re.compile(r"(.*\.\d+)\.[^.]+")
@@ -77,6 +80,7 @@ class Rows:
     shared: dict[str, mx.array]
     full: dict[str, mx.array]
     quantized: dict[str, mx.array]
+    at_once: int = BATCH  # rows of a call
 
     def __len__(self) -> int:
         return len(next(iter((self.full or self.shared).values())))
@@ -101,7 +105,26 @@ class Rows:
     def batches(self, first: int = 0, stop: int | None = None) -> Iterator[slice]:
         """Rows in pieces of one call."""
         stop = len(self) if stop is None else stop
-        return (slice(n, min(n + BATCH, stop)) for n in range(first, stop, BATCH))
+        return (slice(n, min(n + self.at_once, stop)) for n in range(first, stop, self.at_once))
+
+    def fit(self, module: Any, budget: int) -> None:
+        """Let calls of the module take as many rows as fit the budget of bytes."""
+        values = scores = 0
+
+        def count(path: str, args: Any, kwargs: Any, output: Any) -> Any:
+            nonlocal values, scores
+            arrays = output_arrays(output)
+            values += sum(array.size for array in arrays)
+            tokens = sum(array.size // array.shape[-1] for array in arrays)
+            scores += getattr(inside[path], "heads", 0) * tokens**2
+            return output
+
+        inside = dict(walk(module))
+        with watch_calls(inside, count):
+            mx.eval(self.call(module, self.arrays(self.full, slice(0, 1))))
+        self.at_once = max(
+            1, min(BATCH, budget // (4 * (KEPT_VALUES * values + KEPT_SCORES * scores)))
+        )
 
     def forward(self, module: Any, side: Mapping[str, mx.array]) -> list[mx.array]:
         """What a module, as it is now, returns for all rows."""
@@ -173,7 +196,9 @@ class BlockRows:
         opened: CalibrationSet,
         samples: Sequence[Row],
         tick: Callable[[], None] = lambda: None,
+        call_bytes: int = CALL_BYTES,
     ) -> None:
+        self.call_bytes = call_bytes
         self._opened, self._samples, self._tick = opened, samples, tick
         self.network = network(pipeline)
         self.blocks = find_blocks(pipeline.family, self.network)
@@ -204,6 +229,8 @@ class BlockRows:
                 del self._others[block.path]
             else:
                 rows = self._captured(block)
+            for each in rows:
+                each.fit(block.module, self.call_bytes)
             yield block, rows
             previous = block
 
@@ -393,6 +420,7 @@ def capture_unit(
             source.install(finished)
             _, quantized, _ = _unit_calls(each, block, unit, each.quantized)
             found.append(Rows(each.samples, fixed, {}, full, quantized))
+            found[-1].fit(unit, source.call_bytes)
             wanted.append(outputs)
     source.install(finished)
     return found, wanted

@@ -13,7 +13,7 @@ from lydite import __version__
 from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize.blocks import BlockRows, find_blocks
+from lydite.quantize.blocks import CALL_BYTES, BlockRows, find_blocks
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.dwq import TuneRecipe, tune
 from lydite.quantize.provenance import Provenance, UnitError
@@ -49,6 +49,7 @@ def quantize_network(
     settings: Settings,
     work: Work,
     *,
+    call_bytes: int = CALL_BYTES,
     on_sample: Callable[[], None] = lambda: None,
     on_step: Callable[[str, int, float], None] = lambda unit, step, loss: None,
     on_block: Callable[[BlockResult], None] = lambda result: None,
@@ -56,7 +57,7 @@ def quantize_network(
     """The results of all blocks; those that are in the folder of work are taken from there."""
     finished, results = work.results(), list[BlockResult]()
     for number, result in enumerate(
-        _results(pipeline, opened, samples, settings, finished, on_sample, on_step)
+        _results(pipeline, opened, samples, settings, finished, call_bytes, on_sample, on_step)
     ):
         if result.path not in finished:
             work.add(number, result)
@@ -71,6 +72,7 @@ def _results(
     samples: Sequence[Row],
     settings: Settings,
     finished: Mapping[str, BlockResult],
+    call_bytes: int,
     on_sample: Callable[[], None],
     on_step: Callable[[str, int, float], None],
 ) -> Iterator[BlockResult]:
@@ -87,7 +89,7 @@ def _results(
                 block.path, round_layers(layers, settings)
             )
         return
-    rows = BlockRows(pipeline, opened, samples, on_sample)
+    rows = BlockRows(pipeline, opened, samples, on_sample, call_bytes)
     try:
         yield from quantize_blocks(
             rows, pipeline.family, settings, finished=finished, on_step=on_step

@@ -1,9 +1,12 @@
 """Which range of values a grid covers: all of them, a percentile, or what makes least error."""
 
-from typing import Literal
+from typing import Any, Literal
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from lydite.models.layers import on_cpu
 
 Range = Literal["minmax", "percentile", "mse"]
 RANGES: tuple[Range, ...] = ("minmax", "percentile", "mse")
@@ -31,16 +34,20 @@ def _least_error(values: Floats, bits: int, low: Floats, high: Floats) -> tuple[
     """The share of the range, around its middle, whose rounding error is least."""
     middle, half = (low + high) / 2, (high - low) / 2
     best, best_half = np.full(low.shape, np.inf, np.float32), half
+    tried = values if on_cpu() else mx.array(values)
     for share in np.linspace(1, SMALLEST, CANDIDATES, dtype=np.float32):
-        error = rounding_error(values, middle - share * half, middle + share * half, bits)
+        error = rounding_error(tried, middle - share * half, middle + share * half, bits)
         best_half = np.where(error < best, share * half, best_half).astype(np.float32)
         best = np.minimum(error, best)
     return (middle - best_half).astype(np.float32), (middle + best_half).astype(np.float32)
 
 
-def rounding_error(values: Floats, low: Floats, high: Floats, bits: int) -> Floats:
+def rounding_error(values: Floats | mx.array, low: Floats, high: Floats, bits: int) -> Floats:
     """The mean of |error| ** 2.4 of rounding to 2 ** bits values from low to high."""
     most = 2**bits - 1
-    scale = np.maximum((high - low) / most, 1e-12)[..., None]
-    steps = np.clip(np.rint((values - low[..., None]) / scale), 0, most)
-    return (np.abs(values - (steps * scale + low[..., None])) ** POWER).mean(axis=-1)
+    scale, offset = np.maximum((high - low) / most, 1e-12)[..., None], low[..., None]
+    x: Any = mx if isinstance(values, mx.array) else np
+    if x is mx:
+        scale, offset = mx.array(scale), mx.array(offset)
+    steps = x.clip(x.round((values - offset) / scale), 0, most)
+    return np.array((x.abs(values - (steps * scale + offset)) ** POWER).mean(axis=-1))

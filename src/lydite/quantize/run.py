@@ -24,7 +24,7 @@ from lydite.quantize.calls import watch_calls
 from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.awq import fold_scales, value_pairs
-from lydite.quantize.methods.gptq import gptq
+from lydite.quantize.methods.gptq import Inputs, gptq, prepare_inputs
 from lydite.quantize.methods.hqq import hqq_grid
 from lydite.quantize.methods.low_rank import low_rank
 from lydite.quantize.methods.reconstruct import Problem, Recipe, Target, reconstruct
@@ -182,15 +182,15 @@ class _Block:
             weights = nearest
             inputs = self._input_range(stage) if self.settings.act_bits else None
             if self.settings.method == "gptq":
-                hessian = self._hessian(stage[0], inputs)
-                weights = {path: self._gptq(path, hessian, inputs) for path in stage}
+                known = self._known_inputs(stage[0], inputs)
+                weights = {path: self._gptq(path, known, inputs) for path in stage}
             elif self.settings.method in ("hqq", "awq") or self.settings.rank or inputs is not None:
                 weights = {path: self._plain(path, inputs) for path in stage}
             self._finish({path: weights[path] for path in stage})
         self.result.errors.append(UnitError(self.block.path, before, problem.error()))
 
-    def _hessian(self, path: str, inputs: InputRange | None) -> NDArray[np.float64]:
-        """The sum of x·xᵀ over the inputs of a linear behind quantized blocks."""
+    def _known_inputs(self, path: str, inputs: InputRange | None) -> Inputs:
+        """For GPTQ: the sum of x·xᵀ over the inputs of a linear behind quantized blocks."""
         sums: list[NDArray[np.float64]] = []
 
         def add(_: str, args: Any, kwargs: Any, output: Any) -> Any:
@@ -202,7 +202,7 @@ class _Block:
             return output
 
         self._run_learned(path, add)
-        return sums[0]
+        return prepare_inputs(sums[0])
 
     def _run_learned(self, path: str, on_call: Any, most: int = 0) -> None:
         """Run the block, as it is now, on the rows to learn from; report a linear's calls."""
@@ -212,11 +212,9 @@ class _Block:
                 for batch in rows.batches(0, stop):
                     mx.eval(rows.call(self.block.module, rows.arrays(rows.quantized, batch)))
 
-    def _gptq(
-        self, path: str, hessian: NDArray[np.float64], inputs: InputRange | None
-    ) -> QuantizedWeight:
+    def _gptq(self, path: str, known: Inputs, inputs: InputRange | None) -> QuantizedWeight:
         target = self._target(path, inputs)
-        integers, _ = gptq(target.weight, hessian, target.grid)
+        integers, _ = gptq(target.weight, known, target.grid)
         return _result(target, integers, inputs)
 
     def _plain(self, path: str, inputs: InputRange | None) -> QuantizedWeight:
@@ -308,10 +306,10 @@ class _Block:
             own = [path for path in stage if path in targets]
             if not own:
                 continue
-            hessian = self._hessian(own[0], ranges.get(targets[own[0]].inputs or ""))
+            known = self._known_inputs(own[0], ranges.get(targets[own[0]].inputs or ""))
             for path in own:
                 target = targets[path]
-                integers, target.start = gptq(target.weight, hessian, target.grid)
+                integers, target.start = gptq(target.weight, known, target.grid)
                 self.source.install(
                     {path: _result(target, integers, ranges.get(target.inputs or "")).layer()}
                 )

@@ -1,10 +1,15 @@
 """FLUX.1 on diffusers."""
 
 from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
+from lydite.core.config import read_json
 from lydite.core.request import Request
 from lydite.reference.family import ReferenceFamily
+
+FILL = "FluxFillPipeline"
 
 
 def pipeline_class(
@@ -30,6 +35,30 @@ def pipeline_class(
             return cls.from_pretrained(folder, transformer=transformer, **options)
 
     return Pipeline
+
+
+def _mask_pipeline_class() -> type:
+    class Chosen:
+        """The class for inpainting that the model's index asks for."""
+
+        @staticmethod
+        def from_pretrained(folder: Any, **options: Any) -> Any:
+            return _class_for(folder).from_pretrained(folder, **options)
+
+        @staticmethod
+        def from_single_file(path: str, **options: Any) -> Any:
+            return _class_for(options["config"]).from_single_file(path, **options)
+
+    def _class_for(folder: Any) -> Any:
+        fills = read_json(Path(folder) / "model_index.json").get("_class_name") == FILL
+        return pipeline_class(FILL if fills else "FluxInpaintPipeline")
+
+    return Chosen
+
+
+def _check(pipeline: Any, request: Request) -> None:
+    if request.negative and "negative_prompt" not in signature(pipeline.__call__).parameters:
+        raise ValueError("its pipeline for filling takes no negative prompt")
 
 
 def _encode(pipeline: Any, prompts: Sequence[str], request: Request) -> dict[str, tuple[Any, str]]:
@@ -74,7 +103,8 @@ FAMILY = ReferenceFamily(
     name="flux",
     pipeline_class=pipeline_class,
     image_pipeline_class=lambda: pipeline_class("FluxImg2ImgPipeline"),
-    mask_pipeline_class=lambda: pipeline_class("FluxInpaintPipeline"),
+    mask_pipeline_class=_mask_pipeline_class,
+    check=_check,
     networks=("text_encoder", "text_encoder_2", "transformer", "vae"),
     optional=("image_encoder", "feature_extractor"),
     channels_first=(),

@@ -74,8 +74,8 @@ ITERATIONS, TUNED = 1000, 200
 @click.option("--samples", type=click.IntRange(2), metavar="N",
               help="Of the set, at most; all steps equally often.")  # fmt: skip
 @click.option("--memory", default="4GB", show_default=True, metavar="BYTES",
-              help="For inputs and outputs of one block; decides how many samples are "
-                   "used.")  # fmt: skip
+              help="For inputs and outputs of one block, which decides how many samples are used, "
+                   "and as much again for one call of it.")  # fmt: skip
 @click.option("-s", "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True,
               help="Of what is random in learning.")  # fmt: skip
 @click.option("--eval-prompts", type=click.Path(path_type=Path), metavar="FILE",
@@ -335,14 +335,17 @@ class _Job:
             quiet=self._quiet,
         )
 
-    def _samples(self, pipeline: "Pipeline", opened: "CalibrationSet") -> "list[Row]":
+    def _memory(self) -> int:
         from lydite.cli.recording import read_bytes
+
+        return read_bytes(self._options["memory"], "--memory")
+
+    def _samples(self, pipeline: "Pipeline", opened: "CalibrationSet") -> "list[Row]":
         from lydite.quantize.blocks import choose_samples
         from lydite.quantize.network import sample_bytes
 
-        budget = read_bytes(self._options["memory"], "--memory")
         size = sample_bytes(pipeline, opened)
-        chosen = choose_samples(opened, size, budget, self._options["samples"])
+        chosen = choose_samples(opened, size, self._memory(), self._options["samples"])
         if not self._quiet:
             total = sum(1 for _ in opened.rows("sample"))
             click.echo(
@@ -381,7 +384,14 @@ class _Job:
                     raise KeyboardInterrupt
 
             return quantize_network(
-                pipeline, opened, samples, settings, work, on_step=stepped, on_block=finished
+                pipeline,
+                opened,
+                samples,
+                settings,
+                work,
+                call_bytes=self._memory(),
+                on_step=stepped,
+                on_block=finished,
             )
 
     def _tune(

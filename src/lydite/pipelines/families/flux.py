@@ -1,8 +1,9 @@
-"""FLUX.1 schnell and dev.
+"""FLUX.1 schnell, dev and Fill.
 
 Reference: diffusers 0.42.1, pipelines/flux. CLIP's pooled output and T5; a transformer on packed
 latents that predicts velocity and, in dev, takes the guidance scale as an input; a KL autoencoder
-of 16 channels. With a negative prompt classifier-free guidance comes on top.
+of 16 channels. With a negative prompt classifier-free guidance comes on top. Fill's transformer
+also takes a mask and the rest of an image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from lydite.core.request import Request
-from lydite.models.flux import FluxTransformer
+from lydite.models.flux import FluxConfig, FluxTransformer
 from lydite.models.modulation import Modulation
 from lydite.pipelines.families.flux_single_file import SINGLE_FILE
 from lydite.pipelines.families.network_classes import KINDS
@@ -28,6 +30,7 @@ from lydite.pipelines.family import (
     Variant,
     check_equal,
 )
+from lydite.pipelines.inpainting import Mask
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
@@ -57,9 +60,27 @@ SCHNELL = Variant(
 )
 
 
+FILL = Variant(replace(DEV.defaults, steps=50, guidance=30.0), DEV.scheduler)
+
+
 def variant(components: Mapping[str, Component], index: Mapping[str, Any]) -> Variant:
-    """schnell has no guidance embedding."""
-    return DEV if components["transformer"].config.guidance_embeds else SCHNELL
+    """schnell has no guidance embedding; Fill's transformer has more inputs than outputs."""
+    transformer = components["transformer"].config
+    if takes_mask(transformer):
+        return FILL
+    return DEV if transformer.guidance_embeds else SCHNELL
+
+
+def takes_mask(transformer: FluxConfig) -> bool:
+    return (transformer.out_channels or transformer.in_channels) < transformer.in_channels
+
+
+def mask_channels(mask: Mask, rest: mx.array, factor: int) -> mx.array:
+    """The latents of the rest (B, h, w, C), then all pixels of the mask: (B, h, w, C + factor²)."""
+    B, height, width, _ = rest.shape
+    pixels = mx.array((mask >= 128).astype(np.float32)).reshape(height, factor, width, factor)
+    shown = pixels.transpose(0, 2, 1, 3).reshape(1, height, width, factor * factor)
+    return mx.concatenate([rest, mx.repeat(shown, B, axis=0)], axis=-1)
 
 
 def encode(
@@ -101,7 +122,12 @@ def bind(
 def check(path: Path, components: Mapping[str, Component]) -> None:
     """The text encoders and the VAE have to fit the transformer they feed."""
     transformer = components["transformer"].config
-    channels = 4 * components["vae"].config.latent_channels
+    vae = components["vae"].config
+    channels = 4 * vae.latent_channels
+    inputs, what = channels, "4 × the VAE's latent channels"
+    if takes_mask(transformer):
+        inputs = 2 * channels + 4 * vae.factor**2
+        what = f"8 × the VAE's latent channels and 4 × {vae.factor**2} pixels of a mask"
     facts = {
         "pooled_projection_dim": (
             transformer.pooled_projection_dim,
@@ -113,7 +139,7 @@ def check(path: Path, components: Mapping[str, Component]) -> None:
             components["text_encoder_2"].config.d_model,
             "the width of text_encoder_2",
         ),
-        "in_channels": (transformer.in_channels, channels, "4 × the VAE's latent channels"),
+        "in_channels": (transformer.in_channels, inputs, what),
         "out_channels": (
             transformer.out_channels or transformer.in_channels,
             channels,
@@ -168,7 +194,7 @@ NAMES = TraceNames(
 FAMILY = Family(
     name="flux",
     title="FLUX.1",
-    pipelines=frozenset({"FluxPipeline", "FluxImg2ImgPipeline"}),
+    pipelines=frozenset({"FluxPipeline", "FluxImg2ImgPipeline", "FluxFillPipeline"}),
     kinds=KINDS,
     classes={
         "transformer": ("FluxTransformer2DModel",),
@@ -195,6 +221,9 @@ FAMILY = Family(
     bind=bind,
     flow_grid="even",
     inpaints=True,
+    needs=lambda model: ("image", "mask") if takes_mask(model.config("transformer")) else (),
+    mask_channels=mask_channels,
+    encodes_unused_image=True,
     names=NAMES,
     blocks=(
         BlockRule(r"transformer_blocks\.\d+\.attn", {"out": "image", "out.1": "text"}),

@@ -11,7 +11,7 @@ are learned together with it (LSQ), while half of the activations, at random, ar
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
+from mlx.utils import tree_map
 from numpy.typing import NDArray
 
 from lydite.core.errors import NotFiniteError
@@ -240,18 +241,16 @@ def reconstruct(
     key = mx.random.key(recipe.seed)
     for step in range(recipe.iterations):
         chosen = generator.choice(len(learned), p=learned / learned.sum())
-        index = mx.array(generator.integers(0, learned[chosen], recipe.batch))
-        key, own, mixing = mx.random.split(key, 3)
-        batch = _mixed(problem.rows[chosen], index, recipe.mix, mixing)
-        batch |= {
-            "key": own,
+        index = generator.integers(0, learned[chosen], recipe.batch)
+        key, own = mx.random.split(key)
+        schedule = {
             "sharpness": mx.array(recipe.sharpness(step)),
             "balance": mx.array(recipe.balance_at(step)),
         }
-        wanted = [full[index] for full in problem.outputs[chosen]]
         if "range" in optimizers:
             optimizers["range"].learning_rate = recipe.range_rate_at(step)
-        value, params = steps[chosen](params, batch, wanted)
+        pieces = _pieces(problem.rows[chosen], problem.outputs[chosen], index, recipe.mix, own)
+        value, params = steps[chosen](params, schedule, pieces)
         # No iteration ahead of the GPU: it would take its memory a second time.
         mx.eval(params, [optimizer.state for optimizer in optimizers.values()], value)
         if not math.isfinite(reached := float(value)):
@@ -265,22 +264,51 @@ def reconstruct(
     return Learned(_finished(problem, hard, params), before, after, _undecided(params["alpha"]))
 
 
+Piece = tuple[Arrays, list[mx.array]]  # inputs, and the outputs of the full-precision module
+
+
+def _pieces(
+    rows: Rows, outputs: Sequence[mx.array], index: NDArray[np.int64], mix: float, key: mx.array
+) -> Iterator[Piece]:
+    """A batch in pieces of the same size, each of which fits the memory."""
+    count = next(
+        n
+        for n in range(1, len(index) + 1)
+        if len(index) % n == 0 and len(index) // n <= rows.at_once
+    )
+    for part in np.split(index, count):
+        key, own, mixing = mx.random.split(key, 3)
+        batch = _mixed(rows, mx.array(part), mix, mixing)
+        yield {**batch, "key": own}, [full[mx.array(part)] for full in outputs]
+
+
 def _step(
     loss: Callable[..., mx.array], rows: Rows, optimizers: Mapping[str, optim.Adam]
 ) -> Callable[..., tuple[mx.array, Params]]:
     """One iteration: the loss and the parameters after it; on a GPU fewer, larger kernels."""
     gradient = mx.value_and_grad(lambda params, *rest: loss(params, rows, *rest))
 
-    def step(params: Params, batch: Arrays, wanted: list[mx.array]) -> tuple[mx.array, Params]:
-        value, gradients = gradient(params, batch, wanted)
-        changed = {
+    def update(gradients: Params, params: Params) -> Params:
+        return {
             group: optimizer.apply_gradients(gradients[group], params[group])
             for group, optimizer in optimizers.items()
         }
-        return value, changed
 
-    state = [optimizer.state for optimizer in optimizers.values()]
-    return step if on_cpu() else mx.compile(step, inputs=state, outputs=state)
+    if not on_cpu():
+        state = [optimizer.state for optimizer in optimizers.values()]
+        gradient, update = mx.compile(gradient), mx.compile(update, inputs=state, outputs=state)
+
+    def step(params: Params, schedule: Arrays, pieces: Iterable[Piece]) -> tuple[mx.array, Params]:
+        sums, count = None, 0
+        for batch, wanted in pieces:
+            found = gradient(params, {**batch, **schedule}, wanted)
+            sums = found if sums is None else tree_map(mx.add, sums, found)
+            mx.eval(sums)  # one piece in memory at a time
+            count += 1
+        value, gradients = tree_map(lambda total: total / count, sums)
+        return value, update(gradients, params)
+
+    return step
 
 
 def _hardened(target: Target, floor: mx.array, alpha: mx.array) -> NDArray[np.uint8]:
