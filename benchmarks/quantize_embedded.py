@@ -7,7 +7,8 @@ All pictures of a setting are drawn in one batch, so a GPU needs seconds for the
     python benchmarks/quantize_embedded.py --set SET taqdit:4:channel:8 --iterations 1000
 
 A setting is METHOD:BITS:GROUP[:ACTIVATION_BITS][:OPTION=VALUE]…; options are those of the recipe.
-METHOD:PLAN.json:GROUP has the widths of a plan that `lydite quantize plan --save` wrote.
+METHOD:nvfp4:own is a floating-point format; METHOD:PLAN.json:own has the widths of a plan that
+`lydite quantize plan --save` wrote.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from lydite.quantize.run import (
     round_layers,
 )
 from lydite.weights.load import parameter_specs
+from lydite.weights.quantize import FORMATS
 
 
 class Drawer:
@@ -101,10 +103,12 @@ def read_setting(text: str, shapes: Any, recipe: Recipe) -> Settings:
     switches = {key: named.pop(key) == "1" for key in ("shift", "migrate") if key in named}
     modulation = int(named.pop("modulation", 8))
     recipe = replace(recipe, **{k: type(getattr(recipe, k))(float(v)) for k, v in named.items()})
-    size = 0 if group == "channel" else int(group)
     if bits.endswith(".json"):
         plan = read_plan(Path(bits), shapes)
+    elif bits in FORMATS:
+        plan = uniform_plan(shapes, 4, 64, mode=bits)  # pyright: ignore[reportArgumentType]
     else:
+        size = 0 if group == "channel" else int(group)
         plan = uniform_plan(shapes, int(bits), size, modulation_bits=modulation)
     return Settings(method, plan, act, recipe=recipe, **own, **switches)  # pyright: ignore[reportArgumentType]
 

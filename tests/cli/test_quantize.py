@@ -138,6 +138,7 @@ def test_a_killed_run_resumes_to_the_same_file(
     [
         ("--method", "taqdit", "--act-bits", 8, "--group", "channel", "--iterations", 2),
         ("--method", "rtn", "--rank", 4, "--samples", 2),
+        ("--method", "gptq", "--format", "nvfp4", "--samples", 2),
     ],
 )
 def test_methods_end_in_models_that_run(
@@ -155,6 +156,8 @@ def test_what_cannot_be_done_is_said_in_one_line(
     wrong = {
         "exists already": ("embedded", "--out", exported),
         "quantized already": (exported, "--out", out),
+        "no offsets": ("embedded", "--method", "adaround", "--format", "mxfp4", "--out", out),
+        "leave it out": ("embedded", "--format", "mxfp4", "--group", 64, "--out", out),
         "--act-bits 8": ("embedded", "--method", "taqdit", "--out", out),
         "--group 64": ("embedded", "--method", "smoothquant", "--act-bits", 8, "--group",
                        "channel", "--out", out),
@@ -225,7 +228,7 @@ def test_pictures_of_another_model_are_no_reference(exported: Path, tmp_path: Pa
     ("layers", "text"),
     [
         ({"pos_embed.proj": {"bits": 4}}, "no such layer"),
-        ({"proj_out": {"bits": 4, "group": 32, "mode": "mxfp4"}}, "affine"),
+        ({"proj_out": {"bits": 4, "group": 64, "mode": "mxfp4"}}, "no such format"),
     ],
 )
 def test_plans_that_cannot_be_written_are_refused(layers: Any, text: str, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """GPTQ and HQQ against all combinations and against rounding to nearest."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lydite.quantize.grid import fit_grid
+from lydite.quantize.grid import Grid, fit_grid, float_grid
 from lydite.quantize.methods.gptq import gptq, prepare_inputs
 from lydite.quantize.methods.hqq import POWER, hqq_grid
 
@@ -40,14 +42,19 @@ def test_gptq_comes_close_to_the_best_of_all_combinations() -> None:
     assert found < 1.2 and nearest > 2
 
 
-@pytest.mark.parametrize("group", [32, None])
-@pytest.mark.parametrize("bits", [2, 4])
-def test_gptq_halves_the_error_of_correlated_inputs(bits: int, group: int | None) -> None:
+@pytest.mark.parametrize(
+    "fit",
+    [
+        *(partial(fit_grid, bits=bits, group=group) for bits in (2, 4) for group in (32, None)),
+        *(partial(float_grid, mode=mode) for mode in ("mxfp4", "mxfp8", "nvfp4")),
+    ],
+)
+def test_gptq_halves_the_error_of_correlated_inputs(fit: Callable[[Any], Grid]) -> None:
     generator = np.random.default_rng(0)
     inputs = correlated(1024, 160, generator, 1.0)  # more columns than are updated at once
     x, unseen = inputs[:512], inputs[512:]
     weight = generator.standard_normal((16, 160)).astype(np.float32)
-    grid = fit_grid(weight, bits, group)
+    grid = fit(weight)
     integers, made_up = gptq(weight, prepare_inputs(x.T @ x), grid)
     nearest = output_error(unseen, weight, grid.values(grid.round(weight)))
     assert output_error(unseen, weight, grid.values(integers)) < 0.5 * nearest

@@ -10,10 +10,10 @@ import pytest
 from lydite.core.device import GPU_BRANCHES
 from lydite.core.errors import InputError
 from lydite.models.layers import Conv2d, HalvingConv2d
-from lydite.quantize.grid import Grid, ScaleDtype, fit_grid, pack, stored, unpack
+from lydite.quantize.grid import Grid, ScaleDtype, fit_grid, float_grid, pack, stored, unpack
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.observers import range_search, rounding_error
-from lydite.weights.quantize import BITS, GROUPS
+from lydite.weights.quantize import BITS, FORMATS, GROUPS, Mode
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
@@ -95,6 +95,23 @@ def test_a_quantized_product_is_the_dequantized_one(
     found = np.array(rounded.layer()(mx.array(x)))  # pyright: ignore[reportCallIssue]
     np.testing.assert_allclose(found, x @ rounded.values().T + bias, rtol=1e-4, atol=1e-4)
     assert rounded.format.bits == bits and rounded.format.group == (group or 128)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in FORMATS if mode != "affine"])
+def test_floating_point_formats_are_those_of_mlx(mode: Mode) -> None:
+    (bits,), (group,) = FORMATS[mode]
+    weight = normal(8, 256) * np.exp(normal(8, 256, seed=1))
+    weight[0, :64] = 0
+    grid = float_grid(weight, mode)
+    rounded = QuantizedWeight(grid.round(weight), grid)
+    arrays, wanted = rounded.arrays(), mx.quantize(mx.array(weight), group, bits, mode)
+    values = mx.dequantize(*wanted, group_size=group, bits=bits, mode=mode, dtype=mx.float32)
+    np.testing.assert_array_equal(rounded.values(), np.array(values))  # -0 is 0 in MLX
+    np.testing.assert_array_equal(arrays["scales"][1:], np.array(wanted[1])[1:])
+    x = normal(40, 256, seed=2)
+    found = np.array(rounded.layer()(mx.array(x)))  # pyright: ignore[reportCallIssue]
+    np.testing.assert_allclose(found, x @ rounded.values().T, rtol=1e-4, atol=1e-4)
+    assert rounded.format.mode == mode and "biases" not in arrays
 
 
 def test_the_range_with_least_error_ignores_outliers() -> None:

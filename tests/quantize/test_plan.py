@@ -8,6 +8,7 @@ import pytest
 
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.quantize.plan import LayerPlan, Plan, read_plan, uniform_plan
+from lydite.weights.quantize import bits_per_weight
 
 SHAPES = {
     "transformer_blocks.0.attn.to_q.weight": (64, 64),
@@ -51,7 +52,6 @@ def test_a_plan_is_read_as_it_was_saved(tmp_path: Path) -> None:
         ({Q: {"bits": 4, "group": 16}}, "bits 4, group 16"),
         ({Q: {"bits": 8, "group": 32, "mode": "mxfp4"}}, "mxfp4 with bits 8"),
         ({Q: {"bits": 4, "group": 0, "mode": "nvfp4"}}, "nvfp4 with bits 4, group 0"),
-        ({Q: {"bits": 4, "group": 32, "mode": "mxfp4"}}, "quantize writes affine, found mxfp4"),
         ({}, "the plan has no layers"),
         ({Q: {"bits": 4, "scale": 1}}, "unknown field `scale`"),
         ({Q: {"bits": "4"}}, "Expected `int`"),
@@ -77,3 +77,11 @@ def test_a_file_that_is_no_plan_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(LyditeError, match=r"plan\.json") as caught:
         read_plan(path, SHAPES)
     assert "\n" not in str(caught.value)
+
+
+def test_a_branch_is_counted() -> None:
+    plan = Plan({Q: LayerPlan(4, 64), FF: LayerPlan(8, 32)})
+    shapes = {f"{Q}.weight": (64, 64), f"{FF}.weight": (64, 96)}
+    plain, branch = (bits_per_weight(plan.formats(shapes, rank), shapes) for rank in (0, 4))
+    assert plain == pytest.approx(plan.bits_per_weight(shapes))
+    assert branch - plain == pytest.approx(16 * 4 * (64 + 64) / (64 * 64 + 64 * 96))

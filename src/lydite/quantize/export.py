@@ -100,7 +100,9 @@ def network_tensors(
 def _packed(layer: str, weight: QuantizedWeight, scales: str) -> dict[str, NDArray[Any]]:
     arrays = {name: array for name, array in weight.arrays().items() if name != "bias"}
     return {
-        f"{layer}.{name}": array.astype(NUMPY_DTYPES[scales]) if name in SCALES else array
+        f"{layer}.{name}": array.astype(NUMPY_DTYPES[scales])
+        if name in SCALES and array.dtype != np.uint8
+        else array
         for name, array in arrays.items()
     }
 

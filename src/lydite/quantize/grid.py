@@ -3,16 +3,22 @@
 A weight (rows, inputs) is cut into groups along its inputs; each group has a scale and an offset of
 its own, so that a weight is scale · integer + offset, as in MLX. A grid per channel has one group
 for each row; it is exported by repeating its scale for groups that MLX has.
+
+In mxfp4, mxfp8 and nvfp4 the integers are codes of small floating-point numbers, and there are no
+offsets: a weight is scale · number.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+import ml_dtypes
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
 from lydite.quantize.observers import Range, range_search
+from lydite.weights.quantize import FORMATS, Mode
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.uint8]
@@ -27,6 +33,7 @@ class Grid:
     scales: Floats
     offsets: Floats
     bits: int
+    mode: Mode = "affine"
 
     @property
     def most(self) -> int:
@@ -41,15 +48,33 @@ class Grid:
         """Where weights lie on the grid, as real numbers: (rows, groups, inputs of a group)."""
         return (self.grouped(weight) - self.offsets[..., None]) / self.scales[..., None]
 
+    def codes(self, position: NDArray[np.floating]) -> Integers:
+        """The integers whose values are nearest to positions."""
+        if self.mode == "affine":
+            return np.clip(np.rint(position), 0, self.most).astype(np.uint8)
+        number = _NUMBERS[self.bits]
+        largest = float(ml_dtypes.finfo(number).max)
+        return np.clip(position, -largest, largest).astype(number).view(np.uint8)
+
+    def positions(self, codes: Integers) -> Floats:
+        """Where integers lie on the grid."""
+        number = np.uint8 if self.mode == "affine" else _NUMBERS[self.bits]
+        return codes.view(number).astype(np.float32)
+
     def round(self, weight: Floats) -> Integers:
         """The nearest integers, (rows, inputs)."""
-        nearest = np.clip(np.rint(self.position(weight)), 0, self.most)
-        return nearest.astype(np.uint8).reshape(weight.shape)
+        return self.codes(self.position(weight)).reshape(weight.shape)
 
     def values(self, integers: Integers) -> Floats:
         """The weights that integers stand for."""
-        grouped = integers.reshape(*self.scales.shape, -1).astype(np.float32)
+        grouped = self.positions(integers.reshape(*self.scales.shape, -1))
         return (self.scales[..., None] * grouped + self.offsets[..., None]).reshape(integers.shape)
+
+    def stored_scales(self) -> NDArray[np.float32] | NDArray[np.uint8]:
+        """As MLX stores them: numbers, or codes of floating-point numbers."""
+        if self.mode == "affine":
+            return self.scales
+        return self.scales.astype(_SCALES[self.mode]).view(np.uint8)
 
     def regrouped(self, inputs: int, group: int) -> "Grid":
         """The same grid with smaller groups, which repeat the scales of larger ones."""
@@ -58,7 +83,25 @@ class Grid:
         if rest or inputs % group:
             raise InputError(f"a grid of {self.scales.shape[1]} groups has no groups of {group}.")
         scales, offsets = (np.repeat(x, repeats, axis=1) for x in (self.scales, self.offsets))
-        return Grid(scales, offsets, self.bits)
+        return Grid(scales, offsets, self.bits, self.mode)
+
+
+# Of the modes without offsets: what codes of so many bits stand for, and the codes of scales.
+_NUMBERS = {4: ml_dtypes.float4_e2m1fn, 8: ml_dtypes.float8_e4m3fn}
+_SCALES = {
+    "mxfp4": ml_dtypes.float8_e8m0fnu,
+    "mxfp8": ml_dtypes.float8_e8m0fnu,
+    "nvfp4": ml_dtypes.float8_e4m3fn,
+}
+
+
+def float_grid(weight: Floats, mode: Mode) -> Grid:
+    """A grid of a mode without offsets, with the scales that MLX takes."""
+    (bits,), (group,) = FORMATS[mode]
+    _, codes, *_ = mx.quantize(mx.array(weight), group, bits, mode)
+    scales = np.array(codes).view(_SCALES[mode]).astype(np.float32)
+    scales = np.where(scales > 0, scales, np.float32(1))  # of a group of zeros
+    return Grid(scales, np.zeros_like(scales), bits, mode)
 
 
 def fit_grid(

@@ -29,13 +29,17 @@ class QuantizedWeight:
     def group(self) -> int:
         """The group by which it is stored: its own, or the largest of MLX's that divides it."""
         own = self.integers.shape[1] // self.grid.scales.shape[1]
-        return max(group for group in GROUPS if own % group == 0)
+        return (
+            own
+            if self.grid.mode != "affine"
+            else max(group for group in GROUPS if own % group == 0)
+        )
 
     @property
     def format(self) -> Format:
         extras = tuple(name for name in self.extras if name.startswith("input"))
         rank = len(self.extras["low_rank_down"]) if "low_rank_down" in self.extras else 0
-        return Format(self.grid.bits, self.group, "affine", rank, extras)
+        return Format(self.grid.bits, self.group, self.grid.mode, rank, extras)
 
     def values(self) -> Floats:
         """The weights that the integers stand for."""
@@ -46,17 +50,18 @@ class QuantizedWeight:
         grid = self.grid.regrouped(self.integers.shape[1], self.group)
         arrays: dict[str, NDArray[Any]] = {
             "weight": pack(self.integers, self.grid.bits),
-            "scales": grid.scales,
-            "biases": grid.offsets,
+            "scales": grid.stored_scales(),
             **self.extras,
         }
+        if grid.mode == "affine":
+            arrays["biases"] = grid.offsets
         return arrays if self.bias is None else {**arrays, "bias": self.bias}
 
     def layer(self) -> nn.Module:
         """In float32."""
         rows, inputs = self.integers.shape
         bias, chosen = self.bias is not None, self.format
-        layer = QuantizedLinear(inputs, rows, bias, chosen.group, chosen.bits)
+        layer = QuantizedLinear(inputs, rows, bias, chosen.group, chosen.bits, chosen.mode)
         for name, array in self.arrays().items():
             layer[name] = mx.array(array)
         return layer

@@ -30,7 +30,13 @@ from lydite.quantize.run import (
 from lydite.quantize.work import Work
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_specs
-from lydite.weights.quantize import DIVISOR, LOW_RANK, bytes_in_memory, is_sensitive
+from lydite.weights.quantize import (
+    DIVISOR,
+    LOW_RANK,
+    bits_per_weight,
+    bytes_in_memory,
+    is_sensitive,
+)
 
 OUTSIDE = ""  # path of the result that holds the layers outside every block
 TUNED = "network after tuning"  # and of the one that DWQ ends in
@@ -183,7 +189,7 @@ def provenance(
         mlx=version("mlx"),
         method=f"{settings.method} + dwq" if settings.tune else settings.method,
         settings=msgspec.to_builtins(settings),
-        bits_per_weight=settings.plan.bits_per_weight(shapes),
+        bits_per_weight=bits_per_weight(formats, shapes),
         bytes_before=bytes_in_memory(shapes, 2),
         bytes_after=bytes_in_memory(shapes, 2, formats),
         changed={path: _changed(layers[path], weights[path]) for path in sorted(weights)},

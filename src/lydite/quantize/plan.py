@@ -1,6 +1,7 @@
 """Which layer gets what: bits and groups by path. Plain data that is printed, edited and saved."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,16 @@ import msgspec
 
 from lydite.core.config import read_json
 from lydite.core.errors import FileError, InputError, at
-from lydite.weights.quantize import FORMATS, GROUPS, Format, Mode, is_inner, is_sensitive
+from lydite.weights.quantize import (
+    FORMATS,
+    GROUP,
+    GROUPS,
+    Format,
+    Mode,
+    bits_per_weight,
+    is_inner,
+    is_sensitive,
+)
 from lydite.weights.rules import Shape
 
 KEPT_BITS = 8  # of layers that compute modulation, unless a plan says something else
@@ -31,9 +41,12 @@ class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def bits_per_weight(self, shape: Shape) -> float:
-        """With scales and offsets in 16 bits."""
-        group = self.stored_group(shape)
-        return self.bits + 32 / group
+        """With scales and offsets."""
+        return self.format(shape).bits_per_weight
+
+    def format(self, shape: Shape) -> Format:
+        """How a weight of this shape will be stored."""
+        return Format(self.bits, self.stored_group(shape), self.mode)
 
     def stored_group(self, shape: Shape) -> int:
         """The group by which it is stored: a scale per channel is repeated."""
@@ -48,26 +61,21 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def bits_per_weight(self, shapes: Mapping[str, Shape]) -> float:
         """Stored bits of all quantized layers over their weights."""
-        sizes = {path: _size(shapes, path) for path in self.layers}
-        bits = sum(
-            plan.bits_per_weight(shapes[f"{path}.weight"]) * sizes[path]
-            for path, plan in self.layers.items()
-        )
-        return bits / sum(sizes.values())
+        return bits_per_weight(self.formats(shapes), shapes)
 
-    def formats(self, shapes: Mapping[str, Shape]) -> dict[str, Format]:
-        """How the weights will be stored."""
-        return {
-            f"{path}.weight": Format(each.bits, each.stored_group(shapes[f"{path}.weight"]))
+    def formats(self, shapes: Mapping[str, Shape], rank: int = 0) -> dict[str, Format]:
+        """How the weights will be stored, those of few bits with a branch of a rank beside them."""
+        formats = {
+            f"{path}.weight": each.format(shapes[f"{path}.weight"])
             for path, each in self.layers.items()
+        }
+        return {
+            path: replace(each, rank=rank if each.bits < KEPT_BITS else 0)
+            for path, each in formats.items()
         }
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
-
-
-def _size(shapes: Mapping[str, Shape], path: str) -> int:
-    return prod(shapes[f"{path}.weight"])
 
 
 def uniform_plan(
@@ -77,15 +85,23 @@ def uniform_plan(
     *,
     modulation_bits: int = KEPT_BITS,
     convolutions: bool = False,
+    mode: Mode = "affine",
 ) -> Plan:
-    """The same for every linear inside the blocks; more bits for those that compute modulation."""
+    """The same for every linear inside the blocks; more bits for those that compute modulation.
+
+    A mode other than affine has its own bits and group; modulation stays affine.
+    """
+    if mode != "affine":
+        (bits,), (group,) = FORMATS[mode]
     ranks = (2, 4) if convolutions else (2,)
     layers: dict[str, LayerPlan] = {}
     for path, shape in shapes.items():
         known = path.endswith(".weight") and is_inner(path) and len(shape) in ranks
-        if known and _fits(shape, group):
-            own = max(bits, modulation_bits) if is_sensitive(path) else bits
-            layers[path.removesuffix(".weight")] = LayerPlan(own, group)
+        own = LayerPlan(bits, group, mode)
+        if is_sensitive(path):
+            own = LayerPlan(max(bits, modulation_bits), group if mode == "affine" else GROUP)
+        if known and _fits(shape, own.group):
+            layers[path.removesuffix(".weight")] = own
     if not layers:
         raise InputError(f"no linear of the network has inputs for groups of {group or 32}.")
     return Plan(layers)
@@ -112,8 +128,6 @@ def read_plan(path: Path, shapes: Mapping[str, Shape]) -> Plan:
         )
         if shape is None or not fits:
             raise FileError(f"{at(path)}: {name[:200]}: the network has no such layer.")
-        if layer.mode != "affine":
-            raise FileError(f"{at(path)}: {name}: quantize writes affine, found {layer.mode}.")
         if not _fits(shape, layer.group):
             raise FileError(
                 f"{at(path)}: {name}: {shape[1]} inputs are no multiple of {layer.group or 32}."

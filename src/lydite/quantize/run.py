@@ -21,7 +21,7 @@ from lydite.quantize.activations import (
 )
 from lydite.quantize.blocks import Block, BlockRows, Rows, capture_unit
 from lydite.quantize.calls import watch_calls
-from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid
+from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid, float_grid
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.awq import fold_scales, value_pairs
 from lydite.quantize.methods.gptq import Inputs, gptq, prepare_inputs
@@ -36,6 +36,7 @@ from lydite.trace.mlx_capture import walk
 Method = Literal[
     "rtn", "hqq", "awq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"
 ]
+AFFINE_ONLY: tuple[Method, ...] = ("hqq", "adaround", "joint", "taqdit", "ptq4dit")
 DATA_FREE: tuple[Method, ...] = ("rtn", "hqq")
 LEARNED: tuple[Method, ...] = ("adaround", "joint", "taqdit", "ptq4dit")
 SEEN_ROWS = 64  # by which ranges of activations are found
@@ -382,6 +383,8 @@ def weight_of(layer: Any) -> tuple[Floats, Floats | None]:
 
 def _grid(weight: Floats, plan: LayerPlan, settings: Settings) -> Grid:
     group = plan.group or None
+    if plan.mode != "affine":
+        return float_grid(weight, plan.mode)
     if settings.method == "hqq":
         return hqq_grid(weight, plan.bits, group, settings.store)
     search = "minmax" if settings.method == "rtn" else settings.search

@@ -24,6 +24,7 @@ from lydite.quantize.grid import Grid
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.provenance import UnitError
 from lydite.quantize.run import BlockResult
+from lydite.weights.quantize import Mode
 
 MARK = "work.txt"
 JOB, BLOCKS, SET, MODEL, EVALUATION = "job.json", "blocks", "set", "model", "evaluation"
@@ -125,8 +126,9 @@ def write_result(path: Path, result: BlockResult) -> None:
     """One file: integers, scales and all else of each layer; errors and a hash as metadata."""
     tensors: dict[str, NDArray[Any]] = {}
     bits: dict[str, int] = {}
+    modes: dict[str, Mode] = {}
     for layer, weight in result.weights.items():
-        bits[layer] = weight.grid.bits
+        bits[layer], modes[layer] = weight.grid.bits, weight.grid.mode
         tensors[f"{layer}.integers"] = weight.integers
         tensors[f"{layer}.scales"] = weight.grid.scales
         tensors[f"{layer}.offsets"] = weight.grid.offsets
@@ -134,7 +136,7 @@ def write_result(path: Path, result: BlockResult) -> None:
             tensors[f"{layer}.bias"] = weight.bias
         tensors |= {f"{layer}.{name}": array for name, array in weight.extras.items()}
     errors = [[error.path, error.nearest, error.after] for error in result.errors]
-    content = {"path": result.path, "bits": bits, "errors": errors}
+    content = {"path": result.path, "bits": bits, "modes": modes, "errors": errors}
     text = msgspec.json.encode(content, order="deterministic").decode()
     save(path, tensors, {"block": text, "hash": _hash(tensors, text)})
 
@@ -143,6 +145,7 @@ class _Content(msgspec.Struct, forbid_unknown_fields=True):
     path: str
     bits: dict[str, int]
     errors: list[tuple[str, float, float]]
+    modes: dict[str, Mode] = {}  # affine where an earlier version wrote none
 
 
 def read_result(path: Path) -> BlockResult:
@@ -166,7 +169,7 @@ def read_result(path: Path) -> BlockResult:
             raise _damaged(path)
         integers, scales, offsets = (parts.pop(name) for name in _GRID)
         bias = parts.pop("bias", None)
-        grid = Grid(scales, offsets, content.bits[layer])
+        grid = Grid(scales, offsets, content.bits[layer], content.modes.get(layer, "affine"))
         weights[layer] = QuantizedWeight(integers, grid, bias, parts)
     return BlockResult(content.path, weights, [UnitError(*error) for error in content.errors])
 

@@ -159,6 +159,12 @@ def packed_shapes(formats: Formats, expected: "Mapping[str, Shape]") -> "dict[st
     }
 
 
+def bits_per_weight(formats: Formats, shapes: "Mapping[str, Shape]") -> float:
+    """Stored bits of quantized layers over their weights, with all that is stored beside them."""
+    stored = sum(each.nbytes(shapes[path], 2) for path, each in formats.items())
+    return 8 * stored / sum(prod(shapes[path]) for path in formats)
+
+
 def bytes_in_memory(
     shapes: "Mapping[str, Shape]", itemsize: int, formats: Formats | None = None
 ) -> int:

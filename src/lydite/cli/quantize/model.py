@@ -16,7 +16,7 @@ from lydite.cli.progress import StepBar
 from lydite.cli.request_options import components_option, device_option, typed_arguments
 from lydite.core.errors import FileError, InputError, at, is_unicode
 from lydite.core.files import size_text, write_atomic
-from lydite.weights.quantize import BITS
+from lydite.weights.quantize import BITS, FORMATS
 
 if TYPE_CHECKING:
     from lydite.calibrate.run import Model
@@ -49,6 +49,9 @@ ITERATIONS, TUNED = 1000, 200
               show_default=True, help="Of the linears inside the blocks.")  # fmt: skip
 @click.option("--group", type=click.Choice(("32", "64", "128", "channel")), default="64",
               show_default=True, help="Inputs that share a scale.")  # fmt: skip
+@click.option("--format", type=click.Choice(tuple(FORMATS)), default="affine", show_default=True,
+              help="mxfp4, mxfp8 and nvfp4 are floating-point formats of MLX, with bits and groups "
+                   "of their own; for rtn and gptq.")  # fmt: skip
 @click.option("--act-bits", type=click.IntRange(2, 8), metavar="N",
               help="Also round the inputs of these linears, one static range each: simulated, MLX "
                    "has no such products.")  # fmt: skip
@@ -122,9 +125,11 @@ def _check_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """Refuse options that would do nothing."""
     default = click.core.ParameterSource.DEFAULT
     given = {name for name in options if ctx.get_parameter_source(name) is not default}
+    decided = ("bits", "group", "convolutions") if options["format"] != "affine" else ()
     for one, others in {
-        "plan_file": ("bits", "group", "bpw", "convolutions"),
-        "bpw": ("bits", "convolutions"),
+        "format": decided,
+        "plan_file": ("bits", "group", "bpw", "convolutions", "format"),
+        "bpw": ("bits", "convolutions", "format"),
         "against": ("eval_images", "eval_prompts"),
     }.items():
         if one in given and (idle := [name for name in others if name in given]):
@@ -223,7 +228,7 @@ class _Job:
     def _settings(self, pipeline: "Pipeline") -> "Settings":
         from lydite.quantize.methods.reconstruct import short_recipe
         from lydite.quantize.plan import read_plan, uniform_plan
-        from lydite.quantize.run import Settings
+        from lydite.quantize.run import AFFINE_ONLY, Settings
 
         options = self._options
         shapes = pipeline.model.components[pipeline.family.network].expected
@@ -232,7 +237,17 @@ class _Job:
             plan = read_plan(options["plan_file"], shapes)
         else:
             plan = uniform_plan(
-                shapes, int(options["bits"]), group, convolutions=options["convolutions"]
+                shapes,
+                int(options["bits"]),
+                group,
+                convolutions=options["convolutions"],
+                mode=options["format"],
+            )
+        modes = {each.mode for each in plan.layers.values()} - {"affine"}
+        if modes and (options["method"] in (*AFFINE_ONLY, "dwq") or options["tune"]):
+            raise InputError(
+                f"{min(modes)} has no offsets to learn, nor steps of one size: use --method rtn or "
+                "gptq, without --tune."
             )
         coarse = any(each.group == 0 and each.bits <= 4 for each in plan.layers.values())
         if options["method"] == "smoothquant" and coarse:
@@ -275,18 +290,19 @@ class _Job:
     def _print_plan(self, pipeline: "Pipeline", settings: "Settings") -> None:
         if self._quiet and not self._options["dry_run"]:
             return
-        from lydite.weights.quantize import bytes_in_memory
+        from lydite.weights.quantize import bits_per_weight, bytes_in_memory
 
         component = pipeline.model.components[pipeline.family.network]
         shapes, plan = component.expected, settings.plan
         before = bytes_in_memory(shapes, 2)
-        after = bytes_in_memory(shapes, 2, plan.formats(shapes))
+        formats = plan.formats(shapes, settings.rank)
+        after = bytes_in_memory(shapes, 2, formats)
         counts = Counter(each.bits for each in plan.layers.values())
         widths = ", ".join(f"{count} in {bits} bits" for bits, count in sorted(counts.items()))
         click.echo(
             f"{pipeline.family.network}: {len(plan.layers)} layers ({widths}), "
-            f"{plan.bits_per_weight(shapes):.2f} bits per weight; {size_text(before)} in 16 bits "
-            f"→ {size_text(after)}. Method {settings.method}"
+            f"{bits_per_weight(formats, shapes):.2f} bits per weight; {size_text(before)} in 16 "
+            f"bits → {size_text(after)}. Method {settings.method}"
             + (
                 f", activations in {settings.act_bits} bits, simulated."
                 if settings.act_bits

@@ -52,9 +52,10 @@ def gptq(weight: Floats, known: Inputs, grid: Grid) -> tuple[Integers, Floats]:
             values, before = rest[column], slice(start, column)
             values -= factor[before, column] @ errors[: column - start]
             scale, offset = scales[groups[column]], offsets[groups[column]]
-            steps = np.clip(np.rint((values - offset) / scale), 0, grid.most)
-            chosen[column], made_up[column] = steps, values
-            errors[column - start] = (values - steps * scale - offset) / factor[column, column]
+            codes = grid.codes((values - offset) / scale)
+            chosen[column], made_up[column] = codes, values
+            rounded = grid.positions(codes) * scale + offset
+            errors[column - start] = (values - rounded) / factor[column, column]
         rest[stop:] -= factor[start:stop, stop:].T @ errors
     back = np.argsort(order)
     return chosen[back].T, made_up[back].T
