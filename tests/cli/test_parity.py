@@ -11,7 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from lydite.cli.parity import ImageDifference, by_component, check_reference, image_difference
+from lydite.cli.parity import (
+    ImageDifference,
+    by_component,
+    check_recorded,
+    check_reference,
+    image_difference,
+)
 from lydite.core.errors import FileError, InputError
 from lydite.diff.result import Row, Verdict
 from lydite.pipelines import pipeline
@@ -109,6 +115,14 @@ def test_a_pixel_is_equal_when_all_its_channels_are(tmp_path: Path) -> None:
         traces.append(Trace.open(tmp_path / name))
         picture[0, 0, 0, 1] = 9 / 255
     assert image_difference(*traces) == ImageDifference(largest=9, equal=3, pixels=4)
+
+
+def test_patterns_without_a_value_are_named(tmp_path: Path) -> None:
+    TraceWriter(tmp_path / "empty", Header()).close()
+    with Trace.open(tmp_path / "empty") as trace:
+        check_recorded(trace, ())
+        with pytest.raises(InputError, match=r"vae\*,pipeline\*: no value"):
+            check_recorded(trace, ("vae*,pipeline*",))
 
 
 @pytest.mark.parity

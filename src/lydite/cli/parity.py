@@ -31,7 +31,7 @@ from lydite.cli.request_options import (
     revision_option,
     typed_arguments,
 )
-from lydite.core.errors import FileError
+from lydite.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from lydite.diff.result import Row, Verdict
@@ -140,6 +140,7 @@ def command(
             Trace.open(folder / "floor") as floor,
             Trace.open(folder / "port") as ours,
         ):
+            check_recorded(theirs, points)
             verdict = compare(theirs, ours, floor=floor, checkpoint=checkpoint)
             if dtype == "float32":
                 check_reference(verdict)
@@ -158,6 +159,15 @@ def command(
         if following := _next(ctx, verdict, keep):
             click.echo(f"next: {following}")
     sys.exit(verdict.exit_code)
+
+
+def check_recorded(trace: "Trace", points: tuple[str, ...]) -> None:
+    """InputError when no value of a run had a name that was asked for."""
+    if points and all(event.kind == "weight" for event in trace.events):
+        raise InputError(
+            f"--points {' '.join(points)}: no value of the run has such a name. Names are like "
+            "vae/decoder.conv_in; give one pattern for each --points."
+        )
 
 
 def by_component(verdict: "Verdict") -> list[Component]:
