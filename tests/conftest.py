@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import lydite  # noqa: F401  loads the BLAS of the program, whichever test imports MLX first
 
@@ -21,6 +22,11 @@ PATHS = [str(ROOT / "tests"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPA
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in PATHS if path)
 # A job in the background is started to ignore Ctrl-C; programs that tests run and stop are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# No test depends on how fast or busy the machine is.
+settings.register_profile(
+    "lydite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("lydite")
 
 
 def pytest_collection_finish() -> None:

@@ -45,7 +45,9 @@ def test_a_list_that_is_cut_says_so() -> None:
     assert first_names(["a", "b", "c", "d", "e"]) == "a, b, c, d, …"
 
 
-def test_the_sheet_shows_the_pictures_in_the_order_of_images(tmp_path: Path) -> None:
+def test_the_sheet_shows_the_pictures_in_the_order_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw(tmp_path / "set", 5)
     result = calibrate("verify", tmp_path / "set", "--sheet", tmp_path / "sheet.png")
     assert "5 pictures" in result.stdout
@@ -55,6 +57,11 @@ def test_the_sheet_shows_the_pictures_in_the_order_of_images(tmp_path: Path) -> 
     column = sheet[:, 12 + 140 : 12 + 140 + 128]
     places = [top for top in range(len(column) - 128) if (column[top : top + 128] == tile).all()]
     assert len(places) == 1 and places[0] > 128
+    monkeypatch.setattr("lydite.cli.calibrate.verify.MOST_PICTURES", 2)  # of more, some of all
+    calibrate("verify", tmp_path / "set", "--sheet", tmp_path / "few.png")
+    with Image.open(tmp_path / "few.png") as picture:
+        few = np.asarray(picture.convert("RGB"))
+    assert (few[12:140, 12 + 140 : 12 + 140 + 128] == scale_to_width(pixels(2), 128)).all()
     Writer.start(tmp_path / "empty", SETTINGS, plan(1)).close()
     result = calibrate("verify", tmp_path / "empty", "--sheet", tmp_path / "none.png")
     assert "no picture" in str(result.exception) and not (tmp_path / "none.png").exists()

@@ -46,6 +46,11 @@ def test_a_divergence_exits_with_1_and_says_one_sentence_first(folders: dict[str
     first = result.stdout.splitlines()[0]
     assert result.exit_code == 1 and first.startswith("diverge  net/blocks.2.norm")
     assert "n − 1" in first and "fix:" in result.stdout
+    found = json.loads(run(folders["reference"], folders["unbiased"], "--json").stdout)
+    sites = [row["site"] for row in found["rows"]]
+    table = result.stdout.split("gates:")[0].splitlines()
+    assert len(sites) > 20 and len(table) < 20  # the rows around the bug, and the last
+    assert any(line.startswith(("·", "✓")) and sites[-1] in line for line in table[-2:])
 
 
 def test_json_has_the_keys_that_scripts_read(folders: dict[str, Path]) -> None:

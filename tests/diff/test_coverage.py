@@ -135,6 +135,18 @@ def test_rounding_is_expected_by_the_depth_of_the_reference_not_of_the_dump(tmp_
     assert floors[0] == floors[1]
 
 
+def test_parameters_count_as_depth_where_few_values_were_recorded(tmp_path: Path) -> None:
+    floors: list[float | None] = []
+    for count in (1, 100):
+        folder = tmp_path / str(count)
+        with TraceWriter(folder, Header(dtype="float32")) as writer:
+            writer.add("net", VALUES["net"])
+            writer.add_weights({f"net/layers.{n}.weight": np.ones((2, 2)) for n in range(count)})
+        trace = Trace.open(folder)
+        floors.append(compare(trace, trace).rows[0].floor)
+    assert floors[0] and floors[1] and floors[1] > 3 * floors[0]
+
+
 def test_gates_that_saw_nothing_do_not_say_ok(tmp_path: Path) -> None:
     assert {gate.word for gate in judge(tmp_path, VALUES).gates} == {"not compared"}
 

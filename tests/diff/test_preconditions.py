@@ -78,6 +78,12 @@ def test_what_only_looks_different_passes(tmp_path: Path, changes: dict[str, Any
     assert judge(tmp_path, **changes).verdict == "agree"
 
 
+def test_either_table_may_leave_out_the_final_zero(tmp_path: Path) -> None:
+    for sigmas, answer in (((1.0, 0.5), "agree"), ((1.0,), "diverge")):
+        reference = write(tmp_path / f"ref-{len(sigmas)}", sigmas=sigmas)
+        assert compare(reference, write(tmp_path / f"port-{len(sigmas)}")).verdict == answer
+
+
 def test_a_gate_that_no_value_confirms_is_a_remark(tmp_path: Path) -> None:
     found = judge(tmp_path, weight=W * 2)  # folded elsewhere: the output is right
     assert found.verdict == "agree"

@@ -137,6 +137,14 @@ def test_growth_along_the_blocks_is_called_normal(examined: Any) -> None:
     assert not remark.serious and remark.site == "t/transformer_blocks.5"
 
 
+def test_small_values_may_grow(examined: Any) -> None:
+    def write(w: TraceWriter) -> None:
+        for block in range(3):
+            w.add(f"t/transformer_blocks.{block}", 10.0 ** (block - 2) * normal(2, 8))
+
+    assert "range-grows" not in examined(write)
+
+
 def test_dead_outputs(examined: Any) -> None:
     def write(w: TraceWriter) -> None:
         w.add("t/zero", normal(4, 8), slot="in.0")

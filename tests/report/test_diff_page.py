@@ -21,7 +21,7 @@ from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.report.diff.heat_maps import NOT_FINITE
-from lydite.report.diff.page import render_page, write_page
+from lydite.report.diff.page import _headline, render_page, write_page
 from lydite.report.diff.pictures import LONGEST, _worst
 from lydite.report.diff.read_values import Sides, apart
 from lydite.report.diff.row_text import first_wrong
@@ -215,6 +215,8 @@ def test_a_value_that_is_not_finite(value: float, tmp_path: Path) -> None:
     bad[1, 2, 3] = value
     _, shown = page(write(tmp_path / "ref", {"a": good}), write(tmp_path / "port", {"a": bad}))
     assert "[1, 2, 3]" in shown.text
+    for name, count in (("NaN", np.isnan(value)), ("infinite", np.isinf(value))):
+        assert bool(re.search(rf"{name}\s*0\s*1", shown.text)) == count
     marked = (shown.image("heat map, port:") == ImageColor.getrgb(NOT_FINITE)).all(axis=-1)
     assert marked.any() == (not math.isfinite(value)) and marked.mean() < 0.1
 
@@ -222,6 +224,13 @@ def test_a_value_that_is_not_finite(value: float, tmp_path: Path) -> None:
 def test_the_page_is_about_the_call_of_the_verdict() -> None:
     rows = [row(error=1e-7), row(error=1e-3), row(error=1e-2, call=1), row("b", error=1e-2)]
     assert [first_wrong(at_row(rows, index)) for index in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_the_headline_has_a_step_where_there_are_several() -> None:
+    rows = [row(error=1e-7), row(error=1e-2)]
+    assert _headline(at_row(rows, 1)) == "They diverge at a"
+    rows[1] = replace(rows[1], step=3)
+    assert _headline(at_row(rows, 1)) == "They diverge at a, step 3"
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "bool", "i8", "c8", "bfloat16"])
@@ -328,6 +337,7 @@ def test_names_that_only_a_map_pairs(given: bool, reference: Path, tmp_path: Pat
         ((1, 3, 12, 10), None, "bytes"),
         ((1, 12, 10, 3), "b h w c", "unit"),
         ((12, 10, 3), None, "signed"),
+        ((12, 10, 3), None, "levels"),
     ],
 )
 def test_final_images_side_by_side(
@@ -338,6 +348,7 @@ def test_final_images_side_by_side(
     other.reshape(-1)[7] ^= 128
     change = {
         "bytes": lambda x: x.astype(np.uint8),
+        "levels": lambda x: x.astype(np.float32),
         "unit": lambda x: (x / 255).astype(np.float32),
         "signed": lambda x: (x / 127.5 - 1).astype(np.float32),
     }[kind]
