@@ -52,6 +52,21 @@ def test_figures_of_two_folders(tmp_path: Path) -> None:
     assert evaluation.to_json() == _evaluate(folders, Options()).to_json()
 
 
+@pytest.mark.parametrize("sides", [(180, 40, 20), (20, 40, 180)])
+def test_metrics_are_those_that_the_smallest_pair_has(
+    tmp_path: Path, sides: tuple[int, ...]
+) -> None:
+    for folder in "one", "other":
+        (tmp_path / folder).mkdir()
+        for number, side in enumerate(sides):
+            Image.new("RGB", (side, side + 3), "red" if folder == "one" else "blue").save(
+                tmp_path / folder / f"{number}.png"
+            )
+    evaluation = _evaluate((tmp_path / "one", tmp_path / "other"), Options())
+    assert evaluation.paired.keys() == {"psnr", "ssim"} and evaluation.paired["ssim"].n == 3
+    assert len([text for text in evaluation.warnings if "ms_ssim" in text]) == 1
+
+
 class _Means:
     """A feature network of a few numbers that counts its calls."""
 

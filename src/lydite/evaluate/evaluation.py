@@ -196,24 +196,30 @@ def _measure_pairs(
     pairs: list[Pair] = []
     totals = {"reference": hashlib.sha256(), "candidate": hashlib.sha256()}
     identical = 0
-    metrics: dict[str, Callable[[Pixels, Pixels], float]] | None = None
+    metrics: dict[str, Callable[[Pixels, Pixels], float]] = {}
+    smallest = 0  # pixels of a side
     for name, one, other in paired_pictures(reference, candidate, names):
         for total, pixels in zip(totals.values(), (one, other), strict=True):
             total.update(f"{name} {pixel_hash(pixels)}\n".encode(errors="surrogateescape"))
-        if metrics is None:
-            metrics = _paired_metrics(one, options.networks, warnings)
+        if not pairs or min(one.shape[:2]) < smallest:
+            smallest = min(one.shape[:2])
+            metrics, missing = _paired_metrics(smallest, options.networks)
+            warnings += [text for text in missing if text not in warnings]
         identical += bool(np.array_equal(one, other))
         values = {metric: compute(one, other) for metric, compute in metrics.items()}
         pairs.append(Pair(name, values, prompts.get(name), seeds.get(name)))
         options.tick()
+    for pair in pairs:  # of larger pictures
+        for metric in pair.metrics.keys() - metrics.keys():
+            del pair.metrics[metric]
     return pairs, {side: total.hexdigest() for side, total in totals.items()}, identical
 
 
 def _paired_metrics(
-    first: Pixels, networks: Networks, warnings: list[str]
-) -> dict[str, Callable[[Pixels, Pixels], float]]:
-    """The metrics that pictures of this size have."""
-    side = min(first.shape[:2])
+    side: int, networks: Networks
+) -> tuple[dict[str, Callable[[Pixels, Pixels], float]], list[str]]:
+    """The metrics of pictures whose shorter side has so many pixels, and what they lack."""
+    missing: list[str] = []
     metrics: dict[str, Callable[[Pixels, Pixels], float]] = {"psnr": paired.psnr}
     for name, compute, smallest in (
         ("ssim", paired.ssim, paired.SMALLEST_SSIM),
@@ -222,14 +228,12 @@ def _paired_metrics(
         if side >= smallest:
             metrics[name] = compute
         else:
-            warnings.append(
-                f"{name} needs pictures of at least {smallest} pixels a side; left out."
-            )
+            missing.append(f"{name} needs pictures of at least {smallest} pixels a side; left out.")
     for lpips in networks.lpips:
         metrics[f"lpips_{lpips.net}"] = lambda one, other, lpips=lpips: float(
             lpips(one[None], other[None])[0]
         )
-    return metrics
+    return metrics, missing
 
 
 @dataclass
