@@ -404,6 +404,19 @@ def test_joined_weights_are_the_linears_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert not mx.allclose(model(*inputs), before, atol=1e-3)
 
 
+def test_they_are_compiled_while_weights_are_read(
+    switched_on: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+    monkeypatch.setattr(kernels, "_run_each", lambda width, dtype: widths.append(width))
+    with kernels.compiled_meanwhile(16, mx.float32):
+        pass
+    monkeypatch.setattr(kernels, "in_use", lambda: False)
+    with kernels.compiled_meanwhile(32, mx.float32):
+        pass
+    assert widths == [16]
+
+
 @pytest.mark.parametrize(
     ("mode", "cuda", "expected"),
     [("auto", True, True), ("off", True, False), ("auto", False, False), ("on", False, True)],

@@ -17,7 +17,7 @@ from lydite.pipelines.model_files import find_components
 from lydite.pipelines.noise import MLXNoise
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
 from lydite.pipelines.picture import Picture
-from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.pipeline import AHEAD, Pipeline
 from lydite.sampling.noise import StreamRule
 from lydite.weights.load import parameter_hash, parameters
 
@@ -280,3 +280,22 @@ def test_tokenizers_of_two_lengths_are_one_clear_error(untrained: Path, tmp_path
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": 7}))
     with pytest.raises(ConfigError, match="model_max_length"):
         next(Pipeline.open(folder).generate(REQUEST, [1]))
+
+
+def test_buffers_in_flight_are_bounded_on_cuda_and_the_limit_is_given_back(
+    pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = list(pipeline.generate(REQUEST, [7]))
+    limits = [10**15]
+
+    def set_memory_limit(limit: int) -> int:
+        limits.append(limit)
+        return limits[-2]
+
+    monkeypatch.setenv("LYDITE_GPU_BRANCHES", "1")
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "set_memory_limit", set_memory_limit)
+    (picture,) = pipeline.generate(REQUEST, [7])
+    assert len(limits) == 5 and limits[2] == limits[4] == 10**15  # of the steps, of the decoder
+    assert all(AHEAD <= limit < 10**15 for limit in limits[1::2])
+    assert np.abs(picture.pixels.astype(int) - plain[0].pixels).max() <= 1
