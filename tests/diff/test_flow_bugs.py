@@ -54,7 +54,7 @@ def of_family(**changes: Any) -> Callable[[Pipeline], None]:
 
 
 def scale_last(self: modulation.AdaLayerNorm, x: mx.array, table: mx.array) -> mx.array:
-    return modulation.modulate(self.norm(x), shift=table[:, 0], scale=table[:, 1])
+    return modulation.norm_modulate(self.norm, x, shift=table[:, 0], scale=table[:, 1])
 
 
 position_ids = qwen_image.position_ids
