@@ -388,24 +388,33 @@ class _Comparer:
         return align_values(pair, self.traces.reference, self.traces.port, self.layouts)
 
     def _evidence(self, pair: Pair, rounding: float) -> Evidence:
-        values = self._values(pair)
+        values, event = self._values(pair), self._producer(pair)
         empty = np.zeros(0, np.float32)
         return Evidence(
             reference=wide(values.reference) if values.reference is not None else empty,
             port=wide(values.port) if values.port is not None else empty,
             floor=rounding,
-            name=pair.event.name,
-            slot=pair.event.slot,
+            name=event.name,
+            slot=event.slot,
             dtype=pair.port_event.dtype,
             kind=pair.event.kind,
             dims=pair.ref_dims or pair.event.dims,
-            inputs=self._inputs(pair),
+            inputs=self._inputs(event),
             others=lambda: values_nearby(self.traces.reference, pair.event),
             near=lambda: values_nearby(self.traces.reference, pair.event, any_size=True),
-            before=lambda: self._before(pair.event),
-            parameters=lambda: self.parameters.of_module(pair.event.name),
-            parameters_like=lambda shape: self.parameters.like(pair.event.name, shape),
+            before=lambda: self._before(event),
+            parameters=lambda: self.parameters.of_module(event.name),
+            parameters_like=lambda shape: self.parameters.like(event.name, shape),
         )
+
+    def _producer(self, pair: Pair) -> Event:
+        """The module that computed a value, where a module around it only returns it."""
+        event, twin = pair.event, pair.event.alias_of
+        if len(pair.reference) > 1 or twin is None or event.slot != "out":
+            return event
+        inner = next(other for other in self.traces.reference.events if other.i == twin)
+        inside = inner.name.startswith((f"{event.name}.", f"{event.name}/"))
+        return inner if inside and inner.slot == "out" else event
 
     def _before(self, event: Event) -> Iterator[Recorded]:
         """The reference's values before one in its step, the last first, and what came before it.
@@ -446,9 +455,8 @@ class _Comparer:
         value = self._values(pair).port if pair is not None else None
         return None if value is None else wide(value)
 
-    def _inputs(self, pair: Pair) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    def _inputs(self, here: Event) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
         """The inputs of the same call of the module, reference's and port's, by slot."""
-        here = pair.event
         inputs: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         for other in self.pairing.pairs:
             event = other.event

@@ -9,7 +9,6 @@ from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shi
 from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
 from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
 from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
-from lydite.diff.findings.feed_forward import gated_wrongly
 from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
 from lydite.diff.findings.parts import entries_reordered, parts_reordered
 from lydite.diff.findings.per_channel import (
@@ -30,6 +29,8 @@ from lydite.diff.findings.rearranged import (
 )
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.gates import other_gate
+from lydite.diff.findings.replay.layer_input import wrong_input
 from lydite.diff.findings.replay.layers import extra_norm, other_activation, other_norm
 from lydite.diff.findings.replay.linear import other_convolution, other_linear
 from lydite.diff.findings.replay.modulation import (
@@ -82,7 +83,6 @@ EXACT: tuple[tuple[Hypothesis, ...], ...] = (
     ),
     (patch_order,),
     (softmax_axis, mask, mask_differs, causal_mask),
-    (gated_wrongly,),
     (rounded, low_precision),
     (clipped, truncated),
 )
@@ -92,11 +92,13 @@ REPLAYED: tuple[Hypothesis, ...] = (
     passed_through,
     other_linear,
     other_convolution,
+    wrong_input,
     other_activation,
     other_norm,
     other_modulation,
     other_residual,
     other_attention,
+    other_gate,
     other_rotation,
     other_rotation_table,
     other_combination,

@@ -83,6 +83,8 @@ def causal_mask(e: Evidence) -> Finding | None:
     """In the reference the first token sees itself alone; in the port it sees later ones."""
     if not e.same_shape or e.port.ndim != 3 or e.port.shape[1] < 3 or e.variety < 8:
         return None
+    if any("forms of attention" in words for words in e.ruled_out):  # no mask is one of them
+        return None
     reference, port = e.values
     for name, v in e.near():
         if v.ndim != 3 or v.shape[:2] != port.shape[:2]:

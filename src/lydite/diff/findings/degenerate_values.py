@@ -104,8 +104,8 @@ def repeated(e: Evidence) -> Finding | None:
             "repeated",
             f"all {port.shape[axis]} entries of {e.axis(axis)} are equal; in the reference they "
             f"differ by {differ / max(e.norms[0], 1e-300):.2g} of the value.",
-            f"Look for one {what.get(e.role(axis), 'entry')} broadcast over all, an index that "
-            "does not advance, or a reduction over this axis.",
+            f"What makes each {what.get(e.role(axis), 'entry')} different is missing: a value that "
+            "is not added, one entry broadcast over all, or an index that does not advance.",
         )
     return None
 

@@ -44,6 +44,14 @@ class Recorded:
 
 
 @dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer or convolution, and its output on the side of the port."""
+
+    apply: Callable[[Array], Array]
+    output: "Evidence"
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """The first wrong value and the right one, with the values around them."""
 
@@ -62,6 +70,7 @@ class Evidence:
     parameters: Callable[[], Mapping[str, Array]] = dict  # of the same module: weight, bias …
     parameters_like: Callable[[tuple[int, ...]], Iterable[tuple[str, Array]]] = lambda _: ()
     ruled_out: list[str] = field(default_factory=list)  # operations replayed without success
+    layer: Layer | None = None  # takes this value, of which the port recorded only its output
 
     @property
     def same_shape(self) -> bool:

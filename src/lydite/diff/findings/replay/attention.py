@@ -29,6 +29,7 @@ MASKS: dict[str, Callable[[int, int], Array]] = {  # which keys each query sees
     "a causal mask": lambda n, m: np.tri(n, m, dtype=bool),
     "a causal mask that is inverted": lambda n, m: np.tri(m, n, dtype=bool).T,
     "a causal mask that hides each token from itself": lambda n, m: np.tri(n, m, -1, dtype=bool),
+    "a causal mask that shows the next token too": lambda n, m: np.tri(n, m, 1, dtype=bool),
 }
 CAUSES = {
     "scale": ("attention-scale", "Multiply the scores by the reference's factor, once."),

@@ -8,10 +8,11 @@ from math import prod
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.feed_forward import ACTIVATIONS
+from lydite.diff.findings.replay.gates import ACTIVATIONS
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,
+    Replayed,
     Source,
     allowed,
     apart_of,
@@ -28,7 +29,6 @@ MAX_WEIGHTS = 64  # of other norms that are tried
 NONE = "no activation"
 VARIANTS: dict[str, Callable[[Array], Array]] = {
     **ACTIVATIONS,
-    "quick gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "tanh": np.tanh,
     NONE: lambda x: x,
 }
@@ -36,7 +36,7 @@ VARIANTS: dict[str, Callable[[Array], Array]] = {
 
 def other_activation(e: Evidence) -> Finding | None:
     """The reference is one activation of a recorded value, the port another one."""
-    if not is_replayable(e):
+    if not is_replayable(e, least=16):
         return None
     for source in sources(e):
         if source.x.shape != e.port.shape or not _is_activation_of(e, source.x):
@@ -75,6 +75,8 @@ def other_norm(e: Evidence) -> Finding | None:
             else _affine_left(c.value, e.values[0], channels)
             for c in _norms(source.x, channels)
         }
+        if not fits:  # one channel, or an odd number of them
+            continue
         best = simplest([(name, fit[0]) for name, fit in fits.items()])
         left, scale, shift = fits[best]
         if left > allowed(e):
@@ -97,6 +99,34 @@ def other_norm(e: Evidence) -> Finding | None:
             )
         if known and (found := _other_weight(e, source, best, channels)) is not None:
             return found
+    return None
+
+
+def norm_layer(e: Evidence) -> Replayed | None:
+    """The norm whose output a value is, with its weight or with scale and shift that fit it."""
+    if not is_replayable(e) or not e.slot.startswith("out") or e.port.ndim < 3:
+        return None
+    for source in inputs_of(e):
+        for channels in (-1, 1) if source.x.shape == e.reference.shape else ():
+            known = _known_affine(e, channels)
+            fits = {
+                c.name: (apart_of(e.values[0], c.value * known[0] + known[1]), *known)
+                if known
+                else _affine_left(c.value, e.values[0], channels, by_row=True)
+                for c in _norms(source.x, channels)
+            }
+            best = simplest([(name, fit[0]) for name, fit in fits.items()]) if fits else ""
+            if not best or fits[best][0] > e.noise():
+                continue
+            _, scale, shift = fits[best]
+
+            def apply(
+                x: Array, best: str = best, channels: int = channels, a: Array = scale,
+                b: Array = shift,
+            ) -> Array:  # fmt: skip
+                return next(c.value for c in _norms(x, channels) if c.name == best) * a + b
+
+            return Replayed("a norm", source, e, apply, lambda _: iter(()))
     return None
 
 
@@ -200,9 +230,11 @@ def _standardized(x: Array, axes: tuple[int, ...], name: str) -> Iterator[Candid
     yield Candidate(f"{name} with n − 1 as divisor", unbiased)
 
 
-def _affine_left(x: Array, value: Array, channels: int) -> tuple[float, Array, Array]:
-    """The error of the best weight and bias per channel, and these two."""
-    axes = tuple(axis for axis in range(x.ndim) if axis != channels % x.ndim)
+def _affine_left(
+    x: Array, value: Array, channels: int, *, by_row: bool = False
+) -> tuple[float, Array, Array]:
+    """The error of the best weight and bias per channel, or per row of the batch and channel."""
+    axes = tuple(axis for axis in range(by_row, x.ndim) if axis != channels % x.ndim)
     mean, expected = x.mean(axes, keepdims=True), value.mean(axes, keepdims=True, dtype=np.float64)
     power = ((x - mean) ** 2).sum(axes, keepdims=True)
     scale = ((x - mean) * (value - expected)).sum(axes, keepdims=True) / np.maximum(power, 1e-300)

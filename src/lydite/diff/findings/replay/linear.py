@@ -14,7 +14,7 @@ import numpy as np
 from lydite.diff.findings.evidence import Array, Evidence
 from lydite.diff.findings.replay.variants import (
     Candidate,
-    Source,
+    Replayed,
     allowed,
     apart_of,
     inputs_of,
@@ -44,6 +44,18 @@ FIXES = {
 
 def other_linear(e: Evidence) -> Finding | None:
     """A linear layer with its weight transposed, its bias missing, or another's parameters."""
+    layer = linear_layer(e)
+    return _told(layer) if layer is not None else None
+
+
+def other_convolution(e: Evidence) -> Finding | None:
+    """A convolution with other padding, stride or groups, or its weight in another order."""
+    layer = convolution(e)
+    return _told(layer) if layer is not None else None
+
+
+def linear_layer(e: Evidence) -> Replayed | None:
+    """The linear layer whose output a value is, where its weight and an input are known."""
     if not e.slot.startswith("out") or not e.same_shape or e.kind != "activation":
         return None
     parameters = e.parameters()
@@ -58,21 +70,25 @@ def other_linear(e: Evidence) -> Finding | None:
         rows = np.arange(e.port.size // e.port.shape[-1])
         if len(rows) > MAX_ROWS:
             rows = np.random.default_rng(0).choice(rows, MAX_ROWS, replace=False)
-        part = replace(
+        output = replace(
             e,
             reference=e.reference.reshape(-1, e.port.shape[-1])[rows],
             port=e.port.reshape(-1, e.port.shape[-1])[rows],
         )
 
-        def computed(x: Array, rows: Array = rows) -> Iterator[Candidate]:
+        def variants(x: Array, rows: Array = rows) -> Iterator[Candidate]:
             return _linear(e, x.reshape(-1, x.shape[-1])[rows], weight, bias)
 
-        return _told(part, computed, source, "a linear layer")
+        def apply(x: Array, rows: Array = rows) -> Array:
+            y = x.reshape(-1, x.shape[-1])[rows] @ weight.T
+            return y if bias is None else y + bias
+
+        return Replayed("a linear layer", source, output, apply, variants)
     return None
 
 
-def other_convolution(e: Evidence) -> Finding | None:
-    """A convolution with other padding, stride or groups, or its weight in another order."""
+def convolution(e: Evidence) -> Replayed | None:
+    """The convolution whose output a value is, where its weight and an input are known."""
     if not e.slot.startswith("out") or not e.same_shape or e.kind != "activation":
         return None
     parameters = e.parameters()
@@ -87,15 +103,18 @@ def other_convolution(e: Evidence) -> Finding | None:
             continue
         at = _pixels(e.port.shape[2:])
         places = (slice(None), slice(None), *at.T)
-        part = replace(e, reference=e.reference[places], port=e.port[places])
-        usual = _usual(part, x, at, weight, bias)
+        output = replace(e, reference=e.reference[places], port=e.port[places])
+        usual = _usual(output, x, at, weight, bias)
         if usual is None:
             continue
 
-        def computed(x: Array, at: Array = at, usual: Form = usual) -> Iterator[Candidate]:
+        def variants(x: Array, at: Array = at, usual: Form = usual) -> Iterator[Candidate]:
             return _convolutions(e, x, at, usual)
 
-        return _told(part, computed, source, "a convolution")
+        def apply(x: Array, at: Array = at, usual: Form = usual) -> Array:
+            return usual.at(x, at)
+
+        return Replayed("a convolution", source, output, apply, variants)
     return None
 
 
@@ -137,13 +156,12 @@ class Form:
         return value if self.bias is None else value + self.bias[:, None]
 
 
-def _told(
-    e: Evidence, computed: Callable[[Array], Iterator[Candidate]], source: Source, what: str
-) -> Finding | None:
+def _told(layer: Replayed) -> Finding | None:
+    source, what = layer.source, layer.what
     told = told_apart(
-        e,
-        computed(source.x),
-        lambda: computed(source.own),
+        layer.output,
+        layer.variants(source.x),
+        lambda: layer.variants(source.own),
         reference_is="as it is",
         what=f"forms of {what}",
     )
@@ -177,8 +195,8 @@ def _linear(e: Evidence, x: Array, weight: Array, bias: Array | None) -> Iterato
         yield Candidate("with its weight in another order", result(raw))
     for name, dtype in NARROW.items():
         yield Candidate(f"with its weight in {name}", result(_narrow(weight, dtype)))
-    for name, other in _others(e, weight):
-        yield Candidate(f"with the parameters of {name}", result(other))
+    for name, other, other_bias in _others(e, weight, bias):
+        yield Candidate(f"with the parameters of {name}", result(other, other_bias))
 
 
 def _usual(e: Evidence, x: Array, at: Array, weight: Array, bias: Array | None) -> Form | None:
@@ -240,8 +258,9 @@ def _convolutions(e: Evidence, x: Array, at: Array, usual: Form) -> Iterator[Can
             yield Candidate(f"with its weight in another order: {stored}", result(weight=raw))
     for name, dtype in NARROW.items():
         yield Candidate(f"with its weight in {name}", result(weight=_narrow(weight, dtype)))
-    for name, other in _others(e, weight):
-        yield Candidate(f"with the parameters of {name}", result(weight=other))
+    for name, other, other_bias in _others(e, weight, bias):
+        words = f"with the parameters of {name}"
+        yield Candidate(words, result(weight=other, bias=other_bias))
 
 
 def _other_bias(result: Callable[[Array | None], Array], bias: Array | None) -> Iterator[Candidate]:
@@ -251,10 +270,17 @@ def _other_bias(result: Callable[[Array | None], Array], bias: Array | None) -> 
         yield Candidate("with its bias subtracted", result(-bias))
 
 
-def _others(e: Evidence, weight: Array) -> Iterator[tuple[str, Array]]:
+def _others(
+    e: Evidence, weight: Array, bias: Array | None
+) -> Iterator[tuple[str, Array, Array | None]]:
+    """Weights of this shape, with the layer's own bias and with their own."""
+    biases = dict(e.parameters_like(bias.shape)) if bias is not None else {}
     for name, other in islice(e.parameters_like(weight.shape), MAX_OTHERS):
         if not np.array_equal(other, weight):
-            yield name, other
+            yield name, other, bias
+            own = biases.get(name.removesuffix("weight") + "bias")
+            if own is not None:
+                yield f"{name.removesuffix('.weight')}, weight and bias", other, own
 
 
 def _narrow(weight: Array, dtype: Any) -> Array:

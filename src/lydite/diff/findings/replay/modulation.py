@@ -6,7 +6,7 @@ from itertools import combinations, islice, product
 
 import numpy as np
 
-from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.evidence import FEW, Array, Evidence
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Source,
@@ -96,6 +96,28 @@ def other_residual(e: Evidence) -> Finding | None:
                 f"Add {right} · {y.name} to {x.name}.",
             )
     return _missing_term(e, values, tables, limit)
+
+
+def sum_gate(e: Evidence, x: Source, y: Source) -> tuple[str, Array, dict[str, Array]] | None:
+    """The gate of a reference that is x + gate · y, and all gates that it might have been."""
+    limit = max(1e-5, FEW * e.rounding)
+    gate = _factors(
+        y.x.reshape(len(y.x), -1, y.x.shape[-1]),
+        (e.values[0] - x.x).reshape(len(y.x), -1, y.x.shape[-1]),
+        limit,
+    )
+    if gate is None:
+        return None
+    shape = (len(gate), *(1,) * (e.port.ndim - 2), gate.shape[-1])
+    tables = {t.name: t.parts for t in _tables(e)}
+    right = _gate_name(gate, tables, limit)
+    if right in ("0", None):
+        return None
+    gates = {"": np.ones(shape)}
+    for table, parts in tables.items():
+        gates |= {f"chunk {n} of {table} · ": p.reshape(shape) for n, p in enumerate(parts)}
+    name = "" if right == "1" else f"{right} · "
+    return (name, gates[name], gates)
 
 
 def _missing_term(

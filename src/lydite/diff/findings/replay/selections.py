@@ -126,10 +126,10 @@ def other_assembly(e: Evidence) -> Finding | None:
         return None
     values = [s for s in sources(e) if s.x.ndim == e.port.ndim and s.x.size < e.port.size]
     limit = fit_tolerance(e)
-    right = _tiles(e.values[0], [(s.name, s.x) for s in values], limit)
+    right = tiles(e.values[0], [(s.name, s.x) for s in values], limit)
     if right is None or len(right) < 2:
         return None
-    wrong = _tiles(e.values[1], [(s.name, s.own) for s in values], limit)
+    wrong = tiles(e.values[1], [(s.name, s.own) for s in values], limit)
     if wrong is None:
         return _wrong_tile(e, right)
     changed = [tile for tile in wrong if tile not in right]
@@ -285,7 +285,7 @@ def _offset(x: Array, value: Array, axis: int, limit: float) -> int | None:
     return None
 
 
-def _tiles(
+def tiles(
     value: Array, named: Sequence[tuple[str, Array]], limit: float
 ) -> tuple[Tile, ...] | None:
     """The recorded values that a value consists of; None where a part of it is none of them."""

@@ -51,7 +51,15 @@ class Source:
         return comparable(value)[0].astype(np.float64)
 
 
-Variants = Callable[[Array], Iterable[Candidate]]
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """A layer computed again from its recorded input, at some rows or pixels of its output."""
+
+    what: str
+    source: Source
+    output: Evidence
+    apply: Callable[[Array], Array]
+    variants: Callable[[Array], Iterator[Candidate]]
 
 
 def is_replayable(e: Evidence, *, least: int = 64) -> bool:
@@ -109,7 +117,7 @@ def told_apart(
     `own` are the same variants computed from the port's inputs, which keep the rounding of
     earlier operations out of it. Where only the reference's variant is known, `what` is ruled out.
     """
-    reference, port = e.values
+    reference = e.values[0]
     tried = list(tried)
     if not tried:
         return None
@@ -117,23 +125,26 @@ def told_apart(
     right = reference_is if reference_is is not None else simplest(lefts)
     if dict(lefts)[right] > allowed(e):
         return None
-    used = [(c.name, apart_of(port, c.value)) for c in (own() if own else tried)]
+    used = [(c.name, apart_of_port(e, c.value)) for c in (own() if own else tried)]
     if own:  # a port that starts from other numbers is nearer to one of the two
         used = [
-            (name, min(left, apart_of(port, c.value)))
+            (name, min(left, apart_of_port(e, c.value)))
             for (name, left), c in zip(used, tried, strict=True)
         ]
     wrong = simplest(used, like=right)
     left = dict(used)[wrong]
-    if left <= allowed(e) and right != wrong:
-        return Told(right, wrong, e.leaves(left))
-    if what and left > allowed(e):
+    seen = e if e.layer is None else e.layer.output
+    if left <= allowed(seen) and right != wrong:
+        return Told(right, wrong, seen.leaves(left))
+    if what and left > allowed(seen):
         e.ruled_out.append(f"{len(tried)} {what}")
     return None
 
 
 def allowed(e: Evidence) -> float:
     """The norm that a variant may leave of the error."""
+    if e.layer is not None:  # only the reference's value is known
+        return e.noise()
     return max(SHARE * e.lost, min(e.noise(), e.lost / 4))
 
 
@@ -148,6 +159,13 @@ def apart_of(value: Array, other: Array) -> float:
         return inf
     left = float(np.linalg.norm(value - other))
     return left if isfinite(left) else inf
+
+
+def apart_of_port(e: Evidence, value: Array) -> float:
+    """How far a variant is from the port's value, or from what the layer behind it gave there."""
+    if e.layer is None:
+        return apart_of(e.values[1], value)
+    return apart_of(e.layer.output.values[1], e.layer.apply(value))
 
 
 def simplest(lefts: list[tuple[str, float]], like: str = "") -> str:

@@ -1,0 +1,246 @@
+"""What a linear layer or convolution takes, where the port recorded only what it gives.
+
+The input is computed again in every known variant, and the layer from it: where that is the port's
+output, the layer is right and the operation before it is wrong.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+
+from lydite.diff.findings.evidence import Array, Evidence, Layer
+from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.gates import other_gate
+from lydite.diff.findings.replay.layers import NONE, VARIANTS, norm_layer, other_activation
+from lydite.diff.findings.replay.linear import convolution, linear_layer
+from lydite.diff.findings.replay.modulation import sum_gate
+from lydite.diff.findings.replay.selections import Tile, other_resize, tiles
+from lydite.diff.findings.replay.variants import (
+    Candidate,
+    Source,
+    allowed,
+    apart_of,
+    apart_of_port,
+    fit_tolerance,
+    is_replayable,
+    sources,
+    told_apart,
+)
+from lydite.diff.result import Finding
+
+MAX_OFFSETS = 3  # positions by which an input may be displaced
+MAX_TERMS = 12  # recorded values that a sum may consist of
+AS_IT_IS = "in their order"
+
+
+def wrong_input(e: Evidence) -> Finding | None:
+    """The layer gives the port's output from another input than the reference's."""
+    layer = linear_layer(e) or convolution(e) or norm_layer(e)
+    if layer is None or e.inputs:
+        return None
+    x = layer.source.x
+    if apart_of(layer.output.values[0], layer.apply(x)) > allowed(layer.output):
+        return None
+    inner = replace(
+        e, reference=x, port=x, slot="in", dims=None, layer=Layer(layer.apply, layer.output)
+    )
+    if not is_replayable(inner, least=16):
+        return None
+    for hypothesis in (
+        other_attention,
+        other_activation,
+        other_gate,
+        other_resize,
+        _other_order,
+        _rearranged,
+        _another_value,
+        _other_sum,
+        *((_scaled,) if layer.what != "a norm" else ()),
+    ):
+        found = hypothesis(inner)
+        if found is not None:
+            text = f"The layer is right, but its input is wrong. {found.evidence}"
+            return Finding(found.cause, text, found.fix)
+    return None
+
+
+def _another_value(e: Evidence) -> Finding | None:
+    """The layer takes another recorded value, or an activation of another one."""
+    assert e.layer is not None
+    limit = allowed(e.layer.output)
+    values = [source for source in sources(e) if source.x.shape == e.port.shape]
+    for label, f in VARIANTS.items():
+        right = [s.name for s in values if apart_of(e.values[0], f(s.x)) <= e.noise()]
+        for source in values if right else ():
+            tried = (apart_of_port(e, f(value)) for value in (source.own, source.x))
+            if source.name not in right and min(tried) <= limit:
+                used, wanted = (
+                    name if label == NONE else f"{label}({name})"
+                    for name in (source.name, right[-1])
+                )
+                return Finding(
+                    "another-input",
+                    f"The port computes it from {used}, the reference from {wanted}.",
+                    f"Compute it from {wanted}: an operation between the two is missing.",
+                )
+    return None
+
+
+def _other_sum(e: Evidence) -> Finding | None:
+    """The layer takes a sum x + gate · y with another gate, another x or y, or one term too few."""
+    if e.port.ndim < 3:
+        return None
+    values = [source for source in sources(e) if source.x.shape == e.port.shape]
+    own = [s for s in values if apart_of(e.values[0], s.x) > e.noise()][:MAX_TERMS]
+    for x, y in permutations(own, 2):
+        gate = sum_gate(e, x, y)
+        if gate is None:
+            continue
+        right, factor, gates = gate
+        tried = [Candidate(f"{x.name} + {right}{y.name}", x.x + factor * y.x)]
+        for words, other in gates.items():
+            if words != right:
+                tried.append(Candidate(f"{x.name} + {words}{y.name}", x.x + other * y.x))
+        tried += [Candidate(x.name, x.x), Candidate(f"{right}{y.name}", factor * y.x)]
+        tried.append(Candidate(f"{x.name} − {right}{y.name}", x.x - factor * y.x))
+        for other in own:
+            if other is not x:
+                text = f"{other.name} + {right}{y.name}"
+                tried.append(Candidate(text, other.x + factor * y.x))
+            if other is not y:
+                text = f"{x.name} + {right}{other.name}"
+                tried.append(Candidate(text, x.x + factor * other.x))
+            text = f"{x.name} + {right}{y.name} + {other.name}"
+            tried.append(Candidate(text, x.x + factor * y.x + other.x))
+        told = told_apart(e, tried, reference_is=tried[0].name)
+        if told is not None:
+            return Finding(
+                "other-sum",
+                f"The port computes it from {told.wrong}, the reference from {told.right}.",
+                f"Compute it from {told.right}.",
+            )
+        return None
+    return None
+
+
+def _rearranged(e: Evidence) -> Finding | None:
+    """The layer takes the right numbers in other positions."""
+    told = told_apart(e, _rearrangements(e.values[0]), reference_is=AS_IT_IS)
+    if told is None:
+        return None
+    return Finding(
+        "input-rearranged",
+        f"It takes the reference's numbers {told.wrong}; {told.leaves}.",
+        "Check the order of axes, rows and channels in what this layer takes.",
+    )
+
+
+def _rearrangements(x: Array) -> Iterator[Candidate]:
+    yield Candidate(AS_IT_IS, x)
+    for axis in range(x.ndim):
+        size = x.shape[axis]
+        if size < 2:
+            continue
+        yield Candidate(f"backwards along axis {axis}", np.flip(x, axis))
+        for by in (n for n in range(1, MAX_OFFSETS + 1) if n < size):
+            yield Candidate(f"moved by {by} along axis {axis}", np.roll(x, by, axis))
+            yield Candidate(f"moved by −{by} along axis {axis}", np.roll(x, -by, axis))
+        for parts in (n for n in (2, 3, 4) if size % n == 0 and size > n):
+            chunks = np.split(x, parts, axis)
+            for order in permutations(range(parts)):
+                if order != tuple(range(parts)):
+                    moved = np.concatenate([chunks[n] for n in order], axis)
+                    yield Candidate(f"with the parts {list(order)} of axis {axis}", moved)
+        for rows in (n for n in range(2, size // 2 + 1) if size % n == 0):
+            split = x.reshape(*x.shape[:axis], rows, size // rows, *x.shape[axis + 1 :])
+            turned = split.swapaxes(axis, axis + 1).reshape(x.shape)
+            yield Candidate(
+                f"with axis {axis} read as {rows} × {size // rows} and transposed", turned
+            )
+    for axis in range(1, x.ndim - 1):
+        if x.shape[axis] == x.shape[axis + 1]:
+            words = f"with axes {axis} and {axis + 1} exchanged"
+            yield Candidate(words, x.swapaxes(axis, axis + 1))
+
+
+def _other_order(e: Evidence) -> Finding | None:
+    """The layer takes several recorded values put together in another order."""
+    values = [s for s in sources(e) if s.x.ndim == e.port.ndim and s.x.size < e.port.size]
+    parts = tiles(e.values[0], [(s.name, s.x) for s in values], fit_tolerance(e))
+    if parts is None or not 2 <= len(parts) <= 4:
+        return None
+    axis = _joined_axis(parts)
+    if axis is None:
+        return None
+    chunks = [(part.name, e.values[0][part.box]) for part in parts]
+    tried = (
+        Candidate(", ".join(name for name, _ in order), np.concatenate([v for _, v in order], axis))
+        for order in permutations(chunks)
+    )
+    told = told_apart(e, tried, reference_is=", ".join(name for name, _ in chunks))
+    if told is None:
+        return None
+    return Finding(
+        "parts-reordered",
+        f"It takes {told.wrong} put together in this order, in the reference {told.right}.",
+        f"Put them together in the order {told.right}.",
+    )
+
+
+def _joined_axis(parts: tuple[Tile, ...]) -> int | None:
+    """The only axis along which parts lie one behind the other."""
+    axes = {
+        a
+        for part in parts
+        for a, (s, t) in enumerate(zip(part.box, parts[0].box, strict=True))
+        if s != t
+    }
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _scaled(e: Evidence) -> Finding | None:
+    """The layer takes a · x + b instead of the reference's x, or of a recorded value."""
+    assert e.layer is not None
+    x = e.values[0]
+    base, *columns = (e.layer.apply(value) for value in (np.zeros_like(x), x, np.ones_like(x)))
+    port = e.layer.output.values[1]
+    design = np.stack([(column - base).reshape(-1) for column in columns], -1).astype(np.float64)
+    (a, b), *_ = np.linalg.lstsq(design, (port - base).reshape(-1), rcond=None)
+    left = float(np.linalg.norm(design @ (a, b) - (port - base).reshape(-1)))
+    if left > allowed(e.layer.output):
+        return None
+    size = float(np.sqrt(np.mean(e.values[0] ** 2)))
+    b = 0.0 if abs(b) < 1e-3 * size else b
+    used, right = _line(a, b, "the reference's input"), "that input"
+    for source in sources(e):
+        if source.x.size != e.port.size or apart_of(e.values[0], source.x) <= e.noise():
+            continue
+        fit = _affine(source, e.values[0], fit_tolerance(e))
+        if fit is not None:
+            used = _line(a * fit[0], a * fit[1] + b, source.name)
+            right = _line(*fit, source.name)
+            break
+    return Finding(
+        "input-scaled",
+        f"It takes {used}, the reference {right}; {e.layer.output.leaves(left)}.",
+        f"Give it {right}: a scale or a shift is missing, doubled or in another order.",
+    )
+
+
+def _affine(source: Source, value: Array, limit: float) -> tuple[float, float] | None:
+    """Two numbers with value = a · source + b."""
+    if source.x.shape != value.shape:
+        return None
+    x = source.x.reshape(-1)
+    design = np.stack((x, np.ones_like(x)), -1)
+    (a, b), *_ = np.linalg.lstsq(design, value.reshape(-1), rcond=None)
+    left = float(np.linalg.norm(design @ (a, b) - value.reshape(-1)))
+    near = limit * float(np.linalg.norm(value))
+    return (float(a), float(b) if abs(b) * x.size**0.5 > near else 0.0) if left <= near else None
+
+
+def _line(a: float, b: float, name: str) -> str:
+    text = f"{a:.4g} · {name}" if abs(a - 1) > 1e-4 else name
+    return text if b == 0 else f"{text} {'+' if b > 0 else '−'} {abs(b):.4g}"
