@@ -193,7 +193,7 @@ BUGS = {
     ),
     "GEGLU's halves exchanged": Bug(
         "unet/down_blocks.1.attentions.0.transformer_blocks.0.ff.net.0",
-        None,
+        "gate-exchanged",
         patch.object(layers.GEGLU, "__call__", first_half_activated),
     ),
     "downsampling padded behind": Bug(

@@ -203,12 +203,48 @@ class _Comparer:
             is_guessed=lambda index: self.pairs[index].how in GUESSES,
             is_anchored=lambda index: self._upstream(rows, index).is_anchored,
         )
+        if (scaled := self._scaled_before(rows, divergence)) is not None:
+            ignored = tuple(index for index in divergence.ignored if index != scaled)
+            divergence = Divergence(scaled, ignored)
         self.ignored_rows = tuple(rows[index] for index in divergence.ignored)
         names = {rows[index].name for index in explained}
         for index in divergence.ignored:
             if rows[index].name not in names:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _scaled_before(self, rows: Sequence[Row], divergence: Divergence) -> int | None:
+        """A value that feeds the first wrong one and is a multiple of the reference's.
+
+        A norm takes the factor out again, so that the values after it agree; a residual does not.
+        """
+        if divergence.first is None:
+            return None
+        agreeing = {
+            event.i
+            for row, pair in zip(rows, self.pairs, strict=True)
+            if row.agrees
+            for event in pair.reference
+        }
+        ignored = {self.pairs[index].event.i for index in divergence.ignored}
+        first = self.pairs[divergence.first].event
+        feeding = {e.hash or e.i for e in self.flow.upstream(first, agreeing | ignored).nearest}
+        for index in divergence.ignored:
+            event = self.pairs[index].event
+            feeds = (event.hash or event.i) in feeding
+            if index < divergence.first and feeds and self._is_multiple(self.pairs[index]):
+                return index
+        return None
+
+    def _is_multiple(self, pair: Pair) -> bool:
+        values = self._values(pair)
+        if values.reference is None or values.port is None:
+            return False
+        reference, port = wide(values.reference), wide(values.port)
+        if reference.shape != port.shape or not reference.any():
+            return False
+        factor = float(np.vdot(reference, port)) / float(np.vdot(reference, reference))
+        return abs(factor - 1) > 1e-2 and relative_error(port, factor * reference) < 1e-3
 
     def _upstream(self, rows: Sequence[Row], index: int) -> Upstream:
         """The agreeing values from which this one was computed."""
@@ -269,7 +305,8 @@ class _Comparer:
         passed = self._upstream(rows, divergence.first).passed
         if hint := narrowing_text(passed, paired):
             self.remarks.insert(0, hint)
-        if divergence.undecided:
+        # A cause that leaves only rounding also shows that the two values are counterparts.
+        if divergence.undecided and not findings:
             answer = "cannot-compare"
             sentence = undecided_text(rows, row, estimated=self.estimated)
         else:

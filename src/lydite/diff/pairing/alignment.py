@@ -1,7 +1,7 @@
 """Pair names that share nothing, by order of execution, shape and content."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
 
 MIN_SCORE = 1.2  # from which two names are taken for counterparts
+SOON = 3  # pairs after some values that show whether an error passes through these
 
 ReferenceEvents = Mapping[Site, Event]  # in order of execution
 PortEvents = Mapping[str, Event]
@@ -129,16 +130,18 @@ def _sibling_runs(
                     yield parts
 
 
-def only_choices(
+def by_position(
     reference: ReferenceEvents,
     port: PortEvents,
     pairs: Mapping[str, Sites],
     repeated: Collection[str],
+    differs: Callable[[str], bool],
 ) -> dict[str, Site]:
-    """Values that are the only ones of their shape between two pairs, on both sides.
+    """Values of one shape between two pairs, in the order of both sides.
 
-    After the last pair nothing would show a mistake; there only names that are `repeated`, step by
-    step, are paired.
+    Their numbers are equal, or a pair soon after them `differs`: then the first ones are paired,
+    because the error passes through one of them. After the last pair nothing would show a mistake;
+    there only names that are `repeated`, step by step, are paired.
     """
     blocks = BlockMap(pairs)
     taken = {site for refs in pairs.values() for site in refs}
@@ -146,21 +149,31 @@ def only_choices(
     for gap, low, next_name in _gaps(reference, port, pairs):
         after = [reference[ref] for ref in pairs.get(next_name or "", ()) if ref in reference]
         high = min((event.i for event in after), default=None)
+        tuples = {event.name for event in after}  # whose outputs come at once
         between = [
             site
             for site, event in reference.items()
-            if site not in taken and low < event.i and (high is None or event.i < high)
+            if site not in taken
+            and low < event.i
+            and (high is None or event.i < high or event.name in tuples)
         ]
+        known = [name for name in port if name in pairs]
+        soon = known[known.index(next_name) :][:SOON] if next_name else []
         for name in gap:
             rivals = [other for other in gap if _same_shape(port[other], port[name])]
             candidates = [site for site in between if _same_shape(reference[site], port[name])]
-            candidates = _without_copies(candidates, reference)
-            if len(rivals) != 1 or len(candidates) != 1:
+            candidates = _without_copies(candidates, reference, taken)
+            place = rivals.index(name)
+            if place >= len(candidates):
                 continue
-            site = candidates[0]
+            if len(rivals) != len(candidates) and not any(map(differs, soon)):
+                continue
+            site = candidates[place]
             if not blocks.same_block(name, site.name):
                 continue
-            if high is not None or {name, site.name} <= set(repeated):
+            if high is not None or (
+                len(rivals) == len(candidates) == 1 and {name, site.name} <= set(repeated)
+            ):
                 chosen[name] = site
     return chosen
 
@@ -183,10 +196,13 @@ def _gaps(
         yield gap, low, None
 
 
-def _without_copies(sites: Sequence[Site], events: ReferenceEvents) -> list[Site]:
-    """Sites without those whose value an earlier one has too."""
+def _without_copies(
+    sites: Sequence[Site], events: ReferenceEvents, taken: Collection[Site]
+) -> list[Site]:
+    """Sites without those whose value an earlier one has too, or one that is taken."""
     first = {events[site].hash or site: site for site in reversed(sites)}
-    return list(reversed(first.values()))
+    gone = {events[site].hash for site in taken if site in events} - {None}
+    return [site for value, site in reversed(first.items()) if value not in gone]
 
 
 def _same_shape(a: Event, b: Event) -> bool:

@@ -91,10 +91,20 @@ class NamePairs:
         taken = {site for rename in self.found.values() for site in rename.ref}
         return [site for site in self.sites if site not in taken]
 
-    def free_events(self, *, inputs: bool = True) -> dict[Site, Event]:
-        """Reference sites without a counterpart yet, with their first event."""
+    def free_events(self, *, inputs: bool = True, copies: bool = True) -> dict[Site, Event]:
+        """Reference sites without a counterpart yet, with their first event.
+
+        Without `copies`, sites with the value of one that has a counterpart are left out.
+        """
         events = self.reference_events
-        return {s: events[s] for s in self.free() if s in events and (inputs or not is_input(s))}
+        paired = {events[s].hash for refs in self.refs().values() for s in refs if s in events}
+        return {
+            s: events[s]
+            for s in self.free()
+            if s in events
+            and (inputs or not is_input(s))
+            and (copies or not events[s].hash or events[s].hash not in paired)
+        }
 
     def renames(self) -> dict[str, Rename]:
         """Port name → rename; an output that is another slot in the reference says so."""
@@ -141,6 +151,26 @@ class NamePairs:
             if rename.how in GUESSED and (outside or expected != rename.ref):
                 del self.found[name]
         self._add_possible(predicted, "siblings")
+
+    def pair_ends(self) -> None:
+        """Pair the last values of both sides where each is recorded once more at the end.
+
+        A port that returns another layer's value records a value that the reference has too, but
+        not at its end.
+        """
+        ends = [
+            max((e for e in events.values() if e.slot == "out"), key=lambda e: e.i, default=None)
+            for events in (self.port_events, self.reference_events)
+        ]
+        port, reference = ends
+        if port is None or reference is None or port.shape != reference.shape:
+            return
+        copies = port.alias_of is not None and reference.alias_of is not None
+        used = self.found.get(port.name)
+        if not copies or (used is not None and used.how not in GUESSED):
+            return
+        if self.comparer.are_equal([reference], [port]) is False:
+            self.found[port.name] = Rename((reference.site,), how="end")
 
     def _by_siblings(self, pairs: Mapping[str, Sites], blocks: BlockMap) -> dict[str, Sites]:
         """The counterparts of names that have none, or a guess, by their siblings among `pairs`."""

@@ -12,12 +12,12 @@ from dataclasses import replace
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import (
     align,
+    by_position,
     fused_by_shape,
     fused_values,
-    only_choices,
     repeated_names,
 )
-from lydite.diff.pairing.blocks import BlockMap
+from lydite.diff.pairing.blocks import BlockMap, numbered_variants
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.names import StepsFromNames
 from lydite.diff.pairing.pair_names import NamePairs
@@ -98,30 +98,60 @@ def _pair_other_names(names: NamePairs) -> None:
     names.add_fused(fused_by_shape)
     names.pair_kinds()
     names.add(_pair_roles(names), "similarity")
-    names.add(_pair_only_choices(names), "position")
+    names.add(_pair_by_position(names), "position")
     names.pair_siblings()
     names.pair_scopes()
+    names.pair_ends()
 
 
 def _pair_roles(names: NamePairs) -> dict[str, Site]:
     known = names.refs()
     pairs = pair_roles(
         names.comparer,
-        names.free_events(inputs=False),
+        names.free_events(inputs=False, copies=False),
         names.left_events(),
         (names_of(names.reference), names.port_names),
         Positions(names.reference_events, names.port_events, known),
         BlockMap(known),
     )
+    late = {name for name, site in pairs.items() if not _is_in_order(names, name, site)}
+    templates = {template for name in late for template, _ in numbered_variants(name)}
     # Further outputs of a module compete for a value, but a guess does not pair them.
-    return {name: site for name, site in pairs.items() if site.slot == "out"}
+    return {
+        name: site
+        for name, site in pairs.items()
+        if site.slot == "out"
+        and name not in late
+        and not templates & {template for template, _ in numbered_variants(name)}
+    }
 
 
-def _pair_only_choices(names: NamePairs) -> dict[str, Site]:
+def _is_in_order(names: NamePairs, name: str, site: Site) -> bool:
+    """Whether a guess comes after the last equal value of its shape on both sides."""
+    event = names.port_events[name]
+    before = [
+        (earlier.i, names.reference_events[rename.ref[0]].i)
+        for other, rename in names.found.items()
+        if rename.how == "equal"
+        and rename.ref[0] in names.reference_events
+        and (earlier := names.port_events.get(other)) is not None
+        and earlier.i < event.i
+        and earlier.shape == event.shape
+    ]
+    return not before or names.reference_events[site].i > max(before)[1]
+
+
+def _pair_by_position(names: NamePairs) -> dict[str, Site]:
     reference = {s: event for s, event in names.reference_events.items() if not is_input(s)}
     port = {name: e for name, e in names.port_events.items() if name not in names.ignored}
     repeated = repeated_names(names.reference) | repeated_names(names.port)
-    return only_choices(reference, port, names.refs(), repeated)
+
+    def differs(name: str) -> bool:
+        sites = names.refs().get(name, ())
+        events = [reference[site] for site in sites if site in reference]
+        return bool(events) and names.comparer.are_equal(events, [port[name]]) is False
+
+    return by_position(reference, port, names.refs(), repeated, differs)
 
 
 def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
