@@ -329,3 +329,40 @@ def test_the_last_agreement_is_upstream_not_the_last_in_time(tmp_path: Path) -> 
     port = [event for event in events(0.5) if event[2].get("slot") is None]
     found = compare(write(tmp_path / "ref", events(0.0)), write(tmp_path / "port", port))
     assert (found.site, found.last_agreement) == ("net.b", "net.a")
+
+
+def test_an_output_taken_from_another_layer_is_no_agreement(tmp_path: Path) -> None:
+    """The port returns its second layer, which the reference has too, but not at its end."""
+    layers = [np.random.default_rng(n).standard_normal((2, 12, 16)) for n in range(4)]
+
+    def events(name: str, end: str, taken: int) -> list[tuple[Any, ...]]:
+        inner = [(f"{name}{n}", layer, {}) for n, layer in enumerate(layers)]
+        return [*inner, (end, layers[taken], {})]
+
+    reference = write(tmp_path / "ref", events("net/layers.", "pipeline/text", 2))
+    for taken, verdict in ((2, "agree"), (1, "diverge")):
+        port = write(tmp_path / f"port{taken}", events("stage", "features", taken))
+        assert compare(reference, port).verdict == verdict
+
+
+def test_a_factor_that_a_norm_hides_is_the_bug(tmp_path: Path) -> None:
+    """A multiple of the right value before a norm: what follows agrees until the residual."""
+    draw = np.random.default_rng(3)
+    x, weight = draw.standard_normal((2, 12, 16)), draw.standard_normal((16, 16))
+
+    def events(names: tuple[str, ...], factor: float) -> list[tuple[Any, ...]]:
+        h = factor * np.tanh(x @ weight)
+        n = h / np.sqrt((h * h).mean(-1, keepdims=True))
+        y = n @ weight
+        z = np.tanh(y)
+        values = (h, n, y, z, z @ weight)
+        inner = [(name, value, {}) for name, value in zip(names, values, strict=False)]
+        inputs = [
+            (names[-1], value, {"slot": f"in.{n}"}) for n, value in enumerate((h, values[-1]))
+        ]
+        return [*inner, *(inputs if factor == 1.0 else ()), (names[-1], h + values[-1], {})]
+
+    names = tuple(f"net/{name}" for name in ("embed", "norm", "up", "act", "down", "sum"))
+    reference = write(tmp_path / "ref", events(names, 1.0))
+    port = write(tmp_path / "port", events(tuple("abcdef"), 4.0))
+    assert compare(reference, port).port_site == "a"

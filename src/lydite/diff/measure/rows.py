@@ -4,6 +4,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values, measure_pair
 from lydite.diff.measure.distance import Distance, distance
@@ -131,9 +135,11 @@ def _measure_row(
     wrong = values.reference is not None and not event.slot.startswith("in")
     row = replace(Row.of(event, pair.port_event), dtype=dtype, wrong=wrong, note=values.note)
     measured, rounding = measure_pair(pair, values), None
-    if traces.floor is not None and len(pair.reference) == 1:
-        other = second.get(event.id)
-        measured, rounding = _against_second(traces.floor, other, values, measured, dtype)
+    if traces.floor is not None:
+        others = [second.get(part.id) for part in pair.reference]
+        other = _joined(traces.floor, others, pair.axis)
+        stored = others[0].dtype if others[0] else ""
+        measured, rounding = _against_second(other, stored, values, measured, dtype)
     if measured is None:
         reason = "other shape" if values.reference is not None else "only statistics were kept"
         return row if wrong else replace(row, note=f"not compared: {reason}")
@@ -157,20 +163,33 @@ def _measure_row(
     )
 
 
+def _joined(floor: Trace, parts: Sequence[Event | None], axis: int) -> NDArray[Any] | None:
+    """The value of one event, or those of several that the port has as one."""
+    events = [event for event in parts if event is not None and floor.has_values(event)]
+    if len(events) < len(parts):
+        return None
+    arrays = [floor.read(event) for event in events]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+
+
 def _against_second(
-    floor: Trace, event: Event | None, values: AlignedPair, measured: Distance | None, dtype: str
+    second: NDArray[Any] | None,
+    stored: str,
+    values: AlignedPair,
+    measured: Distance | None,
+    dtype: str,
 ) -> tuple[Distance | None, float | None]:
     """The distance from the more precise of two references, and the distance between the two.
 
     Two references that are both more precise than the port do not show its rounding.
     """
-    if event is None or values.reference is None or not floor.has_values(event):
+    if second is None or values.reference is None:
         return measured, None
-    other = values.like_reference(floor.read(event))
+    other = values.like_reference(second)
     if other is None or values.port is None or values.port.shape != other.shape:
         return measured, None
     first_unit = UNIT.get(dtype_name(str(values.reference.dtype)), inf)
-    second_unit = UNIT.get(event.dtype, inf)
+    second_unit = UNIT.get(stored, inf)
     fine, coarse = values.reference, other
     if second_unit < first_unit:
         fine, coarse = other, values.reference
