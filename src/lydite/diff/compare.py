@@ -25,7 +25,7 @@ from lydite.diff.divergence.first import (
     values_nearby,
 )
 from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
-from lydite.diff.findings import Evidence, find
+from lydite.diff.findings import Evidence, find, replayed
 from lydite.diff.findings.evidence import Recorded
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.measure.distance import relative_error, wide
@@ -51,6 +51,7 @@ from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
 MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
+BESIDE = 8  # events around a guessed counterpart among which the right one is searched
 MAX_INPUTS = 6  # values of a reproduction, where the inputs themselves are not recorded
 MAX_KEPT = 2**14  # numbers of a value that a port may keep from step to step
 MAX_NOTES = 8  # assumptions listed as remarks
@@ -290,6 +291,8 @@ class _Comparer:
         findings = (*more, *self._turned_weight(row))
         evidence = self._evidence(pair, row.floor or 0.0)
         findings += find(evidence)
+        if not findings and pair.how in (*GUESSES, "order", "siblings"):
+            row, evidence, findings = self._other_counterpart(pair, row, evidence)
         ruled_out = () if findings else tuple(dict.fromkeys(evidence.ruled_out))
         if row.error is None:
             findings = (_shape_finding(pair), *findings)
@@ -328,6 +331,20 @@ class _Comparer:
             limit=row.limit,
             last_agreement=last.site if last else None,
         )
+
+    def _other_counterpart(
+        self, pair: Pair, row: Row, evidence: Evidence
+    ) -> tuple[Row, Evidence, tuple[Finding, ...]]:
+        """A value beside a guessed counterpart of which the port's is a known variant."""
+        self._pair_of.pop(pair.event.i, None)  # it is not what the port has in that place
+        for other in self.traces.reference.events:
+            near = 0 < abs(other.i - pair.event.i) <= BESIDE and other.step == pair.event.step
+            if not near or other.shape != pair.event.shape or other.slot.startswith("in"):
+                continue
+            beside = self._evidence(replace(pair, reference=(other,)), row.floor or 0.0)
+            if findings := replayed(beside):
+                return replace(row, site=other.name, slot=other.slot), beside, findings
+        return row, evidence, ()
 
     def _reproduction(
         self, rows: Sequence[Row], index: int, evidence: Evidence, findings: Sequence[Finding]
@@ -471,7 +488,9 @@ class _Comparer:
             and prod(other.shape) <= MAX_KEPT
             and other.name.startswith(module_of(event.name) or event.name)
         ]
-        for other in (*reversed(same_step[-MAX_BEFORE:]), *begun):
+        # A step of a sampler takes what the network was given, long before.
+        outer = [other for other in same_step if "." not in other.name + event.name]
+        for other in (*outer, *reversed(same_step[-MAX_BEFORE:]), *begun):
             if other.kind in ("activation", "input") and reference.has_values(other):
                 value = wide(reference.read(other))
                 step = "" if other.step == event.step else f", step {other.step}"

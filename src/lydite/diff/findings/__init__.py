@@ -58,7 +58,7 @@ from lydite.diff.findings.shifts import cropped, displaced
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
 
-__all__ = ["Evidence", "Hypothesis", "find"]
+__all__ = ["Evidence", "Hypothesis", "find", "replayed"]
 
 MAX_FINDINGS = 5
 
@@ -127,6 +127,14 @@ FITTED: tuple[Hypothesis, ...] = (
     scaled_per_row,
     affine_per_row,
 )
+
+
+def replayed(evidence: Evidence) -> tuple[Finding, ...]:
+    """What follows from computing the operation again; this also shows that a pair is right."""
+    if not evidence.same_shape or not evidence.port.size or not evidence.wrong:
+        return ()
+    with np.errstate(all="ignore"):
+        return _plain(_tried(REPLAYED, evidence, one=True))
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:

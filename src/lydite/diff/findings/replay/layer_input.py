@@ -132,7 +132,7 @@ def _rearranged(e: Evidence) -> Finding | None:
         return None
     return Finding(
         "input-rearranged",
-        f"It takes the reference's numbers {told.wrong}; {told.leaves}.",
+        f"The port takes the reference's numbers {told.wrong}; {told.leaves}.",
         "Check the order of axes, rows and channels in what this layer takes.",
     )
 
@@ -184,8 +184,8 @@ def _other_order(e: Evidence) -> Finding | None:
         return None
     return Finding(
         "parts-reordered",
-        f"It takes {told.wrong} put together in this order, in the reference {told.right}.",
-        f"Put them together in the order {told.right}.",
+        f"The port joins {told.wrong} in this order, the reference {told.right}.",
+        f"Join them in the order {told.right}.",
     )
 
 
@@ -213,18 +213,20 @@ def _scaled(e: Evidence) -> Finding | None:
         return None
     size = float(np.sqrt(np.mean(e.values[0] ** 2)))
     b = 0.0 if abs(b) < 1e-3 * size else b
-    used, right = _line(a, b, "the reference's input"), "that input"
+    used, right = _line(a, b, "the reference's input"), "the input itself"
     for source in sources(e):
         if source.x.size != e.port.size or apart_of(e.values[0], source.x) <= e.noise():
             continue
         fit = _affine(source, e.values[0], fit_tolerance(e))
         if fit is not None:
-            used = _line(a * fit[0], a * fit[1] + b, source.name)
+            shift = a * fit[1] + b
+            shift = 0.0 if abs(shift) < 1e-3 * size else shift
+            used = _line(a * fit[0], shift, source.name)
             right = _line(*fit, source.name)
             break
     return Finding(
         "input-scaled",
-        f"It takes {used}, the reference {right}; {e.layer.output.leaves(left)}.",
+        f"The port takes {used}, the reference {right}; {e.layer.output.leaves(left)}.",
         f"Give it {right}: a scale or a shift is missing, doubled or in another order.",
     )
 

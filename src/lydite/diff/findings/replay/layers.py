@@ -97,6 +97,8 @@ def other_norm(e: Evidence) -> Finding | None:
                 f"{told.leaves}.",
                 f"Use a {told.right}.",
             )
+        if known and (found := _other_affine(e, source, best, channels, *known)) is not None:
+            return found
         if known and (found := _other_weight(e, source, best, channels)) is not None:
             return found
     return None
@@ -132,6 +134,30 @@ def norm_layer(e: Evidence) -> Replayed | None:
 
 def _scaled_norms(x: Array, channels: int, scale: Array, shift: Array) -> Iterator[Candidate]:
     return (Candidate(c.name, c.value * scale + shift) for c in _norms(x, channels))
+
+
+def _other_affine(
+    e: Evidence, source: Source, best: str, channels: int, weight: Array, bias: Array
+) -> Finding | None:
+    """That the port applies the norm's own weight and bias in another way."""
+    plain = next(c.value for c in _norms(source.own, channels) if c.name == best)
+    tried = {
+        "without its weight": plain + bias,
+        "without its bias": plain * weight,
+        "without its weight and bias": plain,
+        "with 1 + weight instead of its weight": plain * (1 + weight) + bias,
+        "with weight − 1 instead of its weight": plain * (weight - 1) + bias,
+        "with its bias twice": plain * weight + 2 * bias,
+    }
+    lefts = {words: apart_of(e.values[1], value) for words, value in tried.items()}
+    words = min(lefts, key=lambda words: lefts[words])
+    if lefts[words] > allowed(e):
+        return None
+    return Finding(
+        "norm-affine",
+        f"The port is this norm {words}; {e.leaves(lefts[words])}.",
+        "Multiply by the weight and add the bias as the reference does.",
+    )
 
 
 def _other_weight(e: Evidence, source: Source, best: str, channels: int) -> Finding | None:
