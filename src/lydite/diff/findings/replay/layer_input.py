@@ -61,7 +61,7 @@ def wrong_input(e: Evidence) -> Finding | None:
     ):
         found = hypothesis(inner)
         if found is not None:
-            text = f"The layer is right, but its input is wrong. {found.evidence}"
+            text = f"This layer gives the port's value from another input. {found.evidence}"
             return Finding(found.cause, text, found.fix)
     return None
 
@@ -133,7 +133,7 @@ def _rearranged(e: Evidence) -> Finding | None:
     return Finding(
         "input-rearranged",
         f"The port takes the reference's numbers {told.wrong}; {told.leaves}.",
-        "Check the order of axes, rows and channels in what this layer takes.",
+        "Check the order of axes and channels in what this layer takes, and that of its weight.",
     )
 
 
