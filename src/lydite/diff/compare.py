@@ -337,8 +337,11 @@ class _Comparer:
     ) -> tuple[Row, Evidence, tuple[Finding, ...]]:
         """A value beside a guessed counterpart of which the port's is a known variant."""
         self._pair_of.pop(pair.event.i, None)  # it is not what the port has in that place
+        pairs = (each for each in self.pairing.pairs if each is not pair)
+        paired = {event.hash or event.i for each in pairs for event in each.reference}
         for other in self.traces.reference.events:
             near = 0 < abs(other.i - pair.event.i) <= BESIDE and other.step == pair.event.step
+            near = near and (other.hash or other.i) not in paired
             if not near or other.shape != pair.event.shape or other.slot.startswith("in"):
                 continue
             beside = self._evidence(replace(pair, reference=(other,)), row.floor or 0.0)
