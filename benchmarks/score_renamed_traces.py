@@ -1,7 +1,7 @@
 """Ports with other names: does `lydite diff` find the site that the right map would show?
 
     .venv/bin/python benchmarks/score_seeded_bugs.py --keep traces --no-inject    record once
-    .venv/bin/python benchmarks/score_renamed_traces.py traces
+    .venv/bin/python benchmarks/score_renamed_traces.py traces/sd3
 
 Each recorded trace is written again with other names (seeded_bugs.renamed_traces) and compared
 twice: with the map that is right for it, and without any. A bug counts as found where both give the
@@ -52,7 +52,7 @@ class Score:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("traces", type=Path, help="the folder of score_seeded_bugs.py --keep")
+    parser.add_argument("traces", type=Path, help="the folder sd3 of score_seeded_bugs.py --keep")
     parser.add_argument("--namings", default=",".join(NAMINGS))
     parser.add_argument("--dtype", default="float32", choices=FLOORS)
     parser.add_argument("--only", default="", help="ids of cases, with commas")

@@ -1,6 +1,7 @@
-"""How many seeded bugs `lydite diff` finds in our port of SD3, beside fixed thresholds.
+"""How many seeded bugs `lydite diff` finds in our ports of SD3 and SDXL, beside fixed thresholds.
 
     .venv/bin/python benchmarks/score_seeded_bugs.py --json scores.json
+    .venv/bin/python benchmarks/score_seeded_bugs.py --model sdxl    bugs of its U-Net
     .venv/bin/python benchmarks/score_seeded_bugs.py --keep traces   record once, judge often
     .venv/bin/python benchmarks/score_seeded_bugs.py --only linear-transposed,clean --dtypes float32
     .venv/bin/python benchmarks/score_seeded_bugs.py --judge MODULE:FUNCTION
@@ -42,13 +43,14 @@ from lydite.trace.taps import injection
 from seeded_bugs.cases import Bug, Control, Part, bugs, controls
 from seeded_bugs.causes import judged
 from seeded_bugs.recording import ENCODING, record_port
-from seeded_bugs.tiny_model import NAME, REQUEST, SEED, make_tiny_model, picture
+from seeded_bugs.tiny_model import MODELS, NAME, SEED, picture
 
 FLOORS = {"float32": "float64", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--model", default="sd3", choices=MODELS, help="that gets the bugs")
     parser.add_argument("--judge", action="append", default=[], help="module:function, repeatable")
     parser.add_argument("--dtypes", default="float32,bfloat16", help="of the port, for bugs")
     parser.add_argument("--clean", default="float16", help="dtypes without bugs, for false alarms")
@@ -59,11 +61,11 @@ def main() -> None:
     parser.add_argument("--no-weights", action="store_true", help="traces without weights.json")
     parser.add_argument("--json", type=Path, help="where every score goes")
     parser.add_argument(
-        "--keep", type=Path, help="a folder for all traces; those in it are not made again"
+        "--keep", type=Path, help="traces go to KEEP/MODEL; those in it are not made again"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        root = options.keep or Path(folder)
+        root = (options.keep or Path(folder)) / options.model
         root.mkdir(parents=True, exist_ok=True)
         scores = run(options, root)
     summaries = scoring.summarize(scores)
@@ -76,7 +78,9 @@ def main() -> None:
 
 def run(options: argparse.Namespace, root: Path) -> list[scoring.Score]:
     """Every judge on every case in every dtype."""
-    sides = Sides(root, keep=options.keep is not None, weights=not options.no_weights)
+    sides = Sides(
+        root, options.model, keep=options.keep is not None, weights=not options.no_weights
+    )
     judges: dict[str, scoring.Judge] = {}
     if not options.no_baselines:
         judges = {"fixed rule": baselines.fixed_rule, "allclose": baselines.allclose}
@@ -85,8 +89,8 @@ def run(options: argparse.Namespace, root: Path) -> list[scoring.Score]:
         if not options.no_inject:
             judges[f"lydite{scoring.INJECTED}"] = sides.injected
     judges |= {name: _imported(name) for name in options.judge}
-    sound: list[scoring.Case] = [None, *controls()]
-    all_cases: list[scoring.Case] = [*sound, *bugs()]
+    sound: list[scoring.Case] = [None, *controls(options.model)]
+    all_cases: list[scoring.Case] = [*sound, *bugs(options.model)]
     if options.only:
         wanted = set(options.only.split(","))
         all_cases = [case for case in all_cases if (case.id if case else "clean") in wanted]
@@ -113,11 +117,11 @@ def run(options: argparse.Namespace, root: Path) -> list[scoring.Score]:
 class Sides:
     """Both sides of the comparison, each run once per case and precision."""
 
-    def __init__(self, root: Path, *, keep: bool, weights: bool) -> None:
+    def __init__(self, root: Path, model: str, *, keep: bool, weights: bool) -> None:
         self.root, self.keep, self.weights = root, keep, weights
         self.model = root / "model"
         if not self.model.exists():
-            make_tiny_model(self.model)
+            MODELS[model].make(self.model)
         self._pipelines: dict[str, Pipeline] = {}
         self._cases: dict[Path, tuple[scoring.Case, str]] = {}
 
@@ -198,10 +202,13 @@ def draw_reference(model: Path, folder: Path, dtype: str, inject: Path | None) -
     """The same picture on diffusers."""
     from lydite.reference.jobs import Job, TraceOutput, run_job
 
+    pipeline = Pipeline.open(model)
+    run = pipeline.plan(MODELS[pipeline.family.name].request)
     job = Job(
-        family="sd3",
+        family=pipeline.family.name,
         model=str(model),
-        request=Pipeline.open(model).plan(REQUEST).request,
+        request=run.request,
+        prediction=run.prediction.name,
         seed=SEED,
         outputs=(TraceOutput(str(folder), cast(Any, dtype)),),
         name=NAME,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -79,18 +79,7 @@ def make_untrained(
     vocabulary = write_clip_tokenizer(folder / "tokenizer", pad="<|endoftext|>")
     write_clip_tokenizer(folder / "tokenizer_2", pad="!")
     clip_l, clip_g = (
-        CLIPTextConfig(
-            vocab_size=vocabulary,
-            hidden_size=width,
-            intermediate_size=4 * width,
-            num_hidden_layers=clip_layers,
-            num_attention_heads=heads,
-            max_position_embeddings=77,
-            hidden_act=activation,
-            layer_norm_eps=1e-5,
-            eos_token_id=vocabulary - 1,
-            projection_dim=width,
-        )
+        clip_config(vocabulary, width, heads, clip_layers, activation)
         for width, heads, activation in zip(
             clip_widths, clip_heads, ("quick_gelu", "gelu"), strict=True
         )
@@ -108,14 +97,33 @@ def make_untrained(
         index["text_encoder_3"] = ["transformers", "T5EncoderModel"]
         index["tokenizer_3"] = ["transformers", "T5Tokenizer"]
     for number, (name, (class_name, config)) in enumerate(networks.items()):
-        _write_network(folder / name, class_name, config, draw, seed + number)
+        write_network(folder / name, class_name, config, draw, seed + number)
     scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000}
-    _write_json(folder / "scheduler" / "scheduler_config.json", {**scheduler, "shift": 3.0})
-    _write_json(folder / "model_index.json", index)
+    write_json(folder / "scheduler" / "scheduler_config.json", {**scheduler, "shift": 3.0})
+    write_json(folder / "model_index.json", index)
     return folder
 
 
-def _write_network(folder: Path, class_name: str, config: Any, draw: Draw, seed: int) -> None:
+def clip_config(
+    vocabulary: int, width: int, heads: int, layers: int, activation: Literal["quick_gelu", "gelu"]
+) -> CLIPTextConfig:
+    """A CLIP text encoder for the tokenizer of `write_clip_tokenizer`."""
+    return CLIPTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=77,
+        hidden_act=activation,
+        layer_norm_eps=1e-5,
+        eos_token_id=vocabulary - 1,
+        projection_dim=width,
+    )
+
+
+def write_network(folder: Path, class_name: str, config: Any, draw: Draw, seed: int) -> None:
+    """One component of a checkpoint with random weights."""
     kind = KINDS[class_name]
     model = kind.build(config)
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -125,13 +133,13 @@ def _write_network(folder: Path, class_name: str, config: Any, draw: Draw, seed:
         return mx.array(draw(path, normals))
 
     model.update(tree_map_with_path(drawn, model.parameters()))
-    from_diffusers = class_name in ("SD3Transformer2DModel", "AutoencoderKL")
+    from_diffusers = not isinstance(config, CLIPTextConfig | T5Config)
     name = "diffusion_pytorch_model" if from_diffusers else "model"
     label = {"_class_name": class_name} if from_diffusers else {"architectures": [class_name]}
     if class_name == "T5EncoderModel":  # transformers looks for the class by this
         label |= {"model_type": "t5"}
     save(model, folder / f"{name}.safetensors", kind.rules)
-    _write_json(folder / "config.json", {**label, **asdict(config)})
+    write_json(folder / "config.json", {**label, **asdict(config)})
 
 
 def write_clip_tokenizer(folder: Path, pad: str, size: int = 0) -> int:
@@ -148,11 +156,11 @@ def write_clip_tokenizer(folder: Path, pad: str, size: int = 0) -> int:
         "<|startoftext|>",
         "<|endoftext|>",
     ]
-    _write_json(folder / "vocab.json", {token: index for index, token in enumerate(tokens)})
+    write_json(folder / "vocab.json", {token: index for index, token in enumerate(tokens)})
     write_atomic(folder / "merges.txt", b"#version: 0.2\n")
     specials = {"bos_token": tokens[-2], "eos_token": tokens[-1], "unk_token": tokens[-1]}
     settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **specials}
-    _write_json(folder / "tokenizer_config.json", {**settings, "pad_token": pad})
+    write_json(folder / "tokenizer_config.json", {**settings, "pad_token": pad})
     return len(tokens)
 
 
@@ -183,16 +191,17 @@ def write_t5_tokenizer(folder: Path) -> None:
             "byte_fallback": False,
         },
     }
-    _write_json(folder / "tokenizer.json", tokenizer)
+    write_json(folder / "tokenizer.json", tokenizer)
     roles = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, **roles}
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {**config, "extra_special_tokens": list(reversed(sentinels))},
     )
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, with its folders."""
     write_atomic(path, json.dumps(value, indent=2).encode())
 
 

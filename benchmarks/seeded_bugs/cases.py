@@ -24,10 +24,13 @@ Dump = Callable[[str, Any], Any]  # name and array -> the array as the port writ
 Severity = Literal["fatal", "visible", "subtle"]
 Part = Literal["draw", "encode"]
 BOTH = ("float32", "bfloat16")
-FILES = (
-    *("weights", "norms", "attention", "text_attention", "modulation"),
-    *("layout", "schedule", "sampling", "text"),
-)
+FILES = {  # the model that gets the bugs: their modules
+    "sd3": (
+        *("weights", "norms", "attention", "text_attention", "modulation"),
+        *("layout", "schedule", "sampling", "text"),
+    ),
+    "sdxl": ("unet",),
+}
 
 
 class Site(NamedTuple):
@@ -91,20 +94,20 @@ def inputs(*names: str) -> tuple[Site, ...]:
 
 
 @cache
-def bugs() -> tuple[Bug, ...]:
-    """Every seeded bug, dev and held-out."""
-    modules = [import_module(f"seeded_bugs.bugs.{name}") for name in FILES]
+def bugs(model: str = "sd3") -> tuple[Bug, ...]:
+    """Every seeded bug of a model, dev and held-out."""
+    modules = [import_module(f"seeded_bugs.bugs.{name}") for name in FILES[model]]
     return tuple(bug for module in modules for bug in module.BUGS)
 
 
 @cache
-def controls() -> tuple[Control, ...]:
-    """Every control: different code, equal result."""
-    from seeded_bugs.controls import CONTROLS
+def controls(model: str = "sd3") -> tuple[Control, ...]:
+    """Every control of a model: different code, equal result."""
+    from seeded_bugs.controls import CONTROLS, UNET_CONTROLS
 
-    return CONTROLS
+    return {"sd3": CONTROLS, "sdxl": UNET_CONTROLS}[model]
 
 
 def find_bug(id: str) -> Bug:
-    """The bug called `id`; KeyError when there is none."""
+    """The bug of SD3 called `id`; KeyError when there is none."""
     return {bug.id: bug for bug in bugs()}[id]

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from lydite.models import unet
 from lydite.pipelines.pipeline import Pipeline
 from lydite.sampling.schedules.schedule import Schedule
 from seeded_bugs import reference_forwards as ref
@@ -18,7 +19,7 @@ from seeded_bugs.bugs.sampling import guided, sampled
 from seeded_bugs.bugs.schedule import scheduled
 from seeded_bugs.bugs.weights import BLOCK_1, CLIP_2
 from seeded_bugs.cases import Apply, Control
-from seeded_bugs.patches import forward, forwards, module_at, together, weight
+from seeded_bugs.patches import attribute, forward, forwards, module_at, together, weight
 
 
 def split_k(self: Any, original: Any, *args: Any) -> Any:
@@ -123,7 +124,7 @@ def to_bfloat16(x: mx.array) -> mx.array:
 
 
 def channels_first(name: str, x: Any) -> Any:
-    pixels = name.startswith("vae/") and x.ndim == 4 and not ATTENTION.search(name)
+    pixels = name.startswith(("vae/", "unet")) and x.ndim == 4 and not ATTENTION.search(name)
     return x.transpose(0, 3, 1, 2) if pixels else x
 
 
@@ -290,6 +291,65 @@ CONTROLS = (
         "transformer",
         unchanged,
         dump=with_batch,
+        exact=True,
+    ),
+)
+
+UNET_CONTROLS = (
+    Control(
+        "attention-written-out",
+        "softmax(q·kᵀ)·v in three lines instead of the fused kernel",
+        "unet",
+        attribute(unet, "attention", lambda original: ref.attend),
+    ),
+    Control(
+        "attention-chunked",
+        "flash attention: blocks of keys, a running maximum and sum",
+        "unet",
+        attribute(unet, "attention", lambda original: chunked),
+    ),
+    Control(
+        "split-k",
+        "every linear as two products over halves of its inputs",
+        "unet",
+        forwards("unet", r".*(to_[qkv]|to_out\.0|proj_in|proj_out|_proj|linear_[12])", split_k),
+    ),
+    Control(
+        "group-norms-written-out",
+        "mean and variance of each group in float32, then the cast",
+        "unet",
+        norms("unet", r".*(resnets\.\d\.norm[12]|attentions\.\d\.norm|_norm_out)", ref.group_norm),
+    ),
+    Control(
+        "layer-norms-written-out",
+        "mean and variance in float32, then the cast",
+        "unet",
+        norms("unet", r".*transformer_blocks\.\d\.norm[123]", ref.layer_norm),
+    ),
+    Control(
+        "im2col",
+        "3×3 convolutions as one product over gathered neighbourhoods",
+        "unet",
+        forwards("unet", r"conv_in|conv_out|.*(\.conv[12]|upsamplers\.0\.conv)", im2col),
+    ),
+    Control(
+        "euler-as-a-mean",
+        "x·(σ′/σ) + denoised·(1 − σ′/σ)",
+        "pipeline",
+        sampled(euler),
+    ),
+    Control(
+        "schedule-in-float32",
+        "sigmas and timesteps that passed through float32",
+        "pipeline",
+        scheduled(narrow),
+    ),
+    Control(
+        "dump-channels-first",
+        "the values of U-Net and VAE written down as (B, C, H, W)",
+        "unet",
+        unchanged,
+        dump=channels_first,
         exact=True,
     ),
 )

@@ -19,7 +19,7 @@ from lydite.trace.mlx_capture import record_modules
 from lydite.trace.recorder import InjectionSource, Recorder
 from lydite.trace.writer import TraceWriter
 from seeded_bugs.cases import Dump, Part
-from seeded_bugs.tiny_model import NAME, REQUEST, SEED, picture
+from seeded_bugs.tiny_model import MODELS, NAME, SEED, picture
 
 ENCODING = {"model": NAME, "image": "fixed picture"}  # conditions of the second run
 
@@ -32,7 +32,7 @@ def record_port(
     inject: InjectionSource | None = None,
 ) -> Path:
     """One run written to a new folder, with `dump` in another layout, on injected values."""
-    pipeline.name, run = NAME, pipeline.plan(REQUEST)
+    pipeline.name, run = NAME, pipeline.plan(MODELS[pipeline.family.name].request)
     if part == "draw" and dump is None:
         record(pipeline, run, SEED, folder, inject=inject)
         return folder

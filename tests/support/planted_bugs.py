@@ -46,8 +46,16 @@ class Subject:
         with bug.plant:
             pipeline = Pipeline.open(self.model, dtype=self.dtype)
             bug.change(pipeline)
-            with suppress(NotFiniteError):  # what was recorded before it is kept
-                record(pipeline, pipeline.plan(self.request), 1, folder, capture=CAPTURE)
+            self.record(pipeline, folder)
+        return self.compare(folder)
+
+    def record(self, pipeline: Pipeline, folder: Path) -> None:
+        """A run of the port; one that ends in values that are not finite is kept up to there."""
+        with suppress(NotFiniteError):
+            record(pipeline, pipeline.plan(self.request), 1, folder, capture=CAPTURE)
+
+    def compare(self, folder: Path) -> Verdict:
+        """What `diff` says of a recorded run."""
         with Trace.open(folder) as port:
             return compare(self.reference, port, floor=self.floor)
 
