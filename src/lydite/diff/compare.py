@@ -25,7 +25,7 @@ from lydite.diff.divergence.first import (
     values_nearby,
 )
 from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
-from lydite.diff.findings import Evidence, find, replayed
+from lydite.diff.findings import Evidence, find, is_another_form, replayed
 from lydite.diff.findings.evidence import Recorded
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.measure.distance import relative_error, wide
@@ -308,8 +308,8 @@ class _Comparer:
         passed = self._upstream(rows, divergence.first).passed
         if hint := narrowing_text(passed, paired):
             self.remarks.insert(0, hint)
-        # A cause that leaves only rounding also shows that the two values are counterparts.
-        if divergence.undecided and not findings:
+        # Another form of the reference's value also shows that the two values are counterparts.
+        if divergence.undecided and not is_another_form(evidence):
             answer = "cannot-compare"
             sentence = undecided_text(rows, row, estimated=self.estimated)
         else:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lydite.diff.findings import find
+from lydite.diff.findings import find, is_another_form
 from support.findings import PRECISIONS, Array, causes, evidence, recorded, values
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -271,3 +271,13 @@ def test_pixels_cut_off_instead_of_rounded() -> None:
     pixels = np.random.default_rng(0).uniform(0, 255, (16, 16, 3))
     (finding,) = find(evidence(np.rint(pixels), np.trunc(pixels), "u8"))
     assert finding.cause == "truncated" and "one too low" in finding.evidence
+
+
+def test_only_another_form_decides_what_rounding_leaves_open() -> None:
+    value = values((2, 8, 16), np.random.default_rng(0))
+    coarse = value.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert causes(evidence(value, coarse)) and not is_another_form(evidence(value, coarse))
+    assert causes(evidence(value, 1.5 * value)) and not is_another_form(
+        evidence(value, 1.5 * value)
+    )
+    assert is_another_form(evidence(value, value[:, ::-1]))

@@ -58,15 +58,15 @@ from lydite.diff.findings.shifts import cropped, displaced
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
 
-__all__ = ["Evidence", "Hypothesis", "find", "replayed"]
+__all__ = ["Evidence", "Hypothesis", "find", "is_another_form", "replayed"]
 
 MAX_FINDINGS = 5
 
 # Reported alone: nothing else can be recognized in such a value.
 CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 
-# The right numbers, in other positions or another form; nothing is fitted. One of each line.
-EXACT: tuple[tuple[Hypothesis, ...], ...] = (
+# The right numbers in other positions; nothing is fitted. One of each line.
+MOVED: tuple[tuple[Hypothesis, ...], ...] = (
     (another_value, residual_wrong),
     (negated,),
     (
@@ -83,6 +83,10 @@ EXACT: tuple[tuple[Hypothesis, ...], ...] = (
     ),
     (patch_order,),
     (softmax_axis, mask, mask_differs, causal_mask),
+)
+
+# The right numbers with fewer digits, or cut off.
+COARSER: tuple[tuple[Hypothesis, ...], ...] = (
     (rounded, low_precision),
     (clipped, truncated),
 )
@@ -137,6 +141,16 @@ def replayed(evidence: Evidence) -> tuple[Finding, ...]:
         return _plain(_tried(REPLAYED, evidence, one=True))
 
 
+def is_another_form(evidence: Evidence) -> bool:
+    """Whether the port's value is the reference's in another known form, up to rounding.
+
+    Rounding itself may look like a fit, a place or another precision; it never looks like this.
+    """
+    moved = (f for line in MOVED for f in _tried(line, evidence, one=True))
+    same = evidence.same_shape and evidence.port.size > 0 and evidence.wrong
+    return bool(replayed(evidence)) or (same and any(_is_sure(f) for f in moved))
+
+
 def find(evidence: Evidence) -> tuple[Finding, ...]:
     """What can be recognized in a wrong value, the most certain first; often nothing."""
     if not evidence.port.size or not evidence.reference.size:
@@ -152,7 +166,8 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
     exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else []
     with np.errstate(all="ignore"):  # a variant of the wrong operation may overflow
         exact = exact or _tried(REPLAYED, evidence, one=True)
-    exact = exact or [f for line in EXACT for f in _tried(line, evidence, one=True)]
+    lines = (*MOVED, *COARSER)
+    exact = exact or [f for line in lines for f in _tried(line, evidence, one=True)]
     located = [] if exact else _tried(LOCATED, evidence, one=True)
     # The operation is known, and in none of its variants the port's: many numbers fit anything.
     few = FITTED[:3] if evidence.ruled_out else FITTED
