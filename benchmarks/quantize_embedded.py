@@ -18,10 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import lydite  # noqa: F401  # before MLX, so that it gets a fast BLAS
+
+# isort: split
 import mlx.core as mx
 import numpy as np
 
-import lydite  # noqa: F401  # before MLX, so that it gets a fast BLAS
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.request import Request
 from lydite.evaluate.intervals import summarize

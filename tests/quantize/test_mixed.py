@@ -121,6 +121,14 @@ def test_sensitive_layers_get_more_bits_within_the_target() -> None:
     assert "proj_out" not in bits
 
 
+def test_a_method_with_rows_leaves_more_bits_to_the_modulation() -> None:
+    equal = Sensitivity("", 64, 16, {path: {4: 0.1} for path in MEASURED.errors})
+    plain, learned = (mixed_plan(SHAPES, equal, 5.0, calibrated=each) for each in (False, True))
+    (norm,) = (path for path in plain.layers if "norm" in path)
+    assert learned.layers[norm].bits > plain.layers[norm].bits
+    assert max(plain.bits_per_weight(SHAPES), learned.bits_per_weight(SHAPES)) <= 5.0
+
+
 def test_limits_and_exceptions_hold() -> None:
     plan = mixed_plan(SHAPES, MEASURED, 6.5, modulation_bits=8, leave_out=["*attn*"])
     assert plan.layers["blocks.0.norm1.linear"].bits == 8

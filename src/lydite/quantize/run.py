@@ -39,6 +39,7 @@ Method = Literal[
 AFFINE_ONLY: tuple[Method, ...] = ("hqq", "adaround", "joint", "taqdit", "ptq4dit")
 DATA_FREE: tuple[Method, ...] = ("rtn", "hqq")
 LEARNED: tuple[Method, ...] = ("adaround", "joint", "taqdit", "ptq4dit")
+CALIBRATED: tuple[Method, ...] = ("gptq", *LEARNED)
 SEEN_ROWS = 64  # by which ranges of activations are found
 
 

@@ -276,6 +276,7 @@ class _Job:
     def _mixed_plan(self, pipeline: "Pipeline", opened: "CalibrationSet") -> "Plan":
         """Bits of each layer by its measured sensitivity."""
         from lydite.quantize.mixed import mixed_plan
+        from lydite.quantize.run import CALIBRATED
         from lydite.quantize.sensitivity import measure_sensitivity
 
         group = 0 if self._options["group"] == "channel" else int(self._options["group"])
@@ -285,7 +286,8 @@ class _Job:
                 pipeline, opened, group=group, on_layer=bar.done, stopping=lambda: stop.asked
             )
         shapes = pipeline.model.components[pipeline.family.network].expected
-        return mixed_plan(shapes, sensitivity, self._options["bpw"])
+        calibrated = self._options["method"] in CALIBRATED
+        return mixed_plan(shapes, sensitivity, self._options["bpw"], calibrated=calibrated)
 
     def _print_plan(self, pipeline: "Pipeline", settings: "Settings") -> None:
         if self._quiet and not self._options["dry_run"]:

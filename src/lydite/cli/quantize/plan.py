@@ -10,6 +10,7 @@ from rich.table import Table
 
 from lydite.cli.calibrate.draw_missing import StopRequest, absolute_model
 from lydite.cli.calibrate.model_options import SampleBar, note_on_stop
+from lydite.cli.quantize.model import METHODS
 from lydite.cli.request_options import components_option, device_option, overwrite_option
 from lydite.core.errors import InputError
 from lydite.core.files import size_text
@@ -33,6 +34,9 @@ WIDTHS = [str(bits) for bits in BITS]
 @click.option("--bpw", type=click.FloatRange(2.25, 9), metavar="X",
               help="Bits per weight of all quantized layers, with scales: each layer gets its own "
                    "width. Needs --set.")  # fmt: skip
+@click.option("--method", type=click.Choice(METHODS), default="gptq", show_default=True,
+              help="That the plan is for: those that learn from the set make the errors of all "
+                   "layers but the modulation's smaller.")  # fmt: skip
 @click.option("--bits", type=click.Choice(WIDTHS), help="The same width for all layers.")
 @click.option("--group", type=click.Choice(("32", "64", "128", "channel")), default="64",
               show_default=True, help="Inputs that share a scale.")  # fmt: skip
@@ -133,6 +137,7 @@ def _suggested(
 ) -> "Plan":
     from lydite.quantize.mixed import left_in, mixed_plan
     from lydite.quantize.plan import KEPT_BITS, uniform_plan
+    from lydite.quantize.run import CALIBRATED
 
     modulation = None if options["modulation_bits"] is None else int(options["modulation_bits"])
     if sensitivity is not None and options["bpw"] is not None:
@@ -142,6 +147,7 @@ def _suggested(
             options["bpw"],
             modulation_bits=modulation or min(BITS),
             leave_out=options["leave_out"],
+            calibrated=options["method"] in CALIBRATED,
         )
     plan = uniform_plan(
         shapes,
