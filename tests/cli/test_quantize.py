@@ -136,11 +136,12 @@ def test_a_killed_run_resumes_to_the_same_file(
 @pytest.mark.parametrize(
     "words",
     [
-        ("--method", "taqdit", "--act-bits", 8, "--group", "channel", "--iterations", 2),
+        ("--method", "taqdit", "--act-bits", 8, "--group", "channel", "--iterations", 2,
+         "--samples", 4),
         ("--method", "rtn", "--rank", 4, "--samples", 2),
         ("--method", "gptq", "--format", "nvfp4", "--samples", 2),
     ],
-)
+)  # fmt: skip
 def test_methods_end_in_models_that_run(
     words: tuple[object, ...], calibration: Path, tmp_path: Path
 ) -> None:
