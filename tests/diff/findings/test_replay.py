@@ -109,6 +109,7 @@ RIGHT = X * (1 + CHUNKS[1]) + CHUNKS[0]
         (X + 0.25 * Y, X - 0.25 * Y, "term-negated"),
         (4 * X - 3 * Y, 4 * Y - 3 * X, "terms-exchanged"),
         (4 * X - 3 * Y, 5 * X - 4 * Y, "other-factors"),
+        (4 * X - 3 * Y, 8 * X - 6 * Y, "scaled"),
     ],
 )
 def test_sums_of_recorded_values(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None:

@@ -175,6 +175,8 @@ def other_combination(e: Evidence) -> Finding | None:
         close = max(1e-3, 4 * limit)
         if np.allclose(right, wrong, rtol=close, atol=close / 10) or min(np.abs(wrong)) < 1e-3:
             continue
+        if np.isclose(wrong[0] * right[1], wrong[1] * right[0], rtol=close):
+            continue  # the whole sum has a factor, which `scaled` and `negated` name
         ours, theirs = (_combination(f, *names) for f in (wrong, right))
         if np.allclose(right, wrong[::-1], rtol=close, atol=close / 10):
             cause, fix = "terms-exchanged", f"Exchange {a.name} and {b.name}."
