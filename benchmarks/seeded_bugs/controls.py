@@ -138,6 +138,22 @@ def with_batch(name: str, x: Any) -> Any:
 
 ATTENTION = re.compile(r"attentions\.\d+\.to_")
 
+# Of every model.
+SAMPLER_CONTROLS: tuple[Control, ...] = (
+    Control(
+        "euler-as-a-mean",
+        "x·(σ′/σ) + denoised·(1 − σ′/σ)",
+        "pipeline",
+        sampled(euler),
+    ),
+    Control(
+        "schedule-in-float32",
+        "sigmas and timesteps that passed through float32",
+        "pipeline",
+        scheduled(narrow),
+    ),
+)
+
 CONTROLS = (
     Control(
         "attention-written-out",
@@ -257,18 +273,7 @@ CONTROLS = (
         "pipeline",
         guided(lambda uncond, cond, scale: cond + (cond - uncond) * (scale - 1)),
     ),
-    Control(
-        "euler-as-a-mean",
-        "x·(σ′/σ) + denoised·(1 − σ′/σ)",
-        "pipeline",
-        sampled(euler),
-    ),
-    Control(
-        "schedule-in-float32",
-        "sigmas and timesteps that passed through float32",
-        "pipeline",
-        scheduled(narrow),
-    ),
+    *SAMPLER_CONTROLS,
     Control(
         "dump-channels-first",
         "the VAE's values written down as (B, C, H, W)",
@@ -332,18 +337,7 @@ UNET_CONTROLS = (
         "unet",
         forwards("unet", r"conv_in|conv_out|.*(\.conv[12]|upsamplers\.0\.conv)", im2col),
     ),
-    Control(
-        "euler-as-a-mean",
-        "x·(σ′/σ) + denoised·(1 − σ′/σ)",
-        "pipeline",
-        sampled(euler),
-    ),
-    Control(
-        "schedule-in-float32",
-        "sigmas and timesteps that passed through float32",
-        "pipeline",
-        scheduled(narrow),
-    ),
+    *SAMPLER_CONTROLS,
     Control(
         "dump-channels-first",
         "the values of U-Net and VAE written down as (B, C, H, W)",

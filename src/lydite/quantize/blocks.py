@@ -32,7 +32,8 @@ from lydite.trace.mlx_capture import walk
 
 BATCH = 64  # rows of a call, at most
 CALL_BYTES = 4 * 2**30  # that the values of a call, with their gradients, may take
-# Of each value and each score of attention, how many are in memory while gradients are computed.
+# Of each value and each score of attention, how many are in memory while gradients are computed:
+# as measured on an H200 (benchmarks/README.md, learned rounding).
 KEPT_VALUES, KEPT_SCORES = 8, 4
 HELD_OUT = 0.125  # share of the samples that only measure the error
 Leaves = dict[str, Any]  # the flattened arguments of a call: arrays and anything else
