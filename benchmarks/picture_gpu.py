@@ -8,8 +8,8 @@ The first run of a model writes its files: bfloat16, made by diffusers on the de
 a process of its own, which loads the files, draws one picture, and then draws `--repeat` more; the
 median of these is the time of a picture, text encoders and decoder included. `compiled` is
 diffusers with its denoiser and its decoder under `torch.compile`; its first picture includes the
-compilation. Peak memory is what each library's allocator reports. README.md beside this says how to
-run MLX on a CUDA machine.
+compilation. `low-memory` and `4-bit` are `generate --low-memory` and `--bits 4`. Peak memory is
+what each library's allocator reports. README.md beside this says how to run MLX on a CUDA machine.
 """
 
 import argparse
@@ -23,7 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SIDES = ("ours", "eager", "compiled")
+THEIRS = ("eager", "compiled")
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "low-memory": {"low_memory": True},
+    "4-bit": {"bits": 4},
+}
+SIDES = (*OURS, *THEIRS)
 PROMPT = "a red fox in the snow at dawn"
 
 
@@ -35,13 +41,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="pictures at a time")
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--repeat", type=int, default=3, help="timed pictures after the first")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=("ours", *THEIRS))
     parser.add_argument("--tiny", action="store_true", help="small models and pictures")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.sizes = options.sizes or ([64] if options.tiny else [512, 1024])
     if options.side:
-        run = run_ours if options.side == "ours" else run_diffusers
+        run = run_ours if options.side in OURS else run_diffusers
         print(json.dumps(run(options, options.folder / options.model[0])))
         return
     for model in options.model:
@@ -57,7 +63,7 @@ def run_ours(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import lydite
 
     start = time.perf_counter()
-    pipeline = lydite.open(str(folder), dtype="bfloat16")
+    pipeline = lydite.open(str(folder), dtype="bfloat16", **OURS[options.side])
     pipeline.model.prepare()
     loaded = time.perf_counter() - start
 
@@ -136,7 +142,7 @@ def measure(
                     "size": size,
                     "batch": batch,
                     "first": times[0],
-                    "picture": statistics.median(times[1:]),
+                    "picture": statistics.median(times[1:] or times),
                     "peak": peak(),
                 }
             )
