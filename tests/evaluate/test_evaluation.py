@@ -10,8 +10,17 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from lydite.core.errors import InputError
 from lydite.evaluate.distributions import Moments, frechet_distance
-from lydite.evaluate.evaluation import Evaluation, Networks, Options, evaluate
+from lydite.evaluate.evaluation import (
+    Evaluation,
+    Networks,
+    Options,
+    count_passes,
+    evaluate,
+    evaluate_one,
+    require_something,
+)
 from lydite.evaluate.feature_table import feature_table
 from lydite.evaluate.flat_field import residual_noise
 from lydite.evaluate.paired import psnr
@@ -73,10 +82,14 @@ class _Means:
     name, digest, preprocess = "means", "0" * 64, "none"
 
     def __init__(self) -> None:
-        self.pictures = 0
+        self.batches: list[int] = []
+
+    @property
+    def pictures(self) -> int:
+        return sum(self.batches)
 
     def __call__(self, pixels: NDArray[np.uint8]) -> Mapping[str, NDArray[np.float32]]:
-        self.pictures += len(pixels)
+        self.batches.append(len(pixels))
         means = pixels.reshape(len(pixels), -1, 3).mean(axis=1).astype(np.float32)
         return {"pool3": means, "spatial": means[:, :2], "logits": means}
 
@@ -100,6 +113,53 @@ def test_features_come_from_the_cache_the_second_time(tmp_path: Path) -> None:
         setattr(other, changed, "1" * 64)
         feature_table(pictures, 40, other, cache)
         assert other.pictures == 40
+
+
+def test_pictures_of_one_size_are_computed_together_up_to_a_limit() -> None:
+    pictures = [np.full((8, 8 if n < 36 else 9, 3), n, np.uint8) for n in range(40)]
+    network, ticks = _Means(), []
+    table = feature_table(iter(pictures), 40, network, tick=lambda: ticks.append(1))
+    assert network.batches == [16, 16, 4, 4] and len(ticks) == 40
+    assert table["pool3"][:, 0].tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_few_pictures_have_the_metrics_that_they_suffice_for(count: int, tmp_path: Path) -> None:
+    one, other = (_plain(tmp_path / name, range(100, 100 + count)) for name in ("one", "other"))
+    networks: Any = Networks(inception=_Means(), clip=_Clip())  # type: ignore[arg-type]
+    ticks: list[int] = []
+    options = Options(networks, tick=lambda: ticks.append(1))
+    found = evaluate(one, other, set(one.names), options)
+    keys = {f"inception_score_{side}_none" for side in ("reference", "candidate")}
+    keys |= {"clip_score_reference", "clip_score_candidate"}
+    if count > 1:
+        keys |= {"fid_none", "sfid_none", "kid_none", "clip_fid", "cmmd"}
+    if count > 3:
+        keys |= {"precision_none", "recall_none"}
+    assert found.distribution.keys() == keys
+    assert all(np.isfinite(distance.value) for distance in found.distribution.values())
+    assert len(ticks) == count * count_passes(options, pairs=True) == 5 * count
+
+
+def test_a_set_by_itself(tmp_path: Path) -> None:
+    source = _plain(tmp_path / "set", [220] * 4)
+    networks: Any = Networks(inception=_Means(), clip=_Clip())  # type: ignore[arg-type]
+    found = evaluate_one(source, Options(networks))
+    assert found.distribution["clip_score"].value == pytest.approx(100)
+    assert found.distribution["inception_score_none"].n == (4,)
+    assert found.record["pictures"] == 4 and not found.paired and not found.worst
+    source.prompts = {}
+    assert evaluate_one(source, Options(networks)).distribution.keys() == {"inception_score_none"}
+    assert not evaluate_one(source, Options()).distribution
+
+
+def test_a_comparison_that_measures_nothing_is_refused() -> None:
+    clip: Any = _Clip()
+    with pytest.raises(InputError, match="--inception"):
+        require_something(None, Options())
+    require_something({"a"}, Options())
+    for networks in Networks(inception=clip), Networks(clip=clip):
+        require_something(None, Options(networks))
 
 
 def test_distances_are_those_of_the_features(tmp_path: Path) -> None:

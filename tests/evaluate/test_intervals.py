@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lydite.evaluate.intervals import growth, mean_interval, summarize
+from lydite.evaluate.intervals import growth, mean_interval, share_interval, summarize
 
 
 @pytest.mark.parametrize("kind", ["normal", "skewed"])
@@ -39,10 +39,21 @@ def test_the_interval_of_many_values_is_near_scipys_bootstrap() -> None:
     assert ours == pytest.approx((theirs.low, theirs.high), abs=0.08 * width)
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize(("right", "count"), [(0, 5), (5, 5), (3, 10), (1, 1), (990, 1000)])
+def test_the_interval_of_a_share_is_wilsons(right: int, count: int) -> None:
+    from scipy import stats
+
+    theirs = stats.binomtest(right, count).proportion_ci(method="wilson")
+    ours = share_interval([True] * right + [False] * (count - right))
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=1e-6)
+
+
 def test_summary_of_one_of_two_and_of_equal_values() -> None:
     one = summarize([2.0])
     assert (one.mean, one.median, one.std, one.ci95, one.n) == (2.0, 2.0, None, None, 1)
     two = summarize([1.0, 3.0])
+    assert (two.min, two.max, two.n, two.std) == (1, 3, 2, pytest.approx(2**0.5))
     assert two.mean == 2 and two.ci95 is not None and two.ci95[0] < 1 < 3 < two.ci95[1]
     assert summarize([5.0] * 30).ci95 == (5.0, 5.0)
     assert summarize([1.0, 2.0, 9.0]).median == 2

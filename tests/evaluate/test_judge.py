@@ -25,6 +25,7 @@ from lydite.embedded.shapes import SHAPES
 from lydite.evaluate import prompt_accuracy
 from lydite.evaluate.judge import load_judge
 from lydite.evaluate.prompt_accuracy import PromptAccuracy, read, score
+from lydite.evaluate.scenes import are_captions, fits
 from support.distance import relative_l2
 
 ROOT = Path(__file__).parents[2]
@@ -255,3 +256,20 @@ def test_the_trained_judge_reads_many_drawn_scenes(reference: Any) -> None:
     pictures = paint(scenes)
     parts = [_run(reference, pictures[at : at + 50])[0] for at in range(0, len(scenes), 50)]
     assert score(read(np.concatenate(parts), pictures), says).everything >= 0.99
+
+
+def test_things_that_are_missing_are_wrong_however_many() -> None:
+    """One object of three that a prompt names: it alone is right."""
+    many = next(scene for scene in ALL_SAID if len(scene.things) == 3)
+    seen = prompt_accuracy.SeenObject(many.things[0], 20.0, 20.0, 0.9)
+    marks = prompt_accuracy.check(prompt_accuracy.Reading((seen,), (0, 0)), many)
+    assert sorted(marks["shape"]) == [False, False, True] and marks["count"] == [False]
+    assert not any(marks["relation"])
+
+
+def test_which_pictures_the_judge_can_read() -> None:
+    assert fits(np.zeros((SIDE, SIDE, 3), np.uint8))
+    for shape in ((SIDE, SIDE + 1, 3), (SIDE - 1, SIDE, 3), (SIDE, SIDE, 4)):
+        assert not fits(np.zeros(shape, np.uint8))
+    said = caption(ALL_SAID[0], Random(0)).text
+    assert are_captions([said]) and not are_captions([said, "a castle"])

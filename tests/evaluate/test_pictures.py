@@ -101,8 +101,13 @@ def test_bad_files_are_one_error(tmp_path: Path) -> None:
     text.write_bytes(b"no zip")
     floats = tmp_path / "f.npz"
     np.savez(floats, arr_0=np.zeros((2, 8, 8, 3)))
-    for path in (empty, twice, text, floats, tmp_path / "missing", tmp_path / "x.txt"):
-        with pytest.raises(LyditeError):
+    other = tmp_path / "x.txt"
+    other.write_text("no picture")
+    for path, match in (
+        (empty, "no picture"), (twice, "one name"), (text, "not a readable"), (floats, "0 arrays"),
+        (tmp_path / "missing", "no such"), (other, "expected a folder"),
+    ):  # fmt: skip
+        with pytest.raises(LyditeError, match=match):
             open_source(path)
     packed = tmp_path / "packed.npz"
     np.savez(packed, arr_0=np.zeros((2, 8, 8, 3), np.uint8))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
@@ -21,11 +22,25 @@ from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.report.diff.heat_maps import NOT_FINITE
-from lydite.report.diff.page import _headline, render_page, write_page
+from lydite.report.diff.page import (
+    MAX_CONDITION,
+    MAX_LINES,
+    MAX_NAMES,
+    _conditions,
+    _facts,
+    _headline,
+    _listed,
+    _names,
+    _sentence,
+    _where,
+    render_page,
+    write_page,
+)
 from lydite.report.diff.pictures import LONGEST, _worst
 from lydite.report.diff.read_values import Sides, apart
 from lydite.report.diff.row_text import first_wrong
 from lydite.report.diff.wrong_value import show_value
+from lydite.report.page import Fold, Table
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter
@@ -231,6 +246,110 @@ def test_the_headline_has_a_step_where_there_are_several() -> None:
     assert _headline(at_row(rows, 1)) == "They diverge at a"
     rows[1] = replace(rows[1], step=3)
     assert _headline(at_row(rows, 1)) == "They diverge at a, step 3"
+
+
+def facts(verdict: Verdict) -> dict[str, tuple[str, str]]:
+    """The key numbers by the first word of their labels."""
+    return {fact.label.partition(" ")[0]: (fact.value, fact.tone) for fact in _facts(verdict)}
+
+
+def test_the_key_numbers_are_those_of_the_rows() -> None:
+    rows = [row(error=2e-7), row(error=4e-7), row("b", error=1e-3), row("c", error=1.0)]
+    found = [(fact.value, fact.tone) for fact in _facts(at_row(rows, 2))]
+    assert found[0] == ("0.001", "bad") and found[-1] == ("2", "bad")
+    assert [value for value, _ in found[1:-1]] == ["1.00e-7", "10,000 ×", "2"]
+    shape = facts(at_row([row(error=None)], 0))
+    assert shape["error"] == ("other shape", "bad") and "rounding" not in shape
+    assert "rounding" not in facts(at_row([row(error=1.0, floor=None)], 0))
+    good = facts(Verdict("agree", "", rows=tuple(rows[:2])))
+    assert good == {"rounding:": ("4.0 ×", "good"), "of": ("0", "good")}
+    assert facts(Verdict("cannot-compare", "", rows=tuple(rows[:2]))).keys() == {"of"}
+    assert not _facts(Verdict("agree", ""))
+
+
+def test_the_place_of_the_verdict() -> None:
+    one = at_row([row("a", error=1.0)], 0)
+    assert dict(_where(one)) == {"value": "a", "step": "0"}
+    other = dict(_where(replace(one, port_site="b", slot="in.0", last_agreement="z", step=None)))
+    assert other == {"value": "a [in.0]", "in the port": "b", "last agreement": "z"}
+    assert _where(replace(one, site=None)) == []
+
+
+def test_evidence_that_the_first_finding_repeats_is_left_out() -> None:
+    finding = Finding("id", "It is off by 2", "fix")
+    verdict = replace(at_row([row("a", error=1.0)], 0), findings=(finding,))
+    repeated = replace(verdict, sentence="It diverges. It is off by 2.")
+    for one, text in ((repeated, "It diverges."), (verdict, verdict.sentence)):
+        assert _sentence(one) == text
+    assert _sentence(replace(repeated, findings=())) == repeated.sentence
+
+
+@pytest.mark.parametrize("count", [0, 1, MAX_LINES, MAX_LINES + 1, MAX_NAMES, MAX_NAMES + 3])
+def test_lists_are_folded_where_they_are_long_and_cut_where_they_are_longer(count: int) -> None:
+    lines = [f"line {index}" for index in range(count)]
+    blocks = _listed("remarks", lines)
+    assert len(blocks) == bool(count)
+    for block in blocks:
+        assert isinstance(block, Fold) == (count > MAX_LINES)
+        table = block.blocks[0] if isinstance(block, Fold) else block
+        assert isinstance(table, Table)
+        cells = [cell for (cell,) in table.rows]
+        assert cells[: min(count, MAX_NAMES)] == lines[:MAX_NAMES]
+        assert cells[MAX_NAMES:] == (["and 3 more"] if count > MAX_NAMES else [])
+
+
+def test_conditions_that_differ_are_marked(tmp_path: Path) -> None:
+    sides = []
+    for side, steps, dtype in (("ref", 4, "float32"), ("port", 5, "float32")):
+        conditions = {"steps": steps, "prompt": "a", f"only {side}": 1, "long": "x" * 900}
+        with TraceWriter(tmp_path / side, Header(dtype=dtype, conditions=conditions)) as writer:
+            writer.add("a", np.ones(3))
+        sides.append(Trace.open(tmp_path / side))
+    table = _conditions(*sides)
+    found = {name.removeprefix("≠\N{NO-BREAK SPACE}"): (a, b) for name, a, b in table.rows}
+    marked = [name for name, _, _ in table.rows if name.startswith("≠")]
+    assert marked == ["≠\N{NO-BREAK SPACE}steps"] and found["steps"] == ("4", "5")
+    assert found["only ref"] == ("1", "") and found["only port"] == ("", "1")
+    assert found["folder"] == (str(tmp_path / "ref"), str(tmp_path / "port"))
+    assert found["values"] == ("1", "1") and found["run ended"] == ("by itself", "by itself")
+    assert len(found["long"][0]) == MAX_CONDITION
+    header = msgspec.structs.replace(sides[0].header, complete=False)
+    ended = {
+        name: cells
+        for name, *cells in _conditions(replace(sides[0], header=header, lost=3), sides[1]).rows
+    }
+    assert ended["≠\N{NO-BREAK SPACE}run ended"] == ["incomplete", "by itself"]
+    assert ended["≠\N{NO-BREAK SPACE}values"] == ["1, 3 lost", "1"]
+
+
+def test_runs_have_the_names_of_their_folders_where_these_differ() -> None:
+    assert _names(Path("x/a"), Path("y/b")) == ("a", "b")
+    assert _names(Path("x/a"), Path("y/a")) == ("x/a", "y/a")
+
+
+def test_a_page_is_not_replaced_unasked(reference: Path, empty: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("mine")
+    with pytest.raises(FileError, match="exists"):
+        write_page(path, Verdict("agree", ""), empty, empty)
+    assert path.read_text() == "mine"
+    write_page(path, Verdict("agree", ""), empty, empty, overwrite=True)
+    assert "They agree" in path.read_text()
+
+
+def test_values_without_a_counterpart_are_read_again_by_the_verdicts_names(tmp_path: Path) -> None:
+    value = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
+    folders = [
+        write(tmp_path / side, {names[0]: value, names[1]: value + 1, "z": value})
+        for side, names in (("ref", ("a", "b")), ("port", ("p", "q")))
+    ]
+    with Trace.open(folders[0]) as expected, Trace.open(folders[1]) as trace:
+        rows = (row("a", port_site="p"), row("b", port_site="q"), row("z"))
+        sides = Sides.of(Verdict("agree", "", rows=rows), expected, trace)
+        found = {pair.event.name: pair.port_event.name for pair in sides.pairing.pairs}
+        assert found == {"a": "p", "b": "q", "z": "z"}
+        assert sides.find(rows[1]) and not sides.find(replace(rows[1], step=1))
+        assert not Sides.of(Verdict("cannot-compare", ""), expected, trace).pairing.pairs
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "bool", "i8", "c8", "bfloat16"])
