@@ -1,6 +1,7 @@
 """Arrays of every framework to NumPy and back, without loss."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -64,6 +65,24 @@ def test_an_array_with_only_dlpack_is_read_and_not_injected() -> None:
     assert is_array(value) and to_numpy(value).tolist() == [0, 1, 2]
     with pytest.raises(TraceError, match="cannot be injected"):
         like(value, np.zeros(3))
+
+
+def test_an_array_of_the_array_api_is_injected_as_its_own_kind() -> None:
+    class Standard:
+        """An array of a library that only follows the array API."""
+
+        def __init__(self, array: Any) -> None:
+            self.array = np.asarray(array)
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            return self.array
+
+        def __array_namespace__(self) -> Any:
+            return SimpleNamespace(asarray=Standard)
+
+    made = like(Standard(np.arange(3, dtype=np.float32)), np.ones(3))
+    assert isinstance(made, Standard) and made.array.dtype == np.float32
+    assert made.array.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("value", ["text", {"a": 1}, object(), [[1], [2, 3]], None])

@@ -147,7 +147,15 @@ def test_any_byte_may_be_anything(
         ("dtype", "float99", "dtype 'float99'"),
         ("dtype", "i64", "the shard holds F64"),
         ("name", "", "length >= 1"),
+        ("name", "x" * 1001, "length <= 1000"),
         ("name", "two\nlines", "cannot be printed"),
+        ("port", "\x1b[2J", "cannot be printed"),
+        ("kind", "\x1b[2J", "cannot be printed"),
+        ("dims", "b\nc", "cannot be printed"),
+        ("dtype", "x" * 201, "length <= 200"),
+        ("shard", None, "together"),
+        ("key", None, "together"),
+        ("sketch", [0.5] * 1023, "length >= 1024"),
         ("i", 0, "count up"),
         ("step", -1, ">= 0"),
     ],
@@ -161,6 +169,20 @@ def test_each_trick_is_refused_with_its_reason(
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(LyditeError, match=says):
         read_everything(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(field, "\x1b[2J") for field in ("side", "framework", "device", "dtype")]
+    + [("version", 2), ("format", "another"), ("side", "x" * 201), ("selftest", [-1])],
+)
+def test_a_header_that_breaks_the_format_is_refused(
+    tmp_path: Path, good: dict[str, bytes], field: str, value: Any
+) -> None:
+    header = json.loads(good["trace.json"]) | {field: value}
+    lay(tmp_path, good | {"trace.json": json.dumps(header).encode()})
+    with pytest.raises(LyditeError, match=r"trace\.json"):
+        Trace.open(tmp_path)
 
 
 @pytest.mark.parametrize("target", [2, 3, 1, 99])

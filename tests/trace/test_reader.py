@@ -117,6 +117,13 @@ def test_a_cut_last_line_is_ignored(tmp_path: Path) -> None:
     assert [event.name for event in Trace.open(tmp_path / "run").events] == ["a"]
 
 
+def test_empty_lines_are_ignored(tmp_path: Path) -> None:
+    write(tmp_path / "run", a=np.zeros(2), b=np.ones(2))
+    path = tmp_path / "run/events.jsonl"
+    path.write_text(path.read_text().replace("\n", "\n\n  \n"))
+    assert [event.name for event in Trace.open(tmp_path / "run").events] == ["a", "b"]
+
+
 def test_trailing_events_without_their_shard_are_lost_and_counted(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "run", Header())
     for name in "abc":
@@ -178,6 +185,17 @@ def test_arrays_stay_valid_after_the_trace_is_closed(tmp_path: Path) -> None:
         ("bool_", "bool"),
         ("complex64", "c64"),
         ("BOOL", "bool"),
+        ("float", "f32"),
+        ("double", "f64"),
+        ("int", "i32"),
+        ("long", "i64"),
+        ("complex128", "c128"),
+        *(
+            (f"{kind}{bits}", f"{kind[0]}{bits}")
+            for kind in ("int", "uint")
+            for bits in (8, 16, 32)
+        ),
+        *((f"torch.float{bits}", f"f{bits}") for bits in (16, 32, 64)),
     ],
 )
 def test_dtypes_are_read_as_frameworks_spell_them(spelled: str, name: str) -> None:

@@ -109,11 +109,12 @@ def test_a_name_the_reference_lacks_is_an_error_and_a_pattern_is_not(
     value = np.zeros(1)
     with Recorder.start(tmp_path / "1", inject=Injection(reference, ("model/*",))) as recorder:
         assert recorder.record("model/b", value) is value
-    with (
-        Recorder.start(tmp_path / "2", inject=Injection(reference, ("model/b",))) as recorder,
-        pytest.raises(TraceError, match="no model/b"),
-    ):
-        recorder.record("model/b", value)
+    for pattern in ("model/b", "model/b:out"):
+        with (
+            Recorder.start(tmp_path / pattern, inject=Injection(reference, (pattern,))) as recorder,
+            pytest.raises(TraceError, match="no model/b"),
+        ):
+            recorder.record("model/b", value)
 
 
 def test_a_value_that_was_only_measured_cannot_be_injected(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.core.errors import InputError
+from lydite.core.errors import InputError, LyditeError
 from lydite.trace.arrays import to_numpy
 from lydite.trace.reader import Trace
 from lydite.trace.recorder import Recorder
@@ -91,6 +91,17 @@ def test_injection_hands_back_the_reference_s_value_as_the_port_s_type(
         found = tap("x", value)
     assert type(found) is type(value) and to_numpy(found).tolist() == [0, 1, 2, 3]
     assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
+
+
+def test_a_recording_replaces_a_trace_only_when_asked_to(tmp_path: Path) -> None:
+    with recording(tmp_path):
+        tap("first", np.zeros(1))
+    with pytest.raises(LyditeError), recording(tmp_path):
+        pass
+    assert [event.name for event in Trace.open(tmp_path).events] == ["first"]
+    with recording(tmp_path, overwrite=True):
+        tap("second", np.zeros(1))
+    assert [event.name for event in Trace.open(tmp_path).events] == ["second"]
 
 
 def test_nothing_to_inject_is_an_error(tmp_path: Path) -> None:

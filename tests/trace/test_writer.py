@@ -11,7 +11,7 @@ import pytest
 
 from lydite.core.errors import FileError, InputError, TraceError
 from lydite.trace import writer as writing
-from lydite.trace.events import Header
+from lydite.trace.events import MAX_RANK, Header
 from lydite.trace.reader import Trace
 from lydite.trace.statistics import distance
 from lydite.trace.writer import Capture, TraceWriter, remove_trace
@@ -184,6 +184,16 @@ def test_what_is_no_number_is_refused_by_its_name(tmp_path: Path, value: np.ndar
         writer.add("odd", value)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "c8"])
+def test_as_many_axes_are_stored_as_a_reader_takes(tmp_path: Path, dtype: str) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("most", np.ones((1,) * (MAX_RANK - 1), dtype))
+        with pytest.raises(TraceError, match="axes"):
+            writer.add("more", np.ones((1,) * MAX_RANK, dtype))
+    trace = Trace.open(tmp_path / "run")
+    assert [trace.read(event).ndim for event in trace.events] == [MAX_RANK - 1]
+
+
 def test_big_endian_values_are_turned(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "run", Header()) as writer:
         writer.add("x", np.arange(5, dtype=">f4"))
@@ -196,8 +206,9 @@ def test_nothing_is_added_after_the_end_and_closing_twice_is_harmless(tmp_path: 
     writer.close()
     writer.close(complete=False)
     assert json.loads((tmp_path / "run/trace.json").read_text())["complete"]
-    with pytest.raises(TraceError, match="closed"):
-        writer.add("x", np.zeros(1))
+    for late in (lambda: writer.add("x", np.zeros(1)), writer.flush):
+        with pytest.raises(TraceError, match="closed"):
+            late()
 
 
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> None:
