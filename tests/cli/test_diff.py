@@ -3,15 +3,27 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from lydite.cli.diff import (
+    _around,
+    _gates_text,
+    _next,
+    _print_layers,
+    _print_sources,
+    _print_unpaired,
+)
 from lydite.cli.main import lydite
 from lydite.core.errors import FileError, InputError, TraceError
 from lydite.core.tensorfile import save
+from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.trace import json_files
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
@@ -170,6 +182,116 @@ def test_what_is_printed_says_why_a_value_passes(folders: dict[str, Path]) -> No
         if line.startswith("✓"):
             error, limit = map(float, line.split()[-4:-2])
             assert error <= limit * 1.05  # two digits are printed
+
+
+def test_the_table_holds_the_numbers_of_the_json(folders: dict[str, Path]) -> None:
+    sides = folders["reference"], folders["unbiased"]
+    found = json.loads(run(*sides, "--json").stdout)
+    table = run(*sides, "--all").stdout.split("gates:")[0].splitlines()
+    lines = [line for line in table if line.startswith(("→", "·", "✓"))]
+    assert len(lines) == len(found["rows"])
+    for line, row in zip(lines, found["rows"], strict=True):
+        mark, *_, step, error, limit, rounding, times = line.split()
+        first = (row["site"], row["place"], row["step"]) == (
+            found["site"], found["place"], found["step"],
+        )  # fmt: skip
+        assert mark == ("→" if first else "·" if row["wrong"] else "✓")
+        assert (int(step), error) == (row["step"], f"{row['error']:.2e}")
+        assert (limit, rounding) == (f"{row['limit']:.1e}", f"{row['floor']:.1e}")
+        assert times == f"{row['error'] / row['floor']:.3g}"
+
+
+def _row(index: int, error: float | None = 1e-7, **changes: Any) -> Row:
+    known = Row(f"v{index}", f"v{index}", "out", 0, 0, "activation", (2,), "f32", error, 1e-7, 1e-6,
+                False)  # fmt: skip
+    return replace(known, **changes)
+
+
+def test_rows_around_the_bug_and_the_last_one() -> None:
+    rows = tuple(_row(index, wrong=index >= 20) for index in range(40))
+    bug = Verdict("diverge", "", site="v20", slot="out", step=0, rows=rows)
+    assert [row.site for row in _around(bug)] == [f"v{i}" for i in (*range(15, 26), 39)]
+    early = replace(bug, site="v2")
+    assert [row.site for row in _around(early)] == [f"v{i}" for i in (*range(8), 39)]
+    last = replace(bug, site="v39")
+    assert [row.site for row in _around(last)] == [f"v{i}" for i in range(34, 40)]
+    aside = (*rows[:18], _row(18, None), *rows[19:])  # not compared: not a row of the table
+    assert "v18" not in {row.site for row in _around(replace(bug, rows=aside))}
+    assert not _around(replace(bug, site="elsewhere"))
+
+
+def test_an_agreement_lists_the_largest_errors_in_units_of_rounding() -> None:
+    rows = tuple(
+        _row(index, error=index * 1e-8, floor=1e-7 * (1 + index % 2)) for index in range(9)
+    )
+    shown = _around(Verdict("agree", "", rows=rows))
+    assert [row.site for row in shown] == ["v8", "v6", "v4", "v7", "v5"]
+
+
+def test_gates_that_ran_stand_before_those_that_could_not() -> None:
+    gates = (
+        Gate("ids", True, "none", compared=False), Gate("dump", True, "3 values"),
+        Gate("schedule", True, "none", compared=False), Gate("weights", False, "2 differ"),
+        Gate("inputs", False, "odd", compared=False),
+    )  # fmt: skip
+    text = _gates_text(Verdict("agree", "", gates=gates))
+    assert text == (
+        "dump ok (3 values); weights FAILED (2 differ); inputs FAILED (odd); "
+        "not compared (ids, schedule: none)"
+    )
+    assert "not compared" not in _gates_text(Verdict("agree", "", gates=gates[1:2]))
+    assert _gates_text(Verdict("agree", "", gates=gates[:1])).startswith("none could run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "option"),
+    [
+        ({}, {}, "--checkpoint"),
+        ({"slot": "out.1"}, {}, "--checkpoint"),
+        ({"slot": "in.0"}, {}, "--repro"),
+        ({}, {"checkpoint": True}, "--repro"),
+        ({}, {"checkpoint": True, "repro": True}, None),
+        ({"verdict": "agree"}, {}, None),
+        ({"error": None}, {}, None),
+        ({"findings": (Finding("a", "b", "c"),)}, {}, None),
+    ],
+)
+def test_what_brings_a_verdict_without_a_cause_further(
+    changes: dict[str, Any], given: dict[str, bool], option: str | None
+) -> None:
+    verdict = replace(Verdict("diverge", "", slot="out", error=1.0), **changes)
+    following = _next(verdict, **{"checkpoint": False, "repro": False} | given)
+    assert following is None if option is None else following and following.startswith(option)
+
+
+def test_long_lists_are_cut_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(function: Callable[..., None], *arguments: Any) -> list[str]:
+        function(*arguments)
+        return capsys.readouterr().out.splitlines()
+
+    sources = Verdict("diverge", "", sources=tuple(_row(index) for index in range(11)))
+    assert len(printed(_print_sources, sources, True)) == 12
+    head, *lines = printed(_print_sources, sources, False)
+    assert len(lines) == 10 and head.startswith("11 values are") and "--all" in head
+    assert lines[1] == "  v1, step 0: error 1.0e-07" and "--all" not in str(
+        printed(_print_sources, replace(sources, sources=sources.sources[:10]), False)
+    )
+    for count, text in ((0, "no value is"), (1, "1 value is")):
+        (head, *_) = printed(
+            _print_sources, replace(sources, sources=sources.sources[:count]), False
+        )
+        assert head.startswith(text)
+    (line,) = printed(_print_unpaired, "port", ["a", "b", "c"], False)
+    assert line == "only in the port: a, b, c"
+    (line,) = printed(_print_unpaired, "port", ["a", "b", "c", "d", "e"], False)
+    assert line.startswith("only in the port: a, b, c and 2 more")
+    assert not printed(_print_unpaired, "port", [], True)
+    layers = Verdict("agree", "", rows=tuple(_row(index) for index in range(21)))
+    assert printed(_print_layers, layers, None, False, False)[-2:][0].startswith("… and 1 more")
+    assert len(printed(_print_layers, layers, None, False, True)) == 1 + 21 + 1
+    assert not [
+        line for line in printed(_print_layers, layers, layers, False, True) if "rerun" in line
+    ]
 
 
 def test_all_names_are_listed_one_a_line(folders: dict[str, Path], tmp_path: Path) -> None:

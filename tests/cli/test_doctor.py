@@ -26,6 +26,25 @@ def test_nothing_is_wrong_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert str(Path.home()) not in result.output
 
 
+def test_what_is_printed_is_what_the_json_holds(tmp_path: Path) -> None:
+    report = json.loads(CliRunner().invoke(lydite, ["doctor", str(tmp_path), "--json"]).output)
+    text = CliRunner().invoke(lydite, ["doctor", str(tmp_path)]).output
+    lines = {line.partition(" ")[0]: " ".join(line.split()) for line in text.splitlines()}
+    assert lines.keys() > report["versions"].keys()
+    for name, version in report["versions"].items():
+        assert lines[name] == f"{name} {version}"
+    device = report["device"]
+    assert f"{device['memory'] / 2**30:.0f} GiB" in lines["device"]
+    assert device["chip"] in lines["device"] and device["kind"].upper() in lines["device"]
+    for reading in report["numbers"]:
+        row = f"{reading['operation']:<13}{reading['dtype']:<9}"
+        (line,) = [line for line in text.splitlines() if line.startswith(row)]
+        assert f"{reading['error']:.1e}, limit {reading['limit']:.0e}: ok" in line
+    assert ("blas" in lines) == ("blas" in device) and "GiB free" in lines["folder"]
+    for name, word in (("hard_links", "hard links"), ("file_locks", "file locks")):
+        assert (f"no {word}" in lines["folder"]) != report["disk"][name]
+
+
 def test_says_what_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     off = Reading("conv", "bfloat16", 0.054, 4e-3)
     monkeypatch.setattr(numeric_probe, "probe", lambda: [off])

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 from PIL import Image
 
+from lydite.cli.evaluate.metric_options import SHOWN, print_evaluation
 from lydite.cli.main import lydite
 from lydite.core.errors import LyditeError
+from lydite.evaluate.evaluation import Distance, Evaluation, Pair, StepError
+from lydite.evaluate.intervals import Summary
 
 DRAW = ["--images", "3", "--steps", "2", "-q"]
 
@@ -104,6 +108,53 @@ def test_errors_are_one_line_each(tmp_path: Path, run: Path) -> None:
         assert isinstance(result.exception, LyditeError), (arguments, result.output)
         message = str(result.exception)
         assert text in message and "\n" not in message, message
+
+
+def test_the_tables_hold_the_figures_of_the_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    summary = Summary(30.5, 31.25, 2.5, (28.0, 33.0), 25.0, 36.0, 8)
+    one = Summary(0.25, 0.2, None, None, 0.1, 0.4, 1)
+    pairs = [Pair(f"p{number}", {"psnr": 20.0 + number}) for number in range(9)]
+    evaluation = Evaluation(
+        paired={"psnr": summary, "latent_error": one},
+        distribution={"fid": Distance(12.5, (8, 9)), "share": Distance(0.5, (8,), ci95=(0.2, 0.8))},
+        steps=[StepError(0, summary), StepError(4, one)],
+        growth=1.5,
+        worst=[replace(pairs[0], prompt="a star"), *pairs[1:]],
+        identical=2,
+        warnings=["odd"],
+        record={"pictures": 8},
+        flat_field=[{"steps": 4, "reference": 1.0, "candidate": 2.5}],
+    )
+    source: Any = None
+    options = {"html": None, "as_json": False, "overwrite": False}
+    print_evaluation(evaluation, source, source, options)
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert ["psnr", "30.5", "28", "to", "33", "31.25", "25", "8"] in lines
+    assert ["latent_error", "0.25", "–", "0.2", "0.4", "1"] in lines
+    assert ["fid", "12.5", "8", "and", "9"] in lines and "note: odd\n" in err
+    assert ["share", "0.5", "0.2", "to", "0.8", "8"] in lines
+    assert "factor of 1.5 a step, to 0.25 at step 4" in out and "2 pairs are identical" in out
+    assert "4 steps: noise 1.00 in the reference, 2.50 in the candidate" in out
+    worst = [line for line in out.splitlines() if line.startswith("worst")]
+    assert len(worst) == SHOWN < 9 and "p0" in worst[0] and "psnr 20" in worst[0]
+    assert "a star" in worst[0] and "“" not in worst[1]
+    print_evaluation(evaluation, source, source, options | {"as_json": True})
+    assert json.loads(capsys.readouterr().out)["paired"]["psnr"]["mean"] == 30.5
+    bare = Evaluation({}, {}, [StepError(0, one)], 1.5, [], 0, [], {"pictures": 8})
+    print_evaluation(bare, source, source, options)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_page_is_not_replaced_unasked(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    arguments = ("set", run / "candidate", "--against", run / "reference", "--html", page)
+    result = _run(*arguments)
+    assert isinstance(result.exception, LyditeError) and page.read_text() == "mine"
+    assert _run(*arguments, "--overwrite").exit_code == 0 and "psnr" in page.read_text()
 
 
 def test_help_teaches() -> None:

@@ -114,6 +114,8 @@ def test_options_that_do_something_are_not_noted(untrained, tmp_path) -> None:
     assert "note" not in draw(untrained, picture, "-n", "snow", "--guidance-rescale", 0.5).stderr
     below = ("-n", "snow", "--sampler", "euler_cfg_pp", "--guidance", 0.6)
     assert "note" not in draw(untrained, tmp_path / "b.png", *below).stderr
+    one = ("--sampler", "euler_cfg_pp", "--guidance", 1)
+    assert "note" not in draw(untrained, tmp_path / "d.png", *one).stderr
     again = ("--from", picture, "-m", untrained, "--image", picture, "--strength", 0.5)
     assert "note" not in run(*again, "-o", tmp_path / "c.png").stderr
 

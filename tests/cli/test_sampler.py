@@ -80,6 +80,43 @@ def test_show_a_schedule_in_numbers_one_can_check() -> None:
     assert "sigma" in text and "c_in" in text and "Karras" in text and "options: rho=7.0" in text
 
 
+@pytest.mark.parametrize("options", [(), ("--model", "edm"), ("--convention", "comfyui")])
+def test_the_table_of_a_schedule_holds_the_numbers_of_the_json(options: tuple[str, ...]) -> None:
+    found = json.loads(run("show", "karras", "-n", 5, *options, "--json").stdout)
+    lines = [line.split() for line in run("show", "karras", "-n", 5, *options).stdout.splitlines()]
+    at = lines.index(["step", "sigma", "timestep", "c_in"])
+    columns = zip(found["sigmas"], found["timesteps"], found["c_in"], strict=False)
+    for index, (sigma, timestep, scale) in enumerate(columns):
+        wanted = [str(index), f"{sigma:.7g}", f"{timestep:.6g}", f"{scale:.6f}"]
+        assert lines[at + 1 + index] == [cell if cell != "-0" else "0" for cell in wanted]
+    assert lines[at + 6] == ["end", "0"]
+    text = run("show", "karras", "-n", 5, *options).stdout
+    assert f"{found['model']}, 5 steps" in text and "not 5" not in text
+    assert ("comfyui" in text) == ("comfyui" in options)
+
+
+@pytest.mark.parametrize("name", ["euler", "heun", "euler_ancestral", "dpmpp_sde"])
+def test_the_table_of_a_sampler_holds_the_numbers_of_the_json(name: str) -> None:
+    found = json.loads(run("show", name, "-n", 3, "--json").stdout)
+    text = run("show", name, "-n", 3).stdout
+    lines = [line.split() for line in text.splitlines()]
+    at = lines.index(["step", "sigma", "to", "x", "denoised"])
+
+    def few(values: list[float]) -> list[str]:
+        return [f"{value:+.5f}" for value in values]
+
+    assert lines[at + 1] == few(found["start"]) and lines[at + 5][1:] == few(found["exact"])
+    for index, step in enumerate(found["run"]):
+        sigmas = [f"{step['sigma']:.5g}", f"{step['sigma_next']:.5g}"]
+        wanted = [str(index), *sigmas, *few(step["x"]), *few(step["denoised"])]
+        assert lines[at + 2 + index] == wanted
+    assert text.splitlines()[-1].endswith(f": {found['error']:.3g}")
+    assert ("which a sampler with noise" in text) == (found["noise"] != "none")
+    assert (f"order {found['order'] or 0:g}, " in text) == (found["order"] is not None)
+    calls = found["calls"]
+    assert f"{calls} call{'s' if calls > 1 else ''} of the network" in text
+
+
 def test_a_convention_changes_the_timesteps() -> None:
     ours = json.loads(run("show", "karras", "--json").stdout)
     theirs = json.loads(run("show", "karras", "--convention", "comfyui", "--json").stdout)
@@ -195,6 +232,12 @@ def test_a_deviation_says_step_cause_and_fix(tmp_path: Path) -> None:
     assert set(found["findings"][0]) == {"cause", "evidence", "fix"}
     rows = run("conform", problem, folder, "--all").stdout
     assert len(rows.splitlines()) > len(result.stdout.splitlines())
+    lines = [line.split() for line in rows.splitlines() if line[:1] in set("→·✓")]
+    for line, row in zip(lines, found["rows"], strict=True):
+        assert line[0] == "✓" if not row["wrong"] else line[0] in "→·"
+        numbers = [f"{row['error']:.2e}", f"{row['floor']:.1e}", f"{row['limit']:.1e}"]
+        assert line[1] == str(row["step"]) and line[-3:] == numbers and row["name"] in line[2]
+    assert [line[0] for line in lines].count("→") == 1
 
 
 def test_a_trace_of_something_else_cannot_be_judged(tmp_path: Path) -> None:
@@ -289,6 +332,14 @@ def test_the_writer_of_the_example_is_the_documented_one() -> None:
         (["plot", "karras", "--denoiser", "mixture"], "are for samplers"),
         (["conform"], "nothing to judge"),
         (["conform", "p.json", "run", "--steps", "4"], "goes with --write"),
+        (["conform", "p.json", "run", "--seed", "0"], "goes with --write"),
+        (["conform", "p.json", "run", "--schedule-only"], "goes with --write"),
+        (["conform", "p.json", "run", "-o", "eta=1"], "goes with --write"),
+        (["conform", "p.json"], "nothing to judge"),
+        (["conform", "p.json", "run", "--write", "q.json"], "without it"),
+        (["conform", "p.json", "--write", "q.json"], "without it"),
+        (["conform", "--write", "p.json", "--schedule-only", "--sampler", "heun"], "tables"),
+        (["conform", "--write", "p.json", "--schedule-only", "-o", "eta=1"], "tables"),
         (["conform", "missing.json", "run"], "no such file"),
         (["conform", "--write", "p.json", "--sampler", "nobody"], "no sampler 'nobody'"),
         (["conform", "--write", "p.json", "--guidance", "3", "--denoiser", "zero"], "nothing"),

@@ -16,8 +16,11 @@ from click.testing import CliRunner, Result
 from lydite.cli.main import lydite
 from lydite.cli.recording import read_bytes
 from lydite.cli.trace.record import _run_program
+from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, InputError
+from lydite.trace.events import STORED_AS, Header
 from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
 
 SMALL = ["--steps", "2", "--size", "32x32", "--text-length", "4"]
 PORT = """
@@ -256,3 +259,37 @@ def test_values_of_a_trace_are_listed_and_saved(tmp_path: Path) -> None:
     ):
         result = run("trace", "show", trace, *arguments)
         assert text in str(result.exception), (arguments, result.output)
+
+
+@pytest.mark.parametrize("name", sorted(set(STORED_AS.values())))
+def test_a_saved_value_can_be_loaded_whatever_its_dtype(name: str, tmp_path: Path) -> None:
+    values = np.array([0, 1, 2]).astype(NUMPY_DTYPES[name])
+    with TraceWriter(tmp_path / "t", Header()) as writer:
+        writer.add("x", values)
+    assert run("trace", "show", tmp_path / "t", "x", "--save", tmp_path / "x.npy").exit_code == 0
+    assert np.array_equal(np.load(tmp_path / "x.npy"), values.astype(np.float64))
+
+
+def test_the_list_of_values_holds_the_numbers_of_the_json(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t", Header()) as writer:
+        for index in range(61):
+            writer.add(f"v{index}", np.full((2, 3), index, np.float32), step=index // 10)
+        writer.add("v0", np.ones((), np.float32), slot="in.0")
+        writer.add("v0", np.full((), 7, np.float32), slot="in.0")
+        writer.add("selftest/f32", np.arange(8, dtype=np.float32), kind="selftest")
+    found = json.loads(run("trace", "show", tmp_path / "t", "--json").output)["values"]
+    assert len(found) == 63 and found[12]["min"] == found[12]["max"] == found[12]["rms"] == 12
+    lines = run("trace", "show", tmp_path / "t", "--all").output.splitlines()
+    for line, row in zip(lines, found, strict=True):
+        place = row["name"] if row["slot"] == "out" else f"{row['name']}:{row['slot']}"
+        assert line.split()[0] == place and f"step {row['step']} " in line
+        assert f"rms {row['rms']:.4g}" in line and row["dtype"] in line
+        assert ("2×3" if row["shape"] else "one number") in line
+        assert ("call" in line) == bool(row["call"]) and "statistics" not in line
+    short = run("trace", "show", tmp_path / "t").output.splitlines()
+    assert short[:-1] == lines[:60] and short[-1].startswith("and 3 more")
+    save = ("--save", tmp_path / "x.npy")
+    assert run("trace", "show", tmp_path / "t", "v35", *save).exit_code == 0  # its only step is 3
+    assert run("trace", "show", tmp_path / "t", "v0", "--slot", "in.0", "--call", 1, *save,
+               "--overwrite").exit_code == 0  # fmt: skip
+    assert np.load(tmp_path / "x.npy") == 7

@@ -92,7 +92,7 @@ def conform(
             "nothing to judge: give PROBLEM and ANSWER, or --write FILE to make a problem."
         )
     for name, value in spec.items():
-        if value not in (None, False, ()):
+        if value is not None and value is not False and value != ():  # 0 is a value
             raise InputError(
                 f"--{name.replace('_', '-')} goes with --write; a problem has its own."
             )

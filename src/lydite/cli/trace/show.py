@@ -103,7 +103,7 @@ def _save(trace: "Trace", name: str | None, options: dict[str, Any]) -> None:
         hint = f"it has {first_of(found, 6)}" if found else "list names without --save"
         raise InputError(f"{trace.folder}: no {slot} of {shown(name)}, step {step}; {hint}.")
     values = trace.read(event)
-    if values.dtype.kind == "V" or values.dtype.name in ("bfloat16",):
+    if values.dtype.isbuiltin != 1:  # bfloat16 or float8, which NumPy's files do not hold
         values = values.astype(np.float32)
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
