@@ -11,6 +11,7 @@ import pytest
 from lydite.core.errors import WeightsError
 from lydite.models.layers import Linear, QuantizedLinear
 from lydite.weights.audit import audit
+from lydite.weights.audit import stored as found_in
 from lydite.weights.load import load, parameter_hash, parameter_specs
 from lydite.weights.quantize import (
     BITS,
@@ -20,7 +21,6 @@ from lydite.weights.quantize import (
     Mode,
     contradictions,
     declaration,
-    stored_formats,
 )
 from support.memory_checkpoint import in_memory
 
@@ -100,7 +100,7 @@ def test_every_format_is_recognised_and_computes_as_its_values(
     mode: Mode, bits: int, group: int
 ) -> None:
     arrays = stored(bits, group, mode)
-    formats = stored_formats(in_memory(arrays).tensors, parameter_specs(Toy()))
+    formats = found_in(in_memory(arrays), parameter_specs(Toy()), ()).formats
     assert formats == dict.fromkeys(("a.weight", "b.weight"), Format(bits, group, mode))
     model, x = loaded(arrays), mx.array(normal(3, INPUTS))
     assert isinstance(model.a, QuantizedLinear) and type(model.c) is Linear

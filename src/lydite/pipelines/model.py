@@ -25,7 +25,7 @@ from lydite.models.layers import join_weights, on_cpu
 from lydite.pipelines.embeddings import Embedding, with_vectors
 from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
-from lydite.weights.audit import TensorView, audit, check_values
+from lydite.weights.audit import TensorView, audit, check_values, stored
 from lydite.weights.load import add_changes, load, parameter_specs
 from lydite.weights.lora import Lora, changes
 from lydite.weights.quantize import (
@@ -33,7 +33,6 @@ from lydite.weights.quantize import (
     bytes_in_memory,
     contradictions,
     formats_for,
-    stored_formats,
 )
 from lydite.weights.rules import Rule, Shape
 
@@ -112,7 +111,7 @@ class Component:
     def formats(self) -> Formats:
         """How its file stores the weights that are quantized."""
         with self.scope() as scope:
-            return stored_formats(scope.tensors, self.expected)
+            return stored(scope, self.expected, self.rules).formats
 
     def check_declared(self) -> None:
         """WeightsError where the config says one quantization and the file holds another."""

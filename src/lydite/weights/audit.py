@@ -6,6 +6,7 @@ values: NaN and Inf, zeros, a constant, a fresh initialisation, differences from
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from itertools import permutations
@@ -120,32 +121,73 @@ class Ledger:
         return rows
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a file has to hold for a model, after it is seen which weights it holds quantized."""
+
+    formats: Formats  # of the quantized weights
+    expected: Mapping[str, Shape]  # with the arrays of quantized layers in place of their weights
+    dtypes: Mapping[str, frozenset[str]]  # of those arrays
+    resolution: Resolution
+
+
+def stored(source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule]) -> Stored:
+    """Find the quantized weights of a file, and how all parameters are made from its tensors."""
+    resolution = resolve(source.tensors, rules)
+    arrays = {name: _as_array(recipe) for name, recipe in resolution.recipes.items()}
+    found: dict[str, tuple[str, Shape]] = {}
+    for name, recipe in arrays.items():
+        infos = [source.tensors[each] for each in recipe.sources if each in source.tensors]
+        if len(infos) == len(recipe.sources) and len({info.dtype for info in infos}) == 1:
+            with suppress(ValueError):  # it does not fit, which the audit will say
+                found[name] = infos[0].dtype, recipe.shape([info.shape for info in infos])
+    formats = stored_formats(found, expected)
+    packed = packed_shapes(formats, expected)
+    dtypes = dict.fromkeys(packed, frozenset(FLOAT_NAMES))
+    for path, each in formats.items():
+        dtypes[path] = frozenset({"U32"})
+        if each.mode != "affine":
+            dtypes[f"{path.removesuffix('weight')}scales"] = frozenset({"U8"})
+    others = {path: shape for path, shape in expected.items() if path not in formats}
+    recipes = {**resolution.recipes, **{name: arrays[name] for name in packed if name in arrays}}
+    return Stored(formats, {**others, **packed}, dtypes, replace(resolution, recipes=recipes))
+
+
+def _as_array(recipe: Recipe) -> Recipe:
+    """How an array of a quantized layer is made: under the model's own name it is stored as it is.
+
+    Under another name the layout has to be one that moves rows, or the weight is not found.
+    """
+    layout = recipe.layout
+    own = recipe.sources == (recipe.target,)
+    return replace(recipe, layout=None) if own and layout and not layout.rows else recipe
+
+
 def audit(
     source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule], *, where: str
 ) -> Ledger:
     """Sort every tensor of `source` into its bin against the parameters a model expects."""
-    formats = stored_formats(source.tensors, expected)
-    if formats:
-        return _audit_quantized(source, expected, rules, formats, where)
-    resolution = resolve(source.tensors, rules)
+    found = stored(source, expected, rules)
+    resolution = found.resolution
     verdicts = _Verdicts()
     missing: dict[str, str] = {}
     filled: dict[str, str] = {}
     undecidable: dict[str, str] = {}
-    for target, shape in expected.items():
-        recipe = resolution.recipes.get(target)
+    for target, shape in found.expected.items():
+        recipe, packed = resolution.recipes.get(target), target in found.dtypes
         names = recipe.sources if recipe else stored_names(target, rules, resolution.aliases)
         absent = [name for name in names if recipe is None or name not in source.tensors]
         if absent and (rule := filling(target, rules)):
             filled[target] = rule.because
         elif absent or recipe is None:
+            reason = "by its quantized weight" if packed else f"for {target} {shape}"
             for name in absent:
-                missing.setdefault(name, f"needed for {target} {shape}")
+                missing.setdefault(name, f"needed {reason}")
         else:
-            _judge(recipe, shape, source, verdicts)
-            if next(rearrangements(shape), None):
+            _judge(recipe, shape, found.dtypes.get(target), source, verdicts)
+            if not packed and next(rearrangements(shape), None):
                 undecidable[names[0]] = TRANSPOSABLE
-    _judge_the_rest(source, expected, resolution, verdicts)
+    _judge_the_rest(source, found.expected, resolution, verdicts)
     bins: dict[str, dict[str, str]] = {name: {} for name in _BINS}
     for name in source.tensors:
         verdict, detail = verdicts.get(name, ("unexpected", "what belongs with it is missing"))
@@ -157,48 +199,6 @@ def audit(
         missing=findings(source, missing),
         undecidable=findings(source, undecidable),
         **{name: findings(source, rows) for name, rows in bins.items()},
-    )
-
-
-def _audit_quantized(
-    source: TensorView,
-    expected: Mapping[str, Shape],
-    rules: Sequence[Rule],
-    formats: Formats,
-    where: str,
-) -> Ledger:
-    """Quantized layers are stored under the model's own names; the rest is audited as always."""
-    packed = packed_shapes(formats, expected)
-    others = {path: shape for path, shape in expected.items() if path not in formats}
-    rest = audit(source.without(packed), others, rules, where=where)
-    wrong_shape: dict[str, str] = {}
-    wrong_dtype: dict[str, str] = {}
-    missing = {
-        name: "needed by its quantized weight" for name in packed if name not in source.tensors
-    }
-    bytes_only = {
-        f"{path.removesuffix('weight')}scales"
-        for path, each in formats.items()
-        if each.mode != "affine"
-    }
-    loaded: list[str] = []
-    for name, shape in packed.items():
-        info = source.tensors.get(name)
-        if info is None:
-            continue
-        allowed = {"U32"} if name in formats else {"U8"} if name in bytes_only else FLOAT_NAMES
-        if info.shape != shape:
-            wrong_shape[name] = f"a quantized layer expects {shape}, file has {info.shape}"
-        elif info.dtype not in allowed:
-            wrong_dtype[name] = f"stored as {info.dtype} in a quantized layer"
-        else:
-            loaded.append(source.full_name(name))
-    return replace(
-        rest,
-        loaded=(*rest.loaded, *loaded),
-        missing=(*rest.missing, *findings(source, missing)),
-        wrong_shape=(*rest.wrong_shape, *findings(source, wrong_shape)),
-        wrong_dtype=(*rest.wrong_dtype, *findings(source, wrong_dtype)),
     )
 
 
@@ -227,21 +227,28 @@ class _Verdicts(dict[str, tuple[str, str]]):
             self[name] = verdict, detail
 
 
-def _judge(recipe: Recipe, shape: Shape, source: TensorView, verdicts: _Verdicts) -> None:
-    """Settle the tensors that one parameter is made from."""
+def _judge(
+    recipe: Recipe,
+    shape: Shape,
+    dtypes: frozenset[str] | None,
+    source: TensorView,
+    verdicts: _Verdicts,
+) -> None:
+    """Settle the tensors that one parameter, or an array of a quantized layer, is made from."""
     stored = [source.tensors[name].shape for name in recipe.sources]
     detail = ""
     try:
         found = recipe.shape(stored)
         if found != shape:
             read = "" if [found] == stored else f", read as {found}"
-            detail = f"model expects {shape}, file has {', '.join(map(str, stored))}{read}"
+            what = "model" if dtypes is None else "a quantized layer"
+            detail = f"{what} expects {shape}, file has {', '.join(map(str, stored))}{read}"
             if sorted(found) == sorted(shape):
                 detail += " (the same sizes in another order: stored transposed?)"
     except ValueError as error:
         detail = f"model expects {shape}, but {error}"
     for name in recipe.sources:
-        _settle_dtype(name, source, verdicts)
+        _settle_dtype(name, source, verdicts, dtypes)
         verdicts.settle(name, "wrong_shape" if detail else "loaded", detail)
 
 
@@ -267,13 +274,18 @@ def _judge_the_rest(
             verdicts.settle(name, "unexpected", f"{reason} ({info.dtype} {info.shape})")
 
 
-def _settle_dtype(name: str, source: TensorView, verdicts: _Verdicts) -> None:
+def _settle_dtype(
+    name: str, source: TensorView, verdicts: _Verdicts, dtypes: frozenset[str] | None = None
+) -> None:
     dtype = source.tensors[name].dtype
-    if dtype not in FLOAT_NAMES:
-        detail = f"stored as {dtype}, expected a float type"
-        if dtype == "U32":
-            detail += ", or scales that fit it in a quantized layer"
-        verdicts.settle(name, "wrong_dtype", detail)
+    if dtype in (dtypes or FLOAT_NAMES):
+        return
+    detail = f"stored as {dtype}, expected a float type"
+    if dtypes is not None:
+        detail = f"stored as {dtype} in a quantized layer"
+    elif dtype == "U32":
+        detail += ", or scales that fit it in a quantized layer"
+    verdicts.settle(name, "wrong_dtype", detail)
 
 
 # Exponent bits all set is NaN or Inf; integer tests are many times faster than isfinite on bf16.
@@ -400,10 +412,10 @@ def digests(
     source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule]
 ) -> dict[str, Digest]:
     """Digest of every parameter of a clean checkpoint, under the model's names in any layout."""
-    resolution = resolve(source.tensors, rules)
+    found = stored(source, expected, rules)
     digested: dict[str, Digest] = {}
-    for target, shape in expected.items():
-        array = parameter(target, shape, source, resolution, rules)
+    for target, shape in found.expected.items():
+        array = parameter(target, shape, source, found.resolution, rules)
         if array is not None:
             digested[target] = digest(array)
     return digested
@@ -419,7 +431,8 @@ def compare(
     """The same ledger with every loaded parameter compared with the digests of a reference."""
     different: dict[str, str] = {}
     undecidable: dict[str, str] = {}
-    resolution = resolve(source.tensors, rules)
+    found = stored(source, expected, rules)
+    expected, resolution = found.expected, found.resolution
     fine = {*ledger.loaded, *(finding.tensor for finding in ledger.filled)}
     for target, shape in expected.items():
         recipe, wanted = resolution.recipes.get(target), reference.get(target)

@@ -2,7 +2,7 @@
 # pyright: standard
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
@@ -22,10 +22,11 @@ from lydite.weights.audit import (
     audit,
     describe_nonfinite,
     parameter,
+    stored,
     unequal_copies,
 )
-from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, Formats, packed_shapes, stored_formats
-from lydite.weights.rules import Array, Rule, Shape, layout_of, resolve
+from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, Formats
+from lydite.weights.rules import Array, Rule, Shape, layout_of
 
 
 def parameter_specs(model: nn.Module) -> dict[str, Shape]:
@@ -51,16 +52,14 @@ def load(
     """
     expected, formats = parameter_specs(model), formats or {}
     audit(source, expected, rules, where=where).require_clean()
-    stored = stored_formats(source.tensors, expected)
-    if stored and formats:
+    found = stored(source, expected, rules)
+    if found.formats and formats:
         raise WeightsError(f"{where}: the weights are quantized already; leave out --bits.")
-    weights = _read_packed(source, packed_shapes(stored, expected), dtype, where)
-    expected = {path: shape for path, shape in expected.items() if path not in stored}
-    source = source.without([name for name, _ in weights])
-    resolution = resolve(source.tensors, rules)
+    resolution = found.resolution
     Ledger(where, different=unequal_copies(source, resolution)).require_clean()
+    weights: list[tuple[str, mx.array]] = []
     checked: set[str] = set()  # a tensor may hold several parameters
-    for target, shape in expected.items():
+    for target, shape in found.expected.items():
         recipe = resolution.recipes.get(target)
         names = recipe.sources if recipe else ()
         read = [source.read(name) for name in names]  # stays, so that it is read once
@@ -70,31 +69,26 @@ def load(
             checked.add(name)
         array = parameter(target, shape, source, resolution, rules)
         assert array is not None  # the audit would have called it missing
-        keep = any(fnmatchcase(target, pattern) for pattern in keep_float32)
         label = ", ".join(source.full_name(name) for name in names)
+        if target in found.dtypes:
+            weights.append((target, _packed_value(target, array, dtype, label, where)))
+            continue
+        keep = any(fnmatchcase(target, pattern) for pattern in keep_float32)
         value = _narrowed(array, mx.float32 if keep else dtype, label, where)
         weights += _rounded(target, value, formats)
-    replace_layers(model, {**stored, **formats})
+    replace_layers(model, {**found.formats, **formats})
     model.load_weights(weights, strict=True)
 
 
-def _read_packed(
-    source: TensorView, names: Mapping[str, Shape], dtype: mx.Dtype, where: str
-) -> list[tuple[str, mx.array]]:
-    """The arrays of quantized layers: integers as they are, floats in the model's dtype."""
-    weights: list[tuple[str, mx.array]] = []
-    for name in names:
-        array = source.read(name)
-        _require_finite(array, source.full_name(name), where)
+def _packed_value(name: str, array: Array, dtype: mx.Dtype, label: str, where: str) -> mx.array:
+    """An array of a quantized layer: integers as they are, floats in the model's dtype."""
+    if array.dtype.kind in "biu":
         value = to_mlx(array)
-        if array.dtype.kind not in "biu":
-            # a range of activations is compared with them in float32
-            wanted = mx.float32 if name.endswith((RANGE, SHIFT)) else dtype
-            value = _narrowed(array, wanted, source.full_name(name), where)
-            _check_input(name, array, source.full_name(name), where)
         mx.eval(value)
-        weights.append((name, value))
-    return weights
+        return value
+    _check_input(name, array, label, where)
+    # a range of activations is compared with them in float32
+    return _narrowed(array, mx.float32 if name.endswith((RANGE, SHIFT)) else dtype, label, where)
 
 
 def _check_input(name: str, array: Array, label: str, where: str) -> None:

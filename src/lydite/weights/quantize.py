@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:  # the command line reads BITS, and starts without NumPy
-    from lydite.core.tensorfile import TensorInfo
     from lydite.weights.rules import Shape
 
 Mode = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
@@ -114,34 +113,33 @@ def is_sensitive(path: str) -> bool:
 
 
 def stored_formats(
-    tensors: "Mapping[str, TensorInfo]", expected: "Mapping[str, Shape]"
+    found: "Mapping[str, tuple[str, Shape]]", expected: "Mapping[str, Shape]"
 ) -> dict[str, Format]:
-    """The formats of a file's quantized weights, by their shapes.
+    """The formats of quantized weights, by the dtypes and shapes of what a file holds.
 
     What does not fit is left out, and then is an unexpected tensor or one of a wrong dtype.
     """
-    found: dict[str, Format] = {}
+    formats: dict[str, Format] = {}
     for path, shape in expected.items():
         stem = path.removesuffix("weight")
-        scales, weight = tensors.get(f"{stem}scales"), tensors.get(path)
-        if path == stem or scales is None or weight is None or weight.dtype != "U32":
+        if path == stem or path not in found or f"{stem}scales" not in found:
             continue
-        if len(shape) < 2 or len(weight.shape) != 2 or len(scales.shape) != 2:
+        (dtype, weight), (scales_dtype, scales) = found[path], found[f"{stem}scales"]
+        if dtype != "U32" or len(shape) < 2 or len(weight) != 2 or len(scales) != 2:
             continue
         inputs = prod(shape[1:])
-        if not scales.shape[1] or (32 * weight.shape[1]) % inputs or inputs % scales.shape[1]:
+        if not scales[1] or (32 * weight[1]) % inputs or inputs % scales[1]:
             continue
-        bits, group = 32 * weight.shape[1] // inputs, inputs // scales.shape[1]
-        mode = _mode(bits, group, affine=scales.dtype != "U8" or f"{stem}biases" in tensors)
+        bits, group = 32 * weight[1] // inputs, inputs // scales[1]
+        mode = _mode(bits, group, affine=scales_dtype != "U8" or f"{stem}biases" in found)
         known_bits, known_groups = FORMATS[mode]
         if bits in known_bits and group in known_groups:
-            down = tensors.get(stem + LOW_RANK[0])
-            rank = down.shape[0] if down is not None and down.shape else 0
-            extras = tuple(name for name in (RANGE, SHIFT, DIVISOR) if stem + name in tensors)
+            _, down = found.get(stem + LOW_RANK[0], ("", ()))
+            extras = tuple(name for name in (RANGE, SHIFT, DIVISOR) if stem + name in found)
             if SHIFT in extras and f"{stem}bias" not in expected:
                 extras += (BIAS,)
-            found[path] = Format(bits, group, mode, rank, extras)
-    return found
+            formats[path] = Format(bits, group, mode, down[0] if down else 0, extras)
+    return formats
 
 
 def _mode(bits: int, group: int, *, affine: bool) -> Mode:

@@ -60,6 +60,7 @@ class Layout:
     forward: Callable[[Array], Array]
     inverse: Callable[[Array], Array]
     shape: Callable[[Shape], Shape]  # raises ValueError when the rank or size does not fit
+    rows: bool = False  # moves whole rows only, so that it works on quantized arrays too
 
 
 def _permutation(name: str, axes: tuple[int, ...]) -> Layout:
@@ -156,7 +157,7 @@ PER_CHANNEL_2D = _per_channel(2)
 PER_CHANNEL_3D = _per_channel(3)
 
 # Rows stored (shift, scale) where the model reads (scale, shift); its own inverse.
-SWAP_HALVES = Layout("swap_halves", forward=_swap, inverse=_swap, shape=_even_rows)
+SWAP_HALVES = Layout("swap_halves", forward=_swap, inverse=_swap, shape=_even_rows, rows=True)
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Join:
-    """Several stored tensors are one parameter, stacked along the first axis."""
+    """Several stored tensors are one parameter, side by side along an axis."""
 
     sources: tuple[str, ...]
     target: str
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -231,14 +233,18 @@ class Recipe:
     sources: tuple[str, ...]
     part: tuple[int, int, int] = (0, 1, 1)  # of equal parts along the first axis: from, to, count
     layout: Layout | None = None
+    axis: int = 0  # along which several tensors are joined
 
     def shape(self, stored: Sequence[Shape]) -> Shape:
         """The parameter's shape, from the stored shapes alone; ValueError when they do not fit."""
         shape = stored[0]
         if len(stored) > 1:
-            if any(not other or other[1:] != shape[1:] for other in stored):
-                raise ValueError(f"cannot be stacked: {list(stored)}")
-            shape = (sum(other[0] for other in stored), *shape[1:])
+            before, after = slice(self.axis), slice(self.axis + 1, None)
+            others = {(len(other), other[before], other[after]) for other in stored}
+            if len(others) > 1 or len(shape) <= self.axis:
+                raise ValueError(f"cannot be joined: {list(stored)}")
+            total = sum(other[self.axis] for other in stored)
+            shape = (*shape[before], total, *shape[after])
         start, end, count = self.part
         if count > 1:
             if not shape or shape[0] % count:
@@ -248,7 +254,7 @@ class Recipe:
 
     def build(self, stored: Sequence[Array]) -> Array:
         """The parameter's value."""
-        array = stored[0] if len(stored) == 1 else np.concatenate(list(stored))
+        array = stored[0] if len(stored) == 1 else np.concatenate(list(stored), axis=self.axis)
         start, end, count = self.part
         if count > 1:
             rows = array.shape[0] // count
@@ -358,5 +364,5 @@ def _recipes(name: str, rule: Rule | None, slots: Slots) -> list[Recipe]:
         ]
     if isinstance(rule, Join):
         sources = tuple(fill(source, slots) for source in rule.sources)
-        return [Recipe(fill(rule.target, slots), sources)]
+        return [Recipe(fill(rule.target, slots), sources, axis=rule.axis)]
     return [Recipe(fill(rule.target, slots) if isinstance(rule, Rename) else name, (name,))]
