@@ -18,8 +18,8 @@ from lydite.models.modulation import clip_float16
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.pipelines.families.flux_single_file import infer_transformer
 from lydite.pipelines.families.network_classes import KINDS
+from lydite.pipelines.inferred import Shapes
 from lydite.pipelines.model import Component, folder_component
-from lydite.pipelines.single_file import Shapes
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_hash, parameters
 from lydite.weights.maps import flux as flux_map
@@ -232,7 +232,7 @@ def test_geometry_and_weights_come_from_the_original_file_alone(
     save(path, tiny_flux.original_transformer(tiny_sd3.read_tensors(tmp_path / "folder")))
     with open_checkpoint(path) as checkpoint:
         shapes = Shapes({name: tensor.shape for name, tensor in checkpoint.tensors.items()})
-    name, raw, rules = infer_transformer(shapes, {})
+    name, raw, rules = infer_transformer(shapes, {}, flux_map.ORIGINAL)
     kind = KINDS[name]
     config = read_config(kind.config, raw, where=path)
     channels = expected.config.out_channels or expected.config.in_channels

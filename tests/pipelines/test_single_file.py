@@ -20,8 +20,8 @@ from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
+from lydite.pipelines.inferred import Shapes
 from lydite.pipelines.model_files import find_components
-from lydite.pipelines.single_file import Shapes
 from lydite.weights.audit import audit
 from lydite.weights.load import parameter_specs
 from lydite.weights.maps import mmdit, text, vae

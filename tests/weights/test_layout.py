@@ -6,7 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lydite.weights.rules import (
+    ADD_BATCH,
     CONV1X1_TO_LINEAR,
+    LINEAR_TO_CONV1X1,
+    MLX_CONV1X1_TO_LINEAR,
+    MLX_PRESENT_FRAME,
     OIHW_TO_OHWI,
     PER_CHANNEL_2D,
     PER_CHANNEL_3D,
@@ -20,6 +24,9 @@ SIDE, ONE = st.integers(1, 5), st.just(1)
 FITTING: dict[str, tuple[Layout, st.SearchStrategy[Shape]]] = {
     "oihw_to_ohwi": (OIHW_TO_OHWI, st.tuples(SIDE, SIDE, SIDE, SIDE)),
     "conv1x1_to_linear": (CONV1X1_TO_LINEAR, st.tuples(SIDE, SIDE, ONE, ONE)),
+    "mlx_conv1x1_to_linear": (MLX_CONV1X1_TO_LINEAR, st.tuples(SIDE, ONE, ONE, SIDE)),
+    "linear_to_conv1x1": (LINEAR_TO_CONV1X1, st.tuples(SIDE, SIDE)),
+    "add_batch": (ADD_BATCH, st.tuples(SIDE, SIDE)),
     "per_channel_2": (PER_CHANNEL_2D, st.tuples(SIDE, ONE, ONE)),
     "per_channel_3": (PER_CHANNEL_3D, st.tuples(SIDE, ONE, ONE, ONE)),
     "swap_halves": (
@@ -72,6 +79,10 @@ def test_of_a_video_kernel_the_slice_for_the_present_frame_is_taken(kernel: int)
     y = PRESENT_FRAME.forward(x)
     assert y.shape == PRESENT_FRAME.shape(x.shape) == (2, kernel, kernel, 4)
     assert y[1, 0, -1, 2] == x[1, 2, -1, 0, -1]
+    last = x.transpose(0, 2, 3, 4, 1)
+    assert MLX_PRESENT_FRAME.shape(last.shape) == y.shape
+    np.testing.assert_array_equal(MLX_PRESENT_FRAME.forward(last), y)
+    np.testing.assert_array_equal(MLX_PRESENT_FRAME.inverse(y)[:, -1], last[:, -1])
     back = PRESENT_FRAME.inverse(y)
     assert back.shape == x.shape and not back[:, :, :-1].any()
     np.testing.assert_array_equal(PRESENT_FRAME.forward(back), y)

@@ -106,7 +106,8 @@ def _print_memory(memory: dict[str, dict[str, Any]]) -> None:
 
 def _weights(path: Path) -> dict[str, Path]:
     """The checkpoint itself, or each weight-bearing folder of a pipeline."""
-    if (path / "model_index.json").is_file():
+    own = any(file for end in ENDINGS for file in path.glob(f"*{end}"))
+    if (path / "model_index.json").is_file() or (path.is_dir() and not own):
         folders = sorted({file.parent for end in ENDINGS for file in path.glob(f"*/*{end}")})
         if folders:
             return {folder.name: folder for folder in folders}

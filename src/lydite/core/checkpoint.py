@@ -57,22 +57,37 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a `.safetensors` file, a `.safetensors.index.json`, or a folder that holds either."""
-    if os.path.isdir(path):
+    """Open a `.safetensors` file, a `.safetensors.index.json`, or a folder that holds either.
+
+    A folder may also hold 0.safetensors, 1.safetensors and so on without an index.
+    """
+    weight_map, numbered = None, _numbered_shards(path) if os.path.isdir(path) else []
+    if os.path.isdir(path) and not numbered:
         path = _find_weights(path)
-    weight_map = _read_weight_map(path) if path.suffix == ".json" else None
-    files = [path] if weight_map is None else _find_shards(path, sorted(set(weight_map.values())))
+    files = numbered or [path]
+    if path.suffix == ".json":
+        weight_map = _read_weight_map(path)
+        files = _find_shards(path, sorted(set(weight_map.values())))
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(TensorFile.open(file)) for file in files]
         if weight_map is not None:
             _check_index(path, weight_map, opened)
         file_of = {name: file for file in opened for name in file.header.tensors}
+        if len(file_of) < sum(len(file.header.tensors) for file in opened):
+            raise TensorFileError(f"{path}: some tensors are in two of its files.")
         tensors = {name: file.header.tensors[name] for name, file in file_of.items()}
         return Checkpoint(path, tuple(files), tensors, file_of, stack.pop_all())
 
 
 _SHARD = re.compile(r"-\d+-of-\d+\.")  # model-00001-of-00002.safetensors, model.fp16-00001-of-…
 _INDEX = re.compile(r".+\.safetensors\.index(\.[^.]+)?\.json")
+
+
+def _numbered_shards(folder: Path) -> list[Path]:
+    """0.safetensors, 1.safetensors, …: two or more, and no other weights beside them."""
+    found = {file.name for file in folder.glob("*.safetensors*")}
+    files = [f"{index}.safetensors" for index in range(len(found))]
+    return [folder / file for file in files] if len(found) > 1 and found == {*files} else []
 
 
 def _find_weights(folder: Path) -> Path:

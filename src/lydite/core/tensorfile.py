@@ -84,7 +84,9 @@ def parse_header(path: Path, text: bytes, size: int) -> Header:
         entries = parse_object(text)
     except JsonError as error:
         raise BrokenRule(f"header: {error}") from error
-    metadata = entries.pop("__metadata__", {})
+    metadata: Any = entries.pop("__metadata__", {})
+    if metadata is None:  # MLX writes it for none
+        metadata = {}
     if not _is_text_map(metadata):
         raise BrokenRule(f"__metadata__ must map text to text, found {shown(metadata)}")
     if len(entries) > MAX_TENSORS:

@@ -31,7 +31,7 @@ from lydite.weights.lora import Network as LoraNetwork
 from lydite.weights.rules import Rule
 
 if TYPE_CHECKING:
-    from lydite.pipelines.single_file import SingleFile
+    from lydite.pipelines.inferred import InferredModel
 
 # What --guidance is. cfg: the scale of classifier-free guidance, on above 1. above_0: that scale
 # less 1, on above 0. negative: as cfg, on only with a negative prompt. distilled: an input of the
@@ -231,7 +231,7 @@ class Family:
     encodes_unused_image: bool = False
     names: TraceNames = TraceNames()
     blocks: tuple[BlockRule, ...] = ()
-    single_file: "SingleFile | None" = None
+    inferred: "tuple[InferredModel, ...]" = ()  # layouts of files and folders without configs
     # The tables by which a LoRA may name the weights of a network.
     lora_tables: Callable[[Component], tuple[tuple[Rule, ...], ...]] = lambda component: (
         component.kind.rules,

@@ -13,7 +13,9 @@ from lydite import embedded
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, FileError, at, shown
+from lydite.core.tensorfile import TensorInfo
 from lydite.pipelines.family import Defaults, Family, families, find_family, network_classes
+from lydite.pipelines.inferred import InferredModel
 from lydite.pipelines.model import Component, Model, folder_component
 from lydite.weights.audit import Finding, Ledger
 
@@ -139,30 +141,30 @@ def open_model(
     variant = family.variant_of(components, index)
     config = path / "scheduler" / "scheduler_config.json"
     scheduler = variant.scheduler
-    if path.is_dir():
+    if (path / INDEX).is_file():
         scheduler = read_json(config, infinity=True)  # diffusers writes it
     model = Model(path, components, scheduler, tokenizers, dtype, low_memory, bits)
     return family, model, _defaults(path, variant.defaults)
 
 
 def find_components(path: Path) -> dict[str, Component]:
-    """Every network of a checkpoint, whichever of the three forms it has."""
+    """Every network of a checkpoint, whichever of the four forms it has."""
+    if (path / INDEX).exists():
+        return _pipeline_components(path)
+    if (path / "config.json").exists():
+        component = folder_component(path, network_classes())
+        return {component.name: component}
+    if layout := _layout(path):
+        return layout[1].components(path)
     if path.is_dir():
-        if (path / INDEX).exists():
-            return _pipeline_components(path)
-        if (path / "config.json").exists():
-            component = folder_component(path, network_classes())
-            return {component.name: component}
         raise FileError(
-            f"{path}: neither {INDEX} (a pipeline) nor config.json (a component) is here."
+            f"{path}: neither {INDEX} (a pipeline) nor config.json (a component) is here, "
+            f"nor {_folders()}."
         )
-    family = _single_file_family(path)
-    if family is None and (path.parent / "config.json").exists():
+    if (path.parent / "config.json").exists():
         component = folder_component(path.parent, network_classes(), weights=path)
         return {component.name: component}
-    if family is None or family.single_file is None:
-        raise _unknown_file(path)
-    return family.single_file.components(path)
+    raise _unknown_file(path)
 
 
 def audit_leftovers(path: Path) -> Ledger | None:
@@ -194,33 +196,45 @@ def _unnamed_networks(folder: Path) -> Ledger:
 
 
 def _leftovers(path: Path) -> Ledger | None:
-    family = None if path.is_dir() else _single_file_family(path)
-    single = family.single_file if family else None
-    return single.audit_leftovers(path) if single else None
+    layout = None if path.is_dir() else _layout(path)
+    return layout[1].audit_leftovers(path) if layout else None
 
 
 def _family(path: Path) -> Family:
-    if not path.is_dir():
-        family = _single_file_family(path)
-        if family is None:
-            raise _unknown_file(path)
-        return family
     index = path / INDEX
-    if not index.exists():
-        raise FileError(f"{path}: no {INDEX} here; expected a whole pipeline in diffusers' layout.")
-    return find_family(read_json(index).get("_class_name"), index)
+    if index.exists():
+        return find_family(read_json(index).get("_class_name"), index)
+    if layout := _layout(path):
+        return layout[0]
+    if path.is_dir():
+        raise FileError(
+            f"{path}: no {INDEX} here; expected a whole pipeline in diffusers' layout, "
+            f"or {_folders()}."
+        )
+    raise _unknown_file(path)
 
 
-def _single_file_family(path: Path) -> Family | None:
-    with open_checkpoint(path) as checkpoint:
-        for family in families():
-            if family.single_file and family.single_file.matches(checkpoint.tensors):
-                return family
+def _layout(path: Path) -> tuple[Family, InferredModel] | None:
+    """The family and layout of a file or folder without configs."""
+    names: dict[str, TensorInfo] = {}
+    if not path.is_dir():
+        with open_checkpoint(path) as checkpoint:
+            names = dict(checkpoint.tensors)
+    for family in families():
+        for layout in family.inferred:
+            if layout.in_folders == path.is_dir() and layout.matches(names or layout.tensors(path)):
+                return family, layout
     return None
 
 
+def _folders() -> str:
+    titles = [each.title for family in families() for each in family.inferred if each.in_folders]
+    return f"tensor names of {', '.join(titles)} in its folders"
+
+
 def _unknown_file(path: Path) -> ConfigError:
-    titles = [family.single_file.title for family in families() if family.single_file]
+    layouts = [each for family in families() for each in family.inferred]
+    titles = [each.title for each in layouts if not each.in_folders]
     with open_checkpoint(path) as checkpoint:
         names = shown(sorted(checkpoint.tensors)[:3])
     return ConfigError(

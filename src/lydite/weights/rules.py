@@ -119,6 +119,40 @@ CONV1X1_TO_LINEAR = Layout(
 )
 
 
+def _matrix(found: Shape) -> Shape:
+    if len(found) != 2:
+        raise ValueError(f"expected 2 dimensions, found {found}")
+    return found
+
+
+def _one_by_one_last(found: Shape) -> Shape:
+    if len(found) != 4 or found[1:3] != (1, 1):
+        raise ValueError(f"expected (O, 1, 1, I), found {found}")
+    return found[0], found[3]
+
+
+# The same in MLX's order of axes; and the other way round, a linear that we run as a convolution.
+MLX_CONV1X1_TO_LINEAR = Layout(
+    "mlx_conv1x1_to_linear",
+    forward=lambda x: x.reshape(x.shape[0], x.shape[-1]),
+    inverse=lambda x: x[:, None, None],
+    shape=_one_by_one_last,
+)
+LINEAR_TO_CONV1X1 = Layout(
+    "linear_to_conv1x1",
+    forward=lambda x: x[:, None, None],
+    inverse=lambda x: x.reshape(x.shape[0], x.shape[-1]),
+    shape=lambda found: (_matrix(found)[0], 1, 1, found[1]),
+)
+# A table stored without the axis of the batch.
+ADD_BATCH = Layout(
+    "add_batch",
+    forward=lambda x: x[None],
+    inverse=lambda x: x[0],
+    shape=lambda found: (1, *_matrix(found)),
+)
+
+
 def _present(x: Array) -> Array:
     return x[:, :, -1].transpose(0, 2, 3, 1)
 
@@ -133,6 +167,12 @@ def _cube(found: Shape) -> Shape:
     if len(found) != 5 or not 0 < found[2] == found[3] == found[4]:
         raise ValueError(f"expected (O, I, K, K, K), found {found}")
     return (found[0], found[3], found[4], found[1])
+
+
+def _cube_last(found: Shape) -> Shape:
+    if len(found) != 5 or not 0 < found[1] == found[2] == found[3]:
+        raise ValueError(f"expected (O, K, K, K, I), found {found}")
+    return (found[0], *found[2:])
 
 
 def _per_channel(axes: int) -> Layout:
@@ -151,6 +191,14 @@ def _per_channel(axes: int) -> Layout:
 # A causal 3-d convolution that we run on single frames: of its kernel (O, I, frames, H, W) the
 # slice for the present frame, channels last. Saved again, the slices for the past are zero.
 PRESENT_FRAME = Layout("present_frame", forward=_present, inverse=_with_past, shape=_cube)
+
+# The same in MLX's order of axes.
+MLX_PRESENT_FRAME = Layout(
+    "mlx_present_frame",
+    forward=lambda x: x[:, -1],
+    inverse=lambda x: _with_past(x).transpose(0, 2, 3, 4, 1),
+    shape=_cube_last,
+)
 
 # One number per channel, stored with axes to broadcast over frames and positions.
 PER_CHANNEL_2D = _per_channel(2)

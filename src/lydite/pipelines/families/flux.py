@@ -17,6 +17,7 @@ import numpy as np
 from lydite.core.request import Request
 from lydite.models.flux import FluxConfig, FluxTransformer
 from lydite.models.modulation import Modulation
+from lydite.pipelines.families import diffusionkit, mflux
 from lydite.pipelines.families.flux_single_file import SINGLE_FILE
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.packed import BoundTransformer, latents
@@ -231,7 +232,7 @@ FAMILY = Family(
         BlockRule(r"transformer_blocks\.\d+\.ff_context", {"in.0": "text", "out": "text"}),
         BlockRule(r"single_transformer_blocks\.\d+\.attn", {"out": "both"}),
     ),
-    single_file=SINGLE_FILE,
+    inferred=(SINGLE_FILE, diffusionkit.FLUX, mflux.FLUX),
     lora_tables=lambda component: (
         component.kind.rules,
         component.rules,

@@ -231,7 +231,7 @@ FAMILY = Family(
         BlockRule(r"transformer_blocks\.\d+\.ff_context", {"in.0": "text", "out": "text"}),
         BlockRule(r"single_transformer_blocks\.\d+\.attn", {"out": "both"}),
     ),
-    single_file=SINGLE_FILE,
+    inferred=(SINGLE_FILE,),
     lora_tables=lambda component: (
         component.kind.rules,
         component.rules,

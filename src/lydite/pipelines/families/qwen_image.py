@@ -15,6 +15,7 @@ from lydite.core.request import Request
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.models.qwen_image import QwenImageTransformer
+from lydite.pipelines.families import mflux
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.packed import BoundTransformer, latents
 from lydite.pipelines.family import (
@@ -166,4 +167,5 @@ FAMILY = Family(
         BlockRule(r"transformer_blocks\.\d+\.img_mlp", {"in.0": "image", "out": "image"}),
         BlockRule(r"transformer_blocks\.\d+\.txt_mlp", {"in.0": "text", "out": "text"}),
     ),
+    inferred=(mflux.QWEN_IMAGE,),
 )

@@ -229,5 +229,5 @@ FAMILY = Family(
     names=UNET_NAMES,
     blocks=UNET_BLOCKS,
     lora_tables=lora_tables,
-    single_file=sd_single_file.SINGLE_FILE,
+    inferred=(sd_single_file.SINGLE_FILE,),
 )

@@ -15,6 +15,7 @@ from lydite.core.request import Request
 from lydite.models.layers import on_cpu
 from lydite.models.mmdit import MMDiT
 from lydite.models.modulation import Modulation
+from lydite.pipelines.families import diffusionkit
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
 from lydite.pipelines.family import (
@@ -246,7 +247,7 @@ FAMILY = Family(
         BlockRule(r"transformer_blocks\.\d+\.ff", {"in.0": "image", "out": "image"}),
         BlockRule(r"transformer_blocks\.\d+\.ff_context", {"in.0": "text", "out": "text"}),
     ),
-    single_file=SINGLE_FILE,
+    inferred=(SINGLE_FILE, diffusionkit.SD3),
     lora_tables=lambda component: (
         component.kind.rules,
         component.rules,

@@ -1,22 +1,29 @@
 """SD3 in one file, in its authors' names: which networks are inside, and their geometry."""
 
+from collections.abc import Callable
+from functools import partial
 from math import isqrt
 from typing import Any
 
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.single_file import Found, Inferred, InferredNetwork, Shapes, SingleFile
+from lydite.pipelines.inferred import Found, Inferred, InferredModel, InferredNetwork, Shapes
 from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import vae as vae_map
-from lydite.weights.rules import Drop
+from lydite.weights.rules import Drop, Rule
 
 HEAD_DIM = 64  # of every attention in SD3, its CLIP encoders and T5
 CHANNELS = 16  # of its latents
 
 
-def _transformer(shapes: Shapes, found: Found) -> Inferred:
-    depth = shapes.count("joint_blocks.{i}.{p}")
-    dual = shapes.numbers("joint_blocks.{i}.x_block.attn2.{p}")
+Rules = Callable[[int], tuple[Rule, ...]]  # the table of a network with so many blocks or levels
+
+
+def infer_transformer(shapes: Shapes, found: Found, blocks: str, rules: Rules) -> Inferred:
+    """Class, config and rules of a transformer whose blocks are named `blocks`.{i}."""
+    depth = shapes.count(f"{blocks}.{{i}}.{{p}}")
+    shapes = shapes.renamed(rules(depth))
+    dual = shapes.numbers("transformer_blocks.{i}.attn2.{p}")
     sizes = {"width": 1536, "joint": 4096, "pooled": 2048, "positions": 192**2}
     if "text_encoder_3" in found:
         sizes["joint"] = found["text_encoder_3"].config.d_model
@@ -39,44 +46,48 @@ def _transformer(shapes: Shapes, found: Found) -> Inferred:
         dual_attention_layers=tuple(
             index
             for index in range(depth)
-            if dual[index] >= 3  # of 4, or of 6 with norms
+            if dual[index] >= 5  # of 8, or of 10 with norms
         ),
-        qk_norm="rms_norm" if shapes.most("joint_blocks.{i}.{p}.attn.ln_{q}", 4 * depth) else None,
+        qk_norm="rms_norm" if shapes.most(_QK_NORMS, 4 * depth) else None,
     )
-    return "SD3Transformer2DModel", config, mmdit_map.original(depth)
+    return "SD3Transformer2DModel", config, rules(depth)
 
 
-def _vae(shapes: Shapes, found: Found) -> Inferred:
-    levels = shapes.count("encoder.down.{i}.{p}", "decoder.up.{i}.{p}")
+def infer_vae(
+    shapes: Shapes, found: Found, levels: tuple[str, str], rules: Rules, **constants: float
+) -> Inferred:
+    """Class, config and rules of a KL autoencoder whose resolutions are named by `levels`."""
+    count = shapes.count(*(f"{level}.{{i}}.{{p}}" for level in levels))
+    shapes = shapes.renamed(rules(count))
     sizes = shapes.sizes(_VAE_AXES)
     config = dict(
         in_channels=3,
         out_channels=3,
-        down_block_types=("DownEncoderBlock2D",) * levels,
-        up_block_types=("UpDecoderBlock2D",) * levels,
-        block_out_channels=tuple(sizes.get(f"width{level}", 512) for level in range(levels)),
-        layers_per_block=shapes.count("encoder.down.{j}.block.{i}.{p}"),
+        down_block_types=("DownEncoderBlock2D",) * count,
+        up_block_types=("UpDecoderBlock2D",) * count,
+        block_out_channels=tuple(sizes.get(f"width{level}", 512) for level in range(count)),
+        layers_per_block=shapes.count("encoder.down_blocks.{j}.resnets.{i}.{p}"),
         latent_channels=CHANNELS,
         norm_num_groups=32,
-        scaling_factor=1.5305,
-        shift_factor=0.0609,
         use_quant_conv=shapes.most("quant_conv.{p}", 2),
         use_post_quant_conv=shapes.most("post_quant_conv.{p}", 2),
-        mid_block_add_attention=shapes.most("{p}.mid.attn_1.{q}", 20),
+        mid_block_add_attention=shapes.most("{p}.mid_block.attentions.0.{q}", 20),
+        **constants,
     )
-    return "AutoencoderKL", config, vae_map.original(levels)
+    return "AutoencoderKL", config, rules(count)
 
 
 def _clip_l(shapes: Shapes, found: Found) -> Inferred:
-    config = _clip(shapes, "quick_gelu", width=768)
+    config = clip_config(shapes, "quick_gelu", width=768)
     return "CLIPTextModelWithProjection", config, text_map.CLIP_L_ORIGINAL
 
 
 def _clip_g(shapes: Shapes, found: Found) -> Inferred:
-    return "CLIPTextModelWithProjection", _clip(shapes, "gelu", width=1280), text_map.CLIP
+    return "CLIPTextModelWithProjection", clip_config(shapes, "gelu", width=1280), text_map.CLIP
 
 
-def _clip(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
+def clip_config(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
+    """The config of a CLIP text encoder in transformers' names."""
     sizes = {"vocabulary": 49408, "width": width, "hidden": 4 * width}
     sizes |= shapes.sizes(_CLIP_AXES)
     return dict(
@@ -93,7 +104,9 @@ def _clip(shapes: Shapes, activation: str, *, width: int) -> dict[str, Any]:
     )
 
 
-def _t5(shapes: Shapes, found: Found) -> Inferred:
+def infer_t5(shapes: Shapes, found: Found, rules: tuple[Rule, ...] = text_map.T5) -> Inferred:
+    """Class, config and rules of a T5 encoder of version 1.1."""
+    shapes = shapes.renamed(rules)
     sizes = {"vocabulary": 32128, "width": 4096, "hidden": 10240, "inner": 4096}
     sizes |= shapes.sizes(_T5_AXES)
     config = dict(
@@ -108,7 +121,7 @@ def _t5(shapes: Shapes, found: Found) -> Inferred:
         layer_norm_epsilon=1e-6,
         feed_forward_proj="gated-gelu",
     )
-    return "T5EncoderModel", config, text_map.T5
+    return "T5EncoderModel", config, rules
 
 
 def _heads(width: int) -> int:
@@ -116,21 +129,22 @@ def _heads(width: int) -> int:
     return 0 if width % HEAD_DIM else width // HEAD_DIM
 
 
+_QK_NORMS = "transformer_blocks.{i}.attn.norm_{q}"
 _TRANSFORMER_AXES = {
-    "pos_embed": "one positions width",
+    "pos_embed.pos_embed": "one positions width",
     "context_embedder.weight": "width joint",
     "context_embedder.bias": "width",
-    "y_embedder.mlp.0.weight": "width pooled",
-    "y_embedder.mlp.0.bias": "width",
-    "joint_blocks.{i}.x_block.attn.proj.weight": "width width",
-    "joint_blocks.{i}.x_block.attn.proj.bias": "width",
-    "joint_blocks.{i}.x_block.mlp.fc2.bias": "width",
+    "time_text_embed.text_embedder.linear_1.weight": "width pooled",
+    "time_text_embed.text_embedder.linear_1.bias": "width",
+    "transformer_blocks.{i}.attn.to_out.0.weight": "width width",
+    "transformer_blocks.{i}.attn.to_out.0.bias": "width",
+    "transformer_blocks.{i}.ff.net.2.bias": "width",
 }
 _VAE_AXES = {
-    "encoder.down.{i}.block.{j}.conv1.bias": "width{i}",
-    "encoder.down.{i}.block.{j}.conv2.bias": "width{i}",
-    "encoder.down.{i}.block.{j}.norm2.bias": "width{i}",
-    "encoder.down.{i}.block.{j}.norm2.weight": "width{i}",
+    "encoder.down_blocks.{i}.resnets.{j}.conv1.bias": "width{i}",
+    "encoder.down_blocks.{i}.resnets.{j}.conv2.bias": "width{i}",
+    "encoder.down_blocks.{i}.resnets.{j}.norm2.bias": "width{i}",
+    "encoder.down_blocks.{i}.resnets.{j}.norm2.weight": "width{i}",
 }
 _CLIP_AXES = {
     "text_model.embeddings.token_embedding.weight": "vocabulary width",
@@ -142,7 +156,6 @@ _CLIP_AXES = {
 }
 _T5_AXES = {
     "shared.weight": "vocabulary width",
-    "encoder.embed_tokens.weight": "vocabulary width",
     "encoder.block.{i}.layer.{j}.layer_norm.weight": "width",
     "encoder.block.{i}.layer.0.SelfAttention.q.weight": "inner width",
     "encoder.block.{i}.layer.0.SelfAttention.k.weight": "inner width",
@@ -154,16 +167,33 @@ _T5_AXES = {
 
 _CLIP = "text_encoders.clip_{}.transformer."
 
-SINGLE_FILE = SingleFile(
+VAE_SCALE = {"scaling_factor": 1.5305, "shift_factor": 0.0609}
+
+SINGLE_FILE = InferredModel(
     title="SD3",
     networks=(  # text encoders first: the transformer is as wide as they are
         InferredNetwork("text_encoder", _CLIP.format("l"), "text_model.", _clip_l),
         InferredNetwork("text_encoder_2", _CLIP.format("g"), "text_model.", _clip_g),
         InferredNetwork(
-            "text_encoder_3", "text_encoders.t5xxl.transformer.", "encoder.block.", _t5
+            "text_encoder_3", "text_encoders.t5xxl.transformer.", "encoder.block.", infer_t5
         ),
-        InferredNetwork("vae", "first_stage_model.", "encoder.down.", _vae),
-        InferredNetwork("transformer", "model.diffusion_model.", "joint_blocks.", _transformer),
+        InferredNetwork(
+            "vae",
+            "first_stage_model.",
+            "encoder.down.",
+            partial(
+                infer_vae,
+                levels=("encoder.down", "decoder.up"),
+                rules=vae_map.original,
+                **VAE_SCALE,
+            ),
+        ),
+        InferredNetwork(
+            "transformer",
+            "model.diffusion_model.",
+            "joint_blocks.",
+            partial(infer_transformer, blocks="joint_blocks", rules=mmdit_map.original),
+        ),
     ),
     kinds=KINDS,
     main="transformer",

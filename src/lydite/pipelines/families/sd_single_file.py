@@ -13,7 +13,7 @@ from typing import Any
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.errors import ConfigError
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.single_file import Found, Inferred, InferredNetwork, Shapes, SingleFile
+from lydite.pipelines.inferred import Found, Inferred, InferredModel, InferredNetwork, Shapes
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import unet as unet_map
 from lydite.weights.maps import vae as vae_map
@@ -288,7 +288,7 @@ _OPENCLIP_AXES = {
     "transformer.resblocks.{i}.mlp.c_proj.weight": "width hidden",
 }
 
-SINGLE_FILE = SingleFile(
+SINGLE_FILE = InferredModel(
     title="Stable Diffusion 1.x and 2.x",
     networks=NETWORKS,
     kinds=KINDS,

@@ -162,5 +162,5 @@ FAMILY = Family(
     ),
     blocks=UNET_BLOCKS,
     lora_tables=sd.lora_tables,
-    single_file=sd_single_file.SDXL_SINGLE_FILE,
+    inferred=(sd_single_file.SDXL_SINGLE_FILE,),
 )

@@ -13,6 +13,7 @@ import mlx.core as mx
 from lydite.core.request import Request
 from lydite.models.modulation import Modulation
 from lydite.models.z_image import ZImageTransformer
+from lydite.pipelines.families import mflux
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.packed import BoundTransformer
 from lydite.pipelines.family import (
@@ -170,4 +171,5 @@ FAMILY = Family(
         BlockRule(r"(layers|noise_refiner)\.\d+\.attention", {"out": "both"}),
         BlockRule(r"(layers|noise_refiner)\.\d+\.feed_forward", {"in.0": "both", "out": "both"}),
     ),
+    inferred=(mflux.Z_IMAGE,),
 )

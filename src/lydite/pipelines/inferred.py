@@ -1,12 +1,13 @@
-"""Checkpoints of several networks in one file, in their authors' names.
+"""Checkpoints without configs: networks in one file or in folders, in names of their own.
 
-Such a file has no config, so sizes are read off tensor shapes. The majority decides: one damaged
-tensor is then named by the audit instead of changing the whole model to fit it. What no tensor
-shows, or only one and that one is damaged, is what the family says is usual.
+Sizes are read off tensor shapes. The majority decides: one damaged tensor is then named by the
+audit instead of changing the whole model to fit it. What no tensor shows, or only one and that one
+is damaged, is what the family says is usual.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
 from lydite.core.errors import ConfigError, shown
+from lydite.core.tensorfile import TensorInfo
 from lydite.pipelines.model import Component, Kind
 from lydite.weights.audit import Ledger, TensorView, audit
-from lydite.weights.rules import Rule, Shape, fill, match
+from lydite.weights.quantize import GROUP
+from lydite.weights.rules import Rule, Shape, fill, match, resolve
 
 Found = Mapping[str, Component]  # networks of the file that are inferred already
 Inferred = tuple[str, dict[str, Any], tuple[Rule, ...]]  # class, config, rules
@@ -27,6 +30,14 @@ class Shapes:
     """Shapes of one network's tensors, by their names without the prefix."""
 
     tensors: Mapping[str, Shape]
+
+    def renamed(self, rules: tuple[Rule, ...]) -> "Shapes":
+        """Of the parameters that a table makes of these tensors, by the model's own names."""
+        shapes: dict[str, Shape] = {}
+        for target, recipe in resolve(self.tensors, rules).recipes.items():
+            with suppress(KeyError, ValueError):  # a tensor is missing or damaged
+                shapes[target] = recipe.shape([self.tensors[name] for name in recipe.sources])
+        return Shapes(shapes)
 
     def sizes(self, axes: Mapping[str, str]) -> dict[str, int]:
         """The size of each axis that `axes` names for some tensors, as most of them have it.
@@ -74,19 +85,29 @@ def _majority(seen: list[list[tuple[str, int]]], sizes: Mapping[str, int]) -> di
     return {axis: counter.most_common(1)[0][0] for axis, counter in votes.items()}
 
 
+def _unpacked(tensors: Mapping[str, TensorInfo]) -> dict[str, Shape]:
+    """Shapes as they would be if no weight were quantized, in groups of the usual size."""
+    shapes = {name: info.shape for name, info in tensors.items()}
+    for name, info in tensors.items():
+        scales = shapes.get(f"{name.removesuffix('weight')}scales", ())
+        if info.dtype == "U32" and name.endswith(".weight") and len(scales) == 2:
+            shapes[name] = (*info.shape[:1], scales[1] * GROUP)
+    return shapes
+
+
 @dataclass(frozen=True)
 class InferredNetwork:
     """One network of a file: where its tensors are, and how its config follows from them."""
 
     name: str  # of the component
-    prefix: str  # of its tensors
+    prefix: str  # of its tensors; with a slash at the end, the folder of its file
     mark: str  # how some of their names go on after the prefix
     infer: Callable[[Shapes, Found], Inferred]
 
 
 @dataclass(frozen=True)
-class SingleFile:
-    """The single-file layouts of a family. Networks are inferred in the order they are listed.
+class InferredModel:
+    """One layout of models without configs. Networks are inferred in the order they are listed.
 
     A network that has another prefix in another model of the family is listed once for each.
     """
@@ -98,14 +119,30 @@ class SingleFile:
     alone: tuple[str, ...]  # networks whose tensors may come without their prefix
     leftovers: tuple[Rule, ...] = ()  # for tensors outside every network
 
+    @property
+    def in_folders(self) -> bool:
+        """Whether each network has a folder of its own."""
+        return all(network.prefix.endswith("/") for network in self.networks)
+
     def matches(self, names: Iterable[str]) -> bool:
         """Whether tensors are named as in this layout."""
         return bool(self._networks(list(names)))
 
+    def tensors(self, path: Path) -> dict[str, TensorInfo]:
+        """Of the file, or of the files in the folders of the networks, by prefix and name."""
+        if not self.in_folders:
+            with open_checkpoint(path) as checkpoint:
+                return dict(checkpoint.tensors)
+        tensors: dict[str, TensorInfo] = {}
+        for prefix in dict.fromkeys(network.prefix for network in self.networks):
+            if any((path / prefix).glob("*.safetensors")):
+                with open_checkpoint(path / prefix) as checkpoint:
+                    tensors |= {prefix + name: info for name, info in checkpoint.tensors.items()}
+        return tensors
+
     def components(self, path: Path) -> dict[str, Component]:
-        """The networks inside the file."""
-        with open_checkpoint(path) as checkpoint:
-            tensors = dict(checkpoint.tensors)
+        """The networks inside the file or the folder."""
+        tensors = self.tensors(path)
         networks = self._networks(list(tensors))
         prefixes: dict[str, str] = {}
         for network in networks:
@@ -124,19 +161,22 @@ class SingleFile:
                     f"whose {name} has {prefix}{network.mark}…"
                 )
             where = f"{path} ({name}, read off its shapes)"
-            shapes = Shapes({key.removeprefix(prefix): tensors[key].shape for key in inside})
+            here = {key.removeprefix(prefix): tensors[key] for key in inside}
             try:
-                class_name, raw, rules = network.infer(shapes, found)
+                class_name, raw, rules = network.infer(Shapes(_unpacked(here)), found)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from error
             kind = self.kinds[class_name]
             config = read_config(kind.config, raw, where=where)
-            found[name] = Component(name, path, kind, config, rules, prefix)
+            file, prefix = (path / prefix, "") if self.in_folders else (path, prefix)
+            found[name] = Component(name, file, kind, config, rules, prefix)
         return found
 
     def audit_leftovers(self, path: Path) -> Ledger:
         """The tensors outside every network: dropped for a reason, or unexpected."""
         where = f"{path} (outside every network)"
+        if self.in_folders:
+            return Ledger(where)
         with open_checkpoint(path) as checkpoint:
             prefixes = tuple(network.prefix for network in self._networks(list(checkpoint.tensors)))
             if not prefixes:
