@@ -3,14 +3,19 @@
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from lydite.calibrate.store.status import Status
+from lydite.calibrate.store.verify import Damage, SuspiciousItem, VerifyResult
 from lydite.calibrate.store.writer import Writer
-from lydite.cli.calibrate.verify import first_names
+from lydite.cli.calibrate.status import _print_status, duration
+from lydite.cli.calibrate.verify import SHOWN, _print_result, _verdict, first_names
 from lydite.report.contact_sheets import scale_to_width
 from support.calibration import SETTINGS, FaultyDisk, draw, faulty, pixels, plan
 from support.calibration_cli import calibrate
@@ -78,3 +83,57 @@ def test_the_advice_of_repair_has_the_options_it_was_given(
         message = str(calibrate("repair", tmp_path / "set", *options).exception)
     told = shlex.split(message.split("resume with: ")[1])
     assert told == ["lydite", "calibrate", "repair", str(tmp_path / "set"), *options]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h"), (36000, "10.0 h")],
+)
+def test_seconds_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_verify_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def printed(result: VerifyResult) -> str:
+        _print_result(tmp_path, result)
+        return capsys.readouterr().out
+
+    whole = VerifyResult({"sample": 3, "picture": 2}, 4, 2000, "abc", 0, (), ())
+    text = printed(whole)
+    assert "2 pictures, 3 samples undamaged in 4 shards" in text and "content   abc" in text
+    assert text.endswith("verdict   whole\n") and "missing" not in text and "incoming" not in text
+    suspects = tuple(SuspiciousItem(f"item {n}", "NaN") for n in range(SHOWN + 2))
+    text = printed(replace(whole, suspects=suspects, pending=2, quarantined=5, broken=("x",)))
+    assert text.count("suspect ") == SHOWN + 1 and "… and 2 more" in text
+    assert "incoming  2 shards" in text and "incoming  x; " in text and "quarantine 5" in text
+    assert "verdict   unhealthy" in text
+    text = printed(
+        replace(whole, missing=7, damage=(Damage("s", "cut", ("a", "b")), Damage("t", "w")))
+    )
+    assert "damaged   s: cut (a, b)\n" in text and "damaged   t: w\n" in text
+    assert "missing   7 items" in text and "verdict   damaged. Run: lydite calibrate repair" in text
+    for changes, verdict in (
+        ({"missing": 1, "suspects": suspects}, "incomplete"), ({"missing": None}, "whole"),
+    ):  # fmt: skip
+        assert _verdict(replace(whole, **changes)) == verdict
+
+
+def test_status_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(**changes: Any) -> str:
+        known = Status("set", "m", "h", {"sample": 3, "picture": 1}, 8, 0, 2, 2, 4, (), 2000, "abc",
+                       None, None, "again")  # fmt: skip
+        _print_status(replace(known, **changes))
+        return capsys.readouterr().out
+
+    text = printed()
+    assert "1 pictures, 3 samples in 4 shards" in text and "images    2 of 2 complete" in text
+    assert "content   abc" in text
+    assert not [word for word in ("missing", "writer", "damaged", "resume") if word in text]
+    text = printed(missing=5, seconds_left=60.0, content_hash=None)
+    assert "missing   5 of 8 items, about 60 s left" in text and "resume    again" in text
+    assert "content" not in text and "left" not in printed(missing=5)
+    assert "repair set" in printed(missing=5, lost=("a", "b")) and "2 shards" in printed(
+        lost=("a", "b")
+    )
+    busy = printed(missing=5, lost=("a",), writer="pid 3")
+    assert "writer    pid 3" in busy and "repair" not in busy and "resume" not in busy

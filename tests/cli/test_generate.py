@@ -16,7 +16,17 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from lydite import embedded
+from lydite.cli.generate import (
+    DEBUG,
+    _check_names,
+    _read_prompts,
+    _recorded_name,
+    read_embedding_option,
+    read_lora_option,
+    read_modes,
+)
 from lydite.cli.main import lydite
+from lydite.cli.request_options import read_seeds
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.request import Request
 from lydite.pipelines.picture import Record, read_pixels, read_record
@@ -390,3 +400,99 @@ def test_an_input_is_not_replaced_and_a_bad_folder_is_found_first(untrained, tmp
     assert photo.read_bytes() == before
     result = draw(untrained, "-o", photo / "a.png")
     assert isinstance(result.exception, FileError) and "Not a directory" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "lora", "embedding"),
+    [
+        ("a.safetensors", ("a.safetensors", 1.0), ("a.safetensors", None)),
+        ("a.safetensors:0.5", ("a.safetensors", 0.5), ("a.safetensors", "0.5")),
+        ("a.safetensors:-1", ("a.safetensors", -1.0), ("a.safetensors", "-1")),
+        ("c:a.safetensors", ("c:a.safetensors", 1.0), ("c", "a.safetensors")),
+        ("there:2", ("there:2", 1.0), ("there:2", None)),
+        ("7", ("7", 1.0), ("7", None)),
+    ],
+)
+def test_a_file_with_its_weight_or_word(
+    text: str, lora: object, embedding: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there:2").touch()
+    assert read_lora_option(text) == lora and read_embedding_option(text) == embedding
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf"])
+def test_a_weight_that_is_no_number_is_refused(weight: str) -> None:
+    with pytest.raises(InputError, match="expected a number"):
+        read_lora_option(f"a.safetensors:{weight}")
+
+
+def test_modes_of_debug() -> None:
+    assert read_modes(None) == read_modes("") == set() and read_modes("all") == set(DEBUG)
+    first, second = DEBUG[:2]
+    assert read_modes(f"{first}, {second}") == {first, second} and read_modes(first) == {first}
+    with pytest.raises(InputError, match="expected"):
+        read_modes(f"{first},everything")
+
+
+@pytest.mark.parametrize(
+    ("texts", "batch", "seeds"),
+    [
+        (("7",), 1, (7,)), (("7",), 3, (7, 8, 9)), (("7", "2"), 4, (7, 2)), (("0",), 2, (0, 1)),
+        (("3-5",), 1, (3, 4, 5)), ((str(2**64 - 1),), 1, (2**64 - 1,)),
+        ((str(-(2**63)),), 1, (-(2**63),)),
+        ((str(2**64),), 1, None), ((str(2**64 - 1),), 2, None), ((str(-(2**63) - 1),), 1, None),
+        (("x",), 1, None), (("5-3",), 1, None),
+    ],
+)  # fmt: skip
+def test_seeds(texts: tuple[str, ...], batch: int, seeds: tuple[int, ...] | None) -> None:
+    if seeds is not None:
+        assert read_seeds(texts, batch) == seeds
+        return
+    with pytest.raises(InputError, match="seed"):
+        read_seeds(texts, batch)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompts", "seeds", "fits"),
+    [
+        ("a.png", 1, 1, True), ("a.png", 2, 1, False), ("a.png", 1, 2, False),
+        ("{seed}.png", 1, 2, True), ("{seed}.png", 2, 1, False), ("{index:03d}.png", 2, 2, True),
+        ("{prompt}.png", 2, 1, True), ("{prompt}.png", 1, 2, False), ("{prompt}{seed}", 2, 2, True),
+    ],
+)  # fmt: skip
+def test_every_picture_of_a_run_has_a_name_of_its_own(
+    template: str, prompts: int, seeds: int, fits: bool
+) -> None:
+    given = template, [f"p{n}" for n in range(prompts)], range(seeds)
+    if fits:
+        _check_names(*given)
+        return
+    with pytest.raises(InputError, match="one name"):
+        _check_names(*given)
+
+
+def test_what_a_picture_remembers_of_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    plain, whole = {"record_paths": False}, {"record_paths": True}
+    there = str(tmp_path / "folder")
+    for name, options, wanted in (
+        (None, plain, None), (embedded.NAME, whole, embedded.NAME), ("org/m", whole, "org/m"),
+        ("folder", plain, "folder"), ("folder", whole, there), (there, plain, "folder"),
+        (there, whole, there),
+    ):  # fmt: skip
+        assert _recorded_name(name, options) == wanted
+
+
+def test_where_prompts_come_from(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\ntwo\n")
+    assert _read_prompts(("a star",), None, "old") == ["a star"]
+    assert _read_prompts((), None, "old") == ["old"]
+    assert _read_prompts((), file, "old") == ["one", "two"]
+    for words, given in ((("a", "star"), None), (("a star",), file), ((), None)):
+        with pytest.raises(InputError, match=r"prompt|PROMPT"):
+            _read_prompts(words, given, "")

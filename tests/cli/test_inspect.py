@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from lydite.cli.inspect import _size
 from lydite.cli.main import main
 from lydite.core.tensorfile import save
 
@@ -89,6 +90,28 @@ def test_a_pipeline_shows_each_of_its_networks(run: Run, untrained: Path) -> Non
     assert set(parts) == {"transformer", "vae", "text_encoder", "text_encoder_2"}
     status, out, _ = run("inspect", untrained)
     assert status == 0 and "transformer  " in out and "pos_embed" in out
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_234_567, "1.235 MB"), (10**9, "1 GB"),
+     (5 * 10**12, "5 TB")],
+)  # fmt: skip
+def test_sizes_for_people(nbytes: int, text: str) -> None:
+    assert _size(nbytes) == text
+
+
+def test_the_table_of_memory_holds_the_numbers_of_the_json(run: Run, untrained: Path) -> None:
+    memory = json.loads(run("inspect", untrained, "--json")[1])["memory"]
+    out = run("inspect", untrained)[1]
+    lines = [line.split("  ") for line in out[out.index("weights in memory") :].splitlines()]
+    cells = {words[1]: [word.strip() for word in words[2:] if word.strip()] for words in lines[2:]}
+    columns = list(memory.values())
+    for name in columns[0]["networks"]:
+        assert cells[name] == [_size(column["networks"][name]) for column in columns]
+    assert cells["together"] == [_size(column["together"]) for column in columns]
+    assert cells["with --low-memory"] == [_size(column["low_memory"]) for column in columns]
+    assert all(c["together"] == sum(c["networks"].values()) > c["low_memory"] for c in columns)
 
 
 def test_a_component_and_its_file(run: Run, untrained: Path) -> None:

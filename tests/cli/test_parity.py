@@ -13,13 +13,14 @@ from click.testing import CliRunner, Result
 from lydite.cli.main import lydite
 from lydite.cli.parity import (
     ImageDifference,
+    _print,
     by_component,
     check_recorded,
     check_reference,
     image_difference,
 )
 from lydite.core.errors import FileError, InputError
-from lydite.diff.result import Row, Verdict
+from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.pipelines import pipeline
 from lydite.reference import jobs
 from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing
@@ -83,6 +84,24 @@ def test_rows_are_summed_up_by_network_in_order() -> None:
         ("transformer", 2, 3e-7, "agree"),
     ]
     assert found[0].ratio == pytest.approx(2)
+
+
+def test_what_is_printed_is_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (row("text_encoder/a", 2e-7), row("vae/b", 3e-4, wrong=True), row("vae/c", None))
+    finding = Finding("scaled", "It is doubled.", "Halve it.")
+    verdict = Verdict("diverge", "It diverges.", site="vae/b", rows=rows, findings=(finding,),
+                      gates=(Gate("ids", True, "3 equal"), Gate("dump", False, "odd")))  # fmt: skip
+    _print(verdict, by_component(verdict), ImageDifference(3, 1000, 2000))
+    text = capsys.readouterr().out
+    assert text.startswith("diverge  It diverges.\n  scaled: It is doubled.\n    fix: Halve it.\n")
+    assert "gates: ids ok (3 equal); dump FAILED (odd)\n" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["text_encoder", "1", "2.00e-07", "1.0e-07", "2", "agree"] in lines
+    assert ["vae", "1", "3.00e-04", "1.0e-07", "3e+03", "diverge"] in lines
+    assert "largest difference 3 of 255, 1,000 of 2,000 pixels equal" in text
+    _print(verdict, (), None)
+    text = capsys.readouterr().out
+    assert "picture: not compared" in text and "component" not in text
 
 
 def test_the_first_to_diverge_is_told_from_those_that_follow() -> None:

@@ -1,6 +1,7 @@
 """Progress of long work where there is no terminal."""
 
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -25,4 +26,14 @@ def test_quiet_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         for _ in range(3):
             bar.advance()
         bar.print("a line")
+        bar.saved(Path("a.png"), 7)
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_path_of_a_picture_goes_to_stdout_and_the_rest_to_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with StepBar(3, quiet=False) as bar:
+        bar.print("a line")
+        bar.saved(Path("a.png"), 7)
+    assert capsys.readouterr() == ("a.png\n", "a line\n")

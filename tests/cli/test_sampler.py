@@ -56,7 +56,10 @@ def test_list_can_be_narrowed() -> None:
     found = json.loads(run("list", "karras", "--json").stdout)
     assert [each["name"] for each in found["schedules"]] == ["karras"] and not found["samplers"]
     flow = json.loads(run("list", "--noise-model", "flow", "--json").stdout)
-    assert all("flow" in each["laws"] for each in flow["samplers"])
+    assert all("flow" in each["laws"] for each in flow["samplers"]) and flow["samplers"]
+    assert len(json.loads(run("show", "karras", "--json").stdout)["timesteps"]) == 10
+    assert len(json.loads(run("show", "karras", "-n", 4, "--json").stdout)["timesteps"]) == 4
+    assert len(json.loads(run("show", "euler", "--json").stdout)["run"]) == 8
     assert "in its name" in refused("list", "nothing-like-it")
 
 
@@ -182,6 +185,24 @@ def test_compare_two_samplers() -> None:
     assert found["first"] == 1 and len(found["rows"]) == 8  # the first step is of order 1 in both
     same = run("compare", "dpmpp_2m_sde", "dpmpp_2m", "--option", "eta=0").stdout
     assert "are the same" in same
+
+
+@pytest.mark.parametrize("names", [("karras", "normal"), ("euler", "heun"), ("heun", "heun")])
+def test_the_table_of_a_comparison_holds_the_numbers_of_the_json(names: tuple[str, str]) -> None:
+    found = json.loads(run("compare", *names, "-n", 4, "--json").stdout)
+    text = run("compare", *names, "-n", 4).stdout
+    lines = [line.split() for line in text.splitlines()]
+    at = lines.index(["step", *names, "difference"])
+    for line, row in zip(lines[at + 1 :], found["rows"], strict=True):
+        wanted = f"{row['difference']:.2e}" if row["difference"] else "0"
+        assert (line[0], line[-1]) == (str(row["step"]), wanted)
+    largest = max(row["difference"] for row in found["rows"])
+    assert found["largest"] == largest == found["rows"][found["at"]]["difference"]
+    parted = [row["step"] for row in found["rows"] if row["difference"] > 1e-9]
+    assert found["first"] == (parted[0] if parted else None)
+    assert ("are the same" in text) == (names[0] == names[1])
+    if parted:
+        assert f"part at step {parted[0]}; at step {found['at']} " in text
 
 
 def test_plots_are_pictures(tmp_path: Path) -> None:
