@@ -9,11 +9,11 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.diff.compare import compare
-from lydite.diff.name_map import read_name_map
+from lydite.diff.name_map import Rename, check_name_map, read_name_map
 from lydite.diff.pairing.names import match_spelling, match_weights, module_renames, tokens
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pairing
-from lydite.trace.events import Header
+from lydite.trace.events import Header, Site
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
@@ -164,7 +164,8 @@ def test_outputs_in_another_order_are_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ['{"a": 3}', '{"a": {"reff": "b"}}', '{"a": {"ref": [1]}}', '{"a": {"axis": "x"}}',
-     '{"a": {"ports": []}}'],
+     '{"a": {"ports": []}}', '{"a": {"ports": {"out": 1}}}', '{"a": {"dims": 3}}',
+     '{"a": {"ref_dims": ["b"]}}'],
 )  # fmt: skip
 def test_a_bad_map_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "map.json"
@@ -172,3 +173,39 @@ def test_a_bad_map_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         read_name_map(path)
     assert "'a'" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_an_entry_of_a_map_says(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    whole = {
+        "ref": ["x", "y"],
+        "dims": "b c",
+        "ref_dims": "c b",
+        "ports": {"out": "out.1"},
+        "axis": 1,
+    }
+    entries = {"gone": None, "plain": "r", "own": {}, "none": {"ref": None}, "whole": whole}
+    path.write_text(json.dumps(entries))
+    found = read_name_map(path)
+    assert found["gone"].ref == found["none"].ref == ()
+    assert found["plain"].ref == (Site("r"),) and found["own"].ref == (Site("own"),)
+    assert found["own"].axis == -1 and not found["own"].slots and found["own"].dims is None
+    assert found["whole"] == Rename((Site("x"), Site("y")), "b c", "c b", {"out": "out.1"}, axis=1)
+
+
+def test_entries_that_do_not_fit_are_remarks_and_none_that_fits_is_an_error(tmp_path: Path) -> None:
+    reference = write(tmp_path / "ref", [("a", VALUES["a"]), ("b", VALUES["b"])])
+    port = write(tmp_path / "port", [("p", VALUES["a"]), ("q", VALUES["b"])])
+    fits = {"p": Rename((Site("a"),))}
+    wrong = {f"x{n}": Rename((Site("a"),)) for n in range(6)}
+    assert check_name_map(fits, reference, port) == (fits, ())
+    for count in (1, 4, 5, 6):
+        some = dict(list(wrong.items())[:count])
+        useful, remarks = check_name_map(fits | some, reference, port)
+        assert useful == fits and len(remarks) == min(count, 4)
+        assert ("more entries" in remarks[-1]) == (count > 4)
+    _, (remark,) = check_name_map(fits | {"q": Rename((Site("c"),))}, reference, port)
+    assert "'c' is not a value of the reference" in remark
+    assert check_name_map({}, reference, port) == ({}, ())
+    with pytest.raises(InputError, match="No entry"):
+        check_name_map(wrong, reference, port)

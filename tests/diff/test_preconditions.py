@@ -1,5 +1,6 @@
 """Gates: what differs before any activation does, and what only looks different."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,17 @@ import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.name_map import Rename
-from lydite.diff.preconditions import GateResult, check_weights
+from lydite.diff.preconditions import (
+    GateResult,
+    _are_equal,
+    _difference,
+    _is_comparable,
+    check_weights,
+)
 from lydite.diff.result import Verdict
-from lydite.trace.events import Header, Site
+from lydite.trace.events import Header, Site, WeightInfo
 from lydite.trace.reader import Trace
-from lydite.trace.writer import TraceWriter
+from lydite.trace.writer import TraceWriter, _weight
 
 X = np.random.default_rng(0).standard_normal((2, 6, 8)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
@@ -33,6 +40,10 @@ def write(
         writer.add("net", np.asarray(out))
         writer.add_weights({"net/proj.weight": weight})
     return Trace.open(folder)
+
+
+def info(values: Any) -> WeightInfo:
+    return _weight("w", np.asarray(values))
 
 
 def judge(tmp_path: Path, **port: Any) -> Verdict:
@@ -76,6 +87,66 @@ def test_a_failing_gate_is_the_site(tmp_path: Path, changes: dict[str, Any], sit
 )
 def test_what_only_looks_different_passes(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert judge(tmp_path, **changes).verdict == "agree"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "passes"),
+    [
+        ("schedule", 10 * (1 + 0.9e-5), True), ("schedule", 10 * (1 + 1.2e-5), False),
+        ("input", 10 * (1 + 15 * 2**-24), True), ("input", 10 * (1 + 34 * 2**-24), False),
+    ],
+)  # fmt: skip
+def test_tables_and_inputs_may_differ_by_rounding(
+    tmp_path: Path, kind: str, value: float, passes: bool
+) -> None:
+    for side, last in (("ref", 10.0), ("port", value)):
+        with TraceWriter(tmp_path / side, Header()) as writer:
+            first = 2.0 if kind == "schedule" else last
+            writer.add("pipeline/table", np.array([first, last]), kind=kind)
+            writer.add("net", X)
+    found = compare(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
+    gate = next(gate for gate in found.gates if gate.name in (kind, f"{kind}s"))
+    assert (gate.passed, gate.compared) == (passes, True)
+
+
+@pytest.mark.parametrize(
+    ("port", "reference", "said"),
+    [
+        (info(W), info(W[:4]), r"shape \[4, 8\] in the reference, \[8, 8\] in the port"),
+        (info(np.full((8, 8), 3.0)), info(W), "every value is 3"),
+        (info(2 * W), info(W), "rms"),
+        (info(W + 1), info(W), "rms"),
+        (info(np.sort(W, axis=None).reshape(8, 8)), info(W), "other values"),
+        (info(W.reshape(4, 16)), info(W), "other values"),
+        (WeightInfo((2,), "f32"), info(W), "shape"),
+        (WeightInfo((8, 8), "f32"), info(W), "other values"),
+    ],
+)
+def test_how_two_parameters_differ(port: WeightInfo, reference: WeightInfo, said: str) -> None:
+    assert re.match(said, _difference(port, reference))
+
+
+def test_parameters_are_equal_by_hash_or_by_statistics() -> None:
+    assert _are_equal(info(W), info(W)) and not _are_equal(info(W), info(2 * W))
+    assert _are_equal(info(W), info(W.T.copy()))  # other hash, same statistics
+    assert _are_equal(info(W.astype(np.float16)), info(W))
+    assert not _are_equal(info((W * 1.001).astype(np.float32)), info(W))
+    assert not _are_equal(WeightInfo((8, 8), "f32"), info(W))
+    assert not _is_comparable(WeightInfo((8, 8), "f32"), info(W)) and _is_comparable(
+        info(W), info(W)
+    )
+
+
+def test_gates_say_how_much_was_compared(tmp_path: Path) -> None:
+    for side in ("ref", "port"):
+        with TraceWriter(tmp_path / side, Header()) as writer:
+            for number in range(3):
+                writer.add(f"pipeline/in.{number}", np.ones((3, 1), np.float32), kind="input")
+            writer.add("net", X)
+    found = compare(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
+    details = {gate.name: (gate.detail, gate.compared) for gate in found.gates}
+    assert details["inputs"] == ("3 values equal", True)
+    assert details["ids"] == ("none recorded on both sides", False)
 
 
 def test_either_table_may_leave_out_the_final_zero(tmp_path: Path) -> None:

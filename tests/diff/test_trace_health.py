@@ -145,6 +145,24 @@ def test_small_values_may_grow(examined: Any) -> None:
     assert "range-grows" not in examined(write)
 
 
+@pytest.mark.parametrize(
+    ("peaks", "reported"),
+    [
+        ((100.0, 1.1e4), True), ((100.0, 0.9e4), False),  # large enough
+        ((1000.0, 1.1e4), True), ((1200.0, 1.1e4), False),  # ten times the first
+        ((1.1e4, 100.0), False), ((1.1e4,), False),
+    ],
+)  # fmt: skip
+def test_how_much_growth_is_reported(
+    examined: Any, peaks: tuple[float, ...], reported: bool
+) -> None:
+    def write(w: TraceWriter) -> None:
+        for block, peak in enumerate(peaks):
+            w.add(f"t/blocks.{block}", np.array([0, peak], np.float32))
+
+    assert ("range-grows" in examined(write)) == reported
+
+
 def test_dead_outputs(examined: Any) -> None:
     def write(w: TraceWriter) -> None:
         w.add("t/zero", normal(4, 8), slot="in.0")
@@ -223,6 +241,23 @@ def test_rows_that_do_not_sum_to_one(tmp_path: Path) -> None:
 def test_attention_that_collapsed(tmp_path: Path) -> None:
     (remark,) = attention(tmp_path / "a", softmax(60 * normal(1, 2, 32, 32)), "t/probs")
     assert not remark.serious and "1/√d" in remark.sentence
+
+
+@pytest.mark.parametrize(
+    ("scale", "keys", "reported"), [(60, 32, True), (60, 15, False), (60, 16, True), (3, 32, False)]
+)
+def test_when_attention_counts_as_collapsed(
+    tmp_path: Path, scale: float, keys: int, reported: bool
+) -> None:
+    values = softmax(scale * normal(1, 2, 32, keys))
+    (remark,) = attention(tmp_path / "a", values, "t/probs")
+    assert ("1/√d" in remark.sentence) == reported
+
+
+@pytest.mark.parametrize(("keys", "found"), [(3, 0), (4, 1)])
+def test_few_keys_are_not_taken_for_attention(tmp_path: Path, keys: int, found: int) -> None:
+    values = softmax(normal(1, 2, 8, keys))
+    assert len(attention(tmp_path / "a", values, "t/anything")) == found
 
 
 def test_values_are_enough_without_statistics(tmp_path: Path) -> None:

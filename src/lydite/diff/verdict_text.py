@@ -70,7 +70,7 @@ def narrowing_text(passed: Sequence[Event], paired: Collection[int]) -> str | No
     names = dict.fromkeys(
         str(event.site)
         for event in passed
-        if event.i not in paired and (event.slot.startswith("out") or not event.alias_of)
+        if event.i not in paired and (event.slot.startswith("out") or event.alias_of is None)
     )
     if not names:
         return None

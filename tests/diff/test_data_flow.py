@@ -1,0 +1,70 @@
+"""From which recorded values a value was computed."""
+
+from pathlib import Path
+
+import numpy as np
+
+from lydite.diff.divergence.data_flow import FEW, MAX_VISITED, DataFlow, Upstream
+from lydite.trace.events import Event, Header
+from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
+
+
+def flow(folder: Path, *values: tuple[str, str, float]) -> tuple[dict[str, Event], DataFlow]:
+    """Values as (name, slot, content); events by `name slot`."""
+    with TraceWriter(folder, Header()) as writer:
+        for name, slot, content in values:
+            kind = "input" if name == "noise" else "activation"
+            writer.add(name, np.full(3, content, np.float32), slot=slot, kind=kind)
+    trace = Trace.open(folder)
+    return {f"{event.name} {event.slot}": event for event in trace.events}, DataFlow(trace)
+
+
+def names(events: tuple[Event, ...]) -> list[str]:
+    return [f"{event.name} {event.slot}" for event in events]
+
+
+NETWORK = (
+    ("noise", "out", 0), ("net", "in.0", 0), ("net.a", "in.0", 0), ("net.a", "out", 1),
+    ("net.b", "in.0", 1), ("net.b", "out", 2), ("net.c", "in.0", 3), ("net.c", "out", 4),
+    ("net", "out", 5),
+)  # fmt: skip
+
+
+def test_the_nearest_known_values(tmp_path: Path) -> None:
+    events, known = flow(tmp_path / "run", *NETWORK)
+    numbers = {name: event.i for name, event in events.items()}
+    found = known.upstream(events["net.b out"], {numbers["net.a out"]})
+    assert names(found.nearest) == ["net.a out"] and names(found.passed) == ["net.b in.0"]
+    assert not found.is_open and found.is_anchored
+    # 3 is the content of no value: computed from net's input and from what was returned before
+    found = known.upstream(events["net.c out"], {numbers["net.a out"], numbers["net.b out"]})
+    assert set(names(found.nearest)) == {"net.a out", "net.b out"}
+    assert names(found.passed) == ["noise out", "net in.0", "net.c in.0"] and not found.is_open
+    found = known.upstream(events["net out"], {numbers["net.c out"]})
+    assert "net.c out" in names(found.nearest)
+    assert not known.upstream(events["net.b out"], ()).nearest
+
+
+def test_a_way_back_without_a_known_value_is_open(tmp_path: Path) -> None:
+    events, known = flow(tmp_path / "run", *NETWORK[1:])  # net's input came from nowhere
+    assert known.upstream(events["net.b out"], ()).is_open
+    closed = known.upstream(events["net.b out"], {events["net.a out"].i})
+    assert not closed.is_open and closed.is_anchored
+
+
+def test_few_values_may_lie_between() -> None:
+    event = Event(i=0, name="a", shape=(1,), dtype="f32")
+    for count, anchored in ((FEW, True), (FEW + 1, False)):
+        assert Upstream((event,), (event,) * count, False).is_anchored == anchored
+    assert not Upstream((), (event,), False).is_anchored
+    assert not Upstream((event,), (), True).is_anchored
+
+
+def test_a_trace_without_inputs_is_a_chain_that_is_followed_so_far(tmp_path: Path) -> None:
+    count = MAX_VISITED + 20
+    events, known = flow(tmp_path / "run", *((f"v{n}", "out", n) for n in range(count)))
+    found = known.upstream(events[f"v{count - 1} out"], {0})
+    assert found.is_open and len(found.passed) == MAX_VISITED - 1
+    near = known.upstream(events["v10 out"], {events["v7 out"].i})
+    assert names(near.nearest) == ["v7 out"] and names(near.passed) == ["v8 out", "v9 out"]
