@@ -74,6 +74,44 @@ def test_a_wrong_timestep_is_seen_whatever_its_range(
         assert judge_path(problem, answer).verdict == expected
 
 
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+def test_an_error_counts_from_its_limit_on(dtype: str, tmp_path: Path) -> None:
+    problem = make_problem(ProblemSpec("euler", denoiser="gaussian", steps=4))
+    ours = run(plan_for(problem))
+    xs = [ours.x(step) for step in range(4)]
+    clean = judge_path(problem, written(tmp_path, x=[x.tolist() for x in xs], dtype=dtype))
+    limit = {row.step: row.limit for row in clean.rows if row.name == "x"}[1]
+    size = max(1.0, float(np.abs(xs[1]).max()))
+    for share, verdict in ((0.9, "conforms"), (1.1, "deviates")):
+        moved = [x + share * limit * size * (step == 1) for step, x in enumerate(xs)]
+        answer = written(tmp_path, x=[x.tolist() for x in moved], dtype=dtype)
+        found = judge_path(problem, answer)
+        assert found.verdict == verdict and found.step == (1 if share > 1 else None)
+
+
+def test_x_before_each_step_is_read_as_such(problem: Problem, tmp_path: Path) -> None:
+    xs = [problem.start(), *right(problem)]
+    verdict = judge_path(problem, written(tmp_path, x=[x.tolist() for x in xs]))
+    assert verdict.verdict == "conforms" and "before each step" in verdict.remarks[0]
+    xs[0] = xs[0] * 1.01
+    assert judge_path(problem, written(tmp_path, x=[x.tolist() for x in xs])).verdict == "deviates"
+
+
+def test_a_value_on_the_way_is_a_remark_where_x_is_right(problem: Problem, tmp_path: Path) -> None:
+    ours = run(plan_for(problem))
+    inputs = [ours.values["model_input", step, 0] + 0.5 for step in range(4)]
+    xs = [x.tolist() for x in right(problem)]
+    verdict = judge_path(problem, written(tmp_path, x=xs, model_input=[x.tolist() for x in inputs]))
+    assert verdict.verdict == "conforms" and "sampler/model_input of step 0" in verdict.remarks[0]
+    for name, values in (("sigma", problem.sigmas), ("timestep", problem.timesteps)):
+        wrong = [value * 1.01 for value in values[:4]]
+        found = judge_path(problem, written(tmp_path, x=xs, **{name: wrong}))
+        assert (found.verdict, found.step) == (
+            "deviates",
+            0,
+        ) and f"{name} of step 0" in found.sentence
+
+
 def test_a_wrong_answer_is_explained(problem: Problem, tmp_path: Path) -> None:
     xs = [x.tolist() for x in right(make_problem(ProblemSpec("euler", guidance=2.0, steps=4)))]
     verdict = judge_path(problem, written(tmp_path, x=xs))

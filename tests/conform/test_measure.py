@@ -1,11 +1,29 @@
-"""Errors of tables, and runs without noise."""
+"""Errors of values and tables, their limits, and runs without noise."""
+
+import math
 
 import numpy as np
 import pytest
 
-from lydite.conform.convergence import quiet_options
-from lydite.conform.measure import table_error
+from lydite.conform.convergence import WithPair, denoiser_for, errors, exact, quiet_options
+from lydite.conform.make_problem import ProblemSpec, make_problem
+from lydite.conform.measure import (
+    LEAST,
+    SIGMA,
+    SLACK,
+    TIMESTEP,
+    UNIT,
+    bounds,
+    distance,
+    error_of,
+    table_error,
+    timestep_limit,
+    within,
+)
+from lydite.conform.replay import plan_for, run
+from lydite.conform.result import Row, Verdict
 from lydite.core.errors import InputError
+from lydite.sampling.model_sigmas import find_model
 from lydite.sampling.registry import SAMPLERS, find_sampler
 
 
@@ -28,3 +46,77 @@ def test_quiet_options_switch_the_noise_off() -> None:
         assert sampler.noise == "none" or options["eta"] == 0
         quiet += sampler.noise != "none"
     assert quiet > 5
+
+
+def test_a_distance_is_in_units_of_the_largest_value_above_1() -> None:
+    small, large = np.array([0.5, -0.2]), np.array([3.0, -40.0])
+    assert distance(np.add(small, [0, 0.1]), small) == pytest.approx(0.1)
+    assert distance(np.add(large, [2, 0]), large) == pytest.approx(2 / 40)
+    for odd in (np.array([0.5]), np.array([0.5, math.nan]), np.array([0.5, math.inf])):
+        assert distance(odd, small) == math.inf
+    assert error_of("sigma", np.array(2.02), np.array(2.0)) == pytest.approx(0.01)
+    assert error_of("timestep", np.array(2.5), np.array(2.0)) == 0.5
+    assert error_of("timestep", np.array(math.nan), np.array(2.0)) == math.inf
+    assert error_of("x", np.add(large, [2, 0]), large) == pytest.approx(2 / 40)
+
+
+def test_a_value_at_its_limit_is_right() -> None:
+    for error, wrong in ((1.0, False), (1.0001, True), (None, True), (math.nan, True)):
+        assert Row("x", 0, 0, error, 0.1, 1.0, True).wrong == wrong
+    words = ("conforms", "deviates", "cannot-judge")
+    assert [Verdict(word, "").exit_code for word in words] == [0, 1, 2]
+
+
+def test_limits_grow_with_the_unit_of_the_dtype() -> None:
+    plan = plan_for(make_problem(ProblemSpec("heun", steps=4)))
+    ours = run(plan)
+    fine, coarse = (bounds(plan, ours, dtype) for dtype in ("f32", "bf16"))
+    assert fine.keys() == ours.values.keys() == coarse.keys()
+    for key, bound in fine.items():
+        times = UNIT["bf16"] / UNIT["f32"]
+        if key[0] == "sigma":
+            assert (bound.limit, coarse[key].limit) == (SIGMA, SIGMA * times)
+        elif key[0] == "timestep":
+            assert bound.limit == coarse[key].limit == TIMESTEP
+        else:
+            assert bound.floor >= UNIT["f32"] and coarse[key].floor == bound.floor * times
+            assert bound.limit == max(SLACK * bound.floor, LEAST)
+            assert coarse[key].limit == max(SLACK * coarse[key].floor, LEAST) > bound.limit
+    assert within(ours.values, ours, fine) and not within({("x", 9, 0): np.zeros(1)}, ours, fine)
+    key = ("x", 2, 0)
+    size = max(1.0, float(np.abs(ours.values[key]).max()))
+    for share, right in ((0.9, True), (1.1, False)):
+        moved = ours.values[key] + share * fine[key].limit * size
+        assert within({key: moved}, ours, fine) == right
+
+
+@pytest.mark.parametrize(("model", "share"), [("sd15", 1), ("edm", 1000), ("cosmos", 1000)])
+def test_timesteps_about_1_have_a_smaller_limit(model: str, share: float) -> None:
+    problem = make_problem(ProblemSpec(None, model=model, steps=3))
+    assert timestep_limit(problem) == pytest.approx(TIMESTEP / share)
+
+
+@pytest.mark.parametrize("last", [0.0, 0.1])
+def test_many_steps_of_heun_stand_for_a_formula(last: float) -> None:
+    """Where the denoiser has a formula both are known; elsewhere only the steps are."""
+    known = denoiser_for("gaussian", find_model("sd15"))
+
+    class WithoutFormula:
+        noise_model = known.noise_model
+
+        def __call__(self, x: np.ndarray, sigma: float) -> np.ndarray:
+            return known(x, sigma)
+
+    x, way = np.array([3.0, -5.0]), (10.0, last)
+    steps = exact(WithPair(WithoutFormula()), x, way)
+    np.testing.assert_allclose(steps, exact(known, x, way), atol=2e-4)
+
+
+def test_errors_fall_with_the_order_of_the_sampler() -> None:
+    counts, model = (8, 16, 32), find_model("sd15")
+    for name, order in (("euler", 1), ("heun", 2)):
+        found = errors(name, "karras", model, "gaussian", counts, np.array([1.0, -0.5]))
+        slopes = -np.diff(np.log2(found))
+        assert len(found) == 3 and slopes[-1] == pytest.approx(order, abs=0.4)
+    with pytest.raises(InputError, match="expected one of"):
+        denoiser_for("nothing", model)
