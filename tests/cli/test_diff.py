@@ -74,6 +74,22 @@ def test_json_has_the_keys_that_scripts_read(folders: dict[str, Path]) -> None:
     assert found["place"] == found["rows"][0]["place"] == "out" and found["aside"] == []
 
 
+def test_a_page_is_written_and_not_replaced_unasked(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    result = run(folders["reference"], folders["unbiased"], "--html", page)
+    assert result.exit_code == 1 and f"page: {page}" in result.stdout
+    assert "They diverge" in page.read_text()
+    page.write_text("mine")
+    assert "exists" in str(run(folders["reference"], folders["clean"], "--html", page).exception)
+    assert page.read_text() == "mine"
+    assert run(folders["reference"], folders["clean"], "--html", page, "--overwrite").exit_code == 0
+    assert "They agree" in page.read_text()
+    inside = folders["reference"] / "page.html"
+    assert "input" in str(run(folders["reference"], folders["clean"], "--html", inside).exception)
+
+
 def test_a_tolerance_of_the_user_wins(folders: dict[str, Path]) -> None:
     assert run(folders["reference"], folders["unbiased"], "--tolerance", "5").exit_code == 0
     assert run(folders["reference"], folders["clean"], "--tolerance", "1e-12").exit_code == 1
@@ -145,6 +161,8 @@ def test_what_cannot_be_compared_exits_with_2(folders: dict[str, Path], tmp_path
         (("{reference}", "{clean}", "--tolerance", "nan"), "tolerance"),
         (("{reference}", "{clean}", "--tolerance", "0"), "tolerance"),
         (("{reference}", "{clean}", "--rerun", ""), "--rerun is empty"),
+        (("{reference}", "{clean}", "--rerun", "'a"), "is not a command"),
+        (("{reference}", "{clean}", "--rerun", "/no/such/program"), "cannot be run"),
         (("{reference}", "{clean}", "--rerun", "false"), "ended with status 1"),
         (("{reference}", "{clean}", "--rerun", "true"), "wrote no trace"),
     ],

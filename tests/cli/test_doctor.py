@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from lydite.cli.doctor import OLDEST_MACOS, _platform_problems
 from lydite.cli.main import lydite
 from lydite.core import files
 from lydite.core.errors import ConfigError
@@ -57,6 +58,24 @@ def test_says_what_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert result.output.count("problem:") == 2 and "No problem" not in result.output
     result = CliRunner().invoke(lydite, ["doctor", str(tmp_path), "--json"])
     assert result.exit_code == 1 and len(json.loads(result.output)["problems"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "macos", "machine", "problems"),
+    [
+        ((3, 11), "", "x86_64", 0), ((3, 10), "", "x86_64", 1), ((3, 99), "", "x86_64", 1),
+        ((3, 11), f"{OLDEST_MACOS}.1", "arm64", 0), ((3, 11), f"{OLDEST_MACOS - 1}.9", "arm64", 1),
+    ],
+)  # fmt: skip
+def test_platforms(
+    version: tuple[int, int], macos: str, machine: str, problems: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "version_info", (*version, 0))
+    monkeypatch.setattr(sys, "platform", "darwin" if macos else "linux")
+    monkeypatch.setattr("platform.mac_ver", lambda: (macos, ("", "", ""), ""))
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert len(_platform_problems()) == problems
 
 
 def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from lydite import __version__
 from lydite.cli.main import VERBS, lydite, main
-from lydite.cli.request_options import typed_arguments
+from lydite.cli.request_options import typed_arguments, with_revision
+from lydite.core.errors import InputError
 
 
 def test_help_shows_what_to_type_and_every_verb() -> None:
@@ -124,3 +125,22 @@ def test_the_command_that_resumes_or_goes_on_means_the_same(line: str) -> None:
         words = typed_arguments(typed, ())
     with command.make_context(name, list(words)) as again:
         assert again.params == typed.params and len(words) >= len(arguments)
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "name"),
+    [
+        ("org/m", None, "org/m"), ("org/m", "v1", "org/m@v1"), ("org/m@x", "v1", None),
+        ("folder", "v1", None), ("a/b/c", "v1", None), ("there/m", "v1", None),
+    ],
+)  # fmt: skip
+def test_a_revision_is_of_a_hub_id(
+    model: str, revision: str | None, name: str | None, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "m").mkdir(parents=True)
+    if name is not None:
+        assert with_revision(model, revision) == name
+        return
+    with pytest.raises(InputError, match="not a hub id"):
+        with_revision(model, revision)

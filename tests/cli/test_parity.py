@@ -136,6 +136,21 @@ def test_a_pixel_is_equal_when_all_its_channels_are(tmp_path: Path) -> None:
     assert image_difference(*traces) == ImageDifference(largest=9, equal=3, pixels=4)
 
 
+def test_pictures_that_are_missing_or_of_another_size_are_not_compared(tmp_path: Path) -> None:
+    shapes = {"a": (1, 4, 4, 3), "b": (1, 4, 5, 3), "none": None}
+    traces = {}
+    for name, shape in shapes.items():
+        with TraceWriter(tmp_path / name, Header()) as writer:
+            writer.add("x", np.zeros(1))
+            if shape:
+                writer.add("pipeline/image", np.zeros(shape, np.float32))
+        traces[name] = Trace.open(tmp_path / name)
+    assert image_difference(traces["a"], traces["a"]) == ImageDifference(0, 16, 16)
+    for other in ("b", "none"):
+        assert image_difference(traces["a"], traces[other]) is None
+        assert image_difference(traces[other], traces["a"]) is None
+
+
 def test_patterns_without_a_value_are_named(tmp_path: Path) -> None:
     TraceWriter(tmp_path / "empty", Header()).close()
     with Trace.open(tmp_path / "empty") as trace:

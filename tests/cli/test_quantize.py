@@ -11,19 +11,26 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from lydite import embedded
 from lydite.cli.main import lydite
+from lydite.cli.quantize.model import _proof
+from lydite.cli.quantize.plan import _print, _record
 from lydite.core.errors import LyditeError
+from lydite.core.files import size_text
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize import network
 from lydite.quantize.grid import Grid
 from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.plan import LayerPlan, Plan
 from lydite.quantize.provenance import read_provenance
 from lydite.quantize.run import BlockResult
+from lydite.quantize.sensitivity import Sensitivity
 from lydite.quantize.work import read_result, write_result
+from support.exports import PROVENANCE
 
 EVALUATION = ["--eval-images", "2", "-q"]
 
@@ -148,6 +155,41 @@ def test_methods_end_in_models_that_run(
     _done("embedded", *words, "--set", calibration, "--out", tmp_path / "out")
     record = read_provenance(tmp_path / "out")
     assert record.activations == ("simulated" if "taqdit" in words else None)
+
+
+def test_a_plan_is_printed_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = {"blocks.0.ff.weight": (256, 64), "blocks.0.norm1.linear.weight": (384, 64)}
+    shapes |= {"blocks.1.ff.weight": (256, 64)}
+    errors = {"blocks.0.ff": {3: 0.1}, "blocks.0.norm1.linear": {3: 0.4}, "blocks.1.ff": {3: 0.3}}
+    plan = Plan({"blocks.0.ff": LayerPlan(4), "blocks.0.norm1.linear": LayerPlan(8)})
+    measured = Sensitivity("", 64, 16, errors)
+    _print(shapes, measured, plan, {"save": Path("plan.json")})
+    out, err = capsys.readouterr()
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[1:4] == [
+        ["blocks.0.norm1.linear", "24,576", "0.4000", "8", "bits"],
+        ["blocks.1.ff", "16,384", "0.3000", "kept"],
+        ["blocks.0.ff", "16,384", "0.1000", "4", "bits"],
+    ]
+    assert "2 layers (1 in 4 bits, 1 in 8 bits)" in out and "16 images" in out and not err
+    assert f"{plan.bits_per_weight(shapes):.3f} bits per weight" in out
+    record = _record(shapes, measured, plan)
+    before, after = (256 + 384 + 256) * 64 * 2, record["bytes_after"]
+    assert record["bytes_before"] == before and after < before * 0.7
+    assert f"takes {size_text(before)} in 16 bits, {size_text(after)} with it" in out
+    assert f"rounded to nearest: {record['expected_error']:.3g}\n" in out
+    assert out.endswith("saved plan.json\n")
+    _print(shapes, None, plan, {"save": None})
+    out, err = capsys.readouterr()
+    assert "expected error" not in out and "saved" not in out and "--set" in err
+    assert _record(shapes, None, plan)["expected_error"] is None
+
+
+def test_what_was_learned_is_said_in_a_sentence() -> None:
+    text = _proof(PROVENANCE)
+    share = 100 * sum(PROVENANCE.changed.values()) / len(PROVENANCE.changed)
+    assert text.startswith(f"{share:.1f} % of the integers") and "1 of 2 units" in text
+    assert "units" not in _proof(replace(PROVENANCE, units=[]))
 
 
 def test_what_cannot_be_done_is_said_in_one_line(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from rich.console import Console
 
 from lydite.cli.main import lydite
 from lydite.conform.mistakes import PLANTED
@@ -50,6 +51,30 @@ def test_list_has_every_name_with_proof_and_source() -> None:
         assert each["proofs"] and each["proof"] and each["source"] and each["about"]
     lines = run("list").stdout.splitlines()  # no terminal: one line each
     assert [line.split("\t")[0] for line in lines] == [*SAMPLERS, *SCHEDULES]
+
+
+@pytest.mark.parametrize("width", [100, 260])
+def test_the_list_on_a_terminal_has_every_name(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lydite.cli.sampler import list as listed
+
+    monkeypatch.setattr(
+        listed, "wide_console", lambda: Console(force_terminal=True, width=width, no_color=True)
+    )
+    lydite.main(["sampler", "list"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert f"{len(SAMPLERS)} samplers" in text and f"{len(SCHEDULES)} schedules" in text
+    shown = set(re.sub(r"\x1b\[[0-9;]*m", " ", text).split())
+    assert {*SAMPLERS, *SCHEDULES} <= shown
+    assert ("proofs" in text.split("euler")[0]) == (width == 260)
+    lydite.main(["sampler", "list", "karras"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert (
+        "1 schedule" in text
+        and "1 schedules" not in text
+        and "sampler" not in text.split("karras")[0]
+    )
 
 
 def test_list_can_be_narrowed() -> None:
@@ -274,6 +299,12 @@ def test_schedules_alone(tmp_path: Path) -> None:
     result = run("conform", "--write", problem, "--schedule-only", "--schedule", "karras")
     assert result.exit_code == 0 and "tables only" in result.stdout
     assert json.loads(problem.read_text())["sampler"] is None
+    other = tmp_path / "q.json"
+    made = json.loads(run("conform", "--write", other, "-n", 5, "--json").stdout)
+    assert made == {"problem": str(other), "sampler": "euler", "schedule": "karras", "steps": 5}
+    assert "exists" in refused("conform", "--write", other)
+    assert run("conform", "--write", other, "--overwrite", "--steps", 3).exit_code == 0
+    assert len(json.loads(other.read_text())["sigmas"]) == 4
 
 
 def test_an_answer_in_json(tmp_path: Path) -> None:
@@ -349,6 +380,12 @@ def test_the_writer_of_the_example_is_the_documented_one() -> None:
         (["compare", "euler", "heun", "--option", "bogus=1"], "neither of the two"),
         (["plot", "euler", "karras"], "one kind"),
         (["plot", "karras", "-o", "x.gif"], ".png"),
+        (["plot", *list(SCHEDULES)[:13]], "at most 12"),
+        (["plot", "euler", "--option", "eta=1"], "run with their defaults"),
+        (["plot", "karras", "--option", "bogus=1"], "none of these schedules"),
+        (["plot", "karras", "--schedule", "normal"], "are for samplers"),
+        (["show", "karras", "--option", "rho=[1]"], "no number and no word"),
+        (["show", "karras", "--option", "=1"], "expected NAME=VALUE"),
         (["plot", "euler", "--steps", "4"], "--steps is for schedules"),
         (["plot", "karras", "--denoiser", "mixture"], "are for samplers"),
         (["conform"], "nothing to judge"),

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
 from lydite.cli.recording import read_bytes
-from lydite.cli.trace.record import _run_program
+from lydite.cli.trace.record import _free_folder, _run_program
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, InputError
 from lydite.trace.events import STORED_AS, Header
@@ -237,6 +237,10 @@ def test_a_trace_is_checked_by_itself(tmp_path: Path) -> None:
     bad = _record(tmp_path / "bad", {"block.1": np.array([1.0, np.nan, 2.0], np.float32)})
     result = run("trace", "check", bad, "--json")
     (remark,) = [row for row in json.loads(result.output)["remarks"] if row["serious"]]
+    text = run("trace", "check", bad).output.splitlines()
+    assert text[0] == f"serious  {remark['sentence']}" and text[-1].startswith(
+        "1 values: 1 serious"
+    )
     assert result.exit_code == 1 and "block.1" in remark["site"]
     assert isinstance(run("trace", "check", tmp_path).exception, FileError)
 
@@ -293,3 +297,56 @@ def test_the_list_of_values_holds_the_numbers_of_the_json(tmp_path: Path) -> Non
     assert run("trace", "show", tmp_path / "t", "v0", "--slot", "in.0", "--call", 1, *save,
                "--overwrite").exit_code == 0  # fmt: skip
     assert np.load(tmp_path / "x.npy") == 7
+
+
+def test_a_trace_is_not_written_over_its_injection_or_beside_other_files(tmp_path: Path) -> None:
+    trace = _record(tmp_path / "t", {"x": np.zeros(2)})
+    with pytest.raises(InputError, match="--inject"):
+        _free_folder(tmp_path / "." / "t", True, trace)
+    with pytest.raises(FileError, match="not empty"):
+        _free_folder(trace, False, None)
+    assert _free_folder(trace, True, None) == trace and not trace.exists()
+    assert _free_folder(tmp_path / "new" / "t", False, None) == tmp_path / "new" / "t"
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "t"):
+        with pytest.raises(FileError):
+            _free_folder(folder, False, None)
+
+
+def test_a_program_gets_the_folder_and_what_is_injected(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LYDITE_INJECT", "old")
+    code = "import os; print(sorted(k + '=' + v for k, v in os.environ.items() if 'LYDITE_' in k))"
+    program = (sys.executable, "-c", code)
+    assert _run_program(program, tmp_path / "t", None, None, True) == 0
+    out, err = capfd.readouterr()
+    assert out == f"['LYDITE_TRACE={tmp_path}/t']\n" and "holds no trace" in err
+    assert _run_program(program, tmp_path / "t", tmp_path / "ref", "vae/*", True) == 0
+    wanted = [
+        f"LYDITE_INJECT={tmp_path}/ref",
+        "LYDITE_INJECT_AT=vae/*",
+        f"LYDITE_TRACE={tmp_path}/t",
+    ]
+    assert capfd.readouterr().out == f"{sorted(wanted)}\n"
+    _record(tmp_path / "t", {"x": np.zeros(2)})
+    assert _run_program((sys.executable, "-c", "exit(3)"), tmp_path / "t", None, None, False) == 3
+    err = capfd.readouterr().err
+    assert "next: lydite diff REFERENCE" in err and "1 value" in err
+    assert _run_program((sys.executable, "-c", ""), tmp_path / "t", None, None, True) == 0
+    assert not capfd.readouterr().err
+    killed = "import os; os.kill(os.getpid(), 15)"
+    assert _run_program((sys.executable, "-c", killed), tmp_path / "t", None, None, True) == 143
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("500MB", 500 * 10**6), ("2GiB", 2 * 2**30), ("1.5kb", 1500), (" 3 t ", 3 * 10**12),
+     ("1ki", 1024), ("0", None), ("-1", None), ("1.5.2MB", None), ("MB", None), ("1PB", None)],
+)  # fmt: skip
+def test_sizes(text: str, size: int | None) -> None:
+    if size is not None:
+        assert read_bytes(text) == size
+        return
+    with pytest.raises(InputError, match="--memory"):
+        read_bytes(text, "--memory")

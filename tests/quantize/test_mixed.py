@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import LinearConstraint, milp
 
 from lydite.core.errors import InputError
-from lydite.quantize.mixed import Choice, choose, lower_hull, mixed_plan
-from lydite.quantize.plan import LayerPlan
+from lydite.quantize.mixed import Choice, choose, expected_error, lower_hull, mixed_plan
+from lydite.quantize.plan import LayerPlan, Plan
 from lydite.quantize.sensitivity import Sensitivity
 from lydite.weights.quantize import BITS
 
@@ -144,3 +144,21 @@ def test_the_error_of_other_widths_follows_from_the_closest_measured_one() -> No
     assert found.squared("a", 2) == pytest.approx(0.81)
     assert found.squared("a", 3) == pytest.approx((0.1 * 15 / 7) ** 2)
     assert found.squared("a", 8) == pytest.approx((0.1 * 15 / 255) ** 2)
+
+
+def test_squares_of_errors_add_up() -> None:
+    layers = {"blocks.0.ff": LayerPlan(4), "blocks.1.ff": LayerPlan(4)}
+    assert expected_error(Plan(layers), MEASURED) == pytest.approx(0.1 * 2**0.5)
+
+
+def test_a_budget_that_is_just_met_and_a_layer_that_was_not_measured() -> None:
+    choices = {"a": [Choice(LayerPlan(2), 10, 4.0), Choice(LayerPlan(4), 20, 1.0)]}
+    for budget, stored in ((10, 10), (19, 10), (20, 20)):
+        assert choose(choices, budget)["a"].stored == stored
+    with pytest.raises(InputError, match="at least"):
+        choose(choices, 9)
+    some = Sensitivity(
+        "", 64, 16, {path: e for path, e in MEASURED.errors.items() if "attn" not in path}
+    )
+    with pytest.raises(InputError, match="not measured"):
+        mixed_plan(SHAPES, some, 4.5)
