@@ -10,7 +10,9 @@ import pytest
 from lydite.diff.compare import compare
 from lydite.diff.name_map import read_name_map
 from lydite.diff.result import Verdict
+from lydite.trace.events import Header
 from lydite.trace.reader import Trace
+from lydite.trace.writer import Capture, TraceWriter
 from support.toy_transformer import record
 
 SITES = {
@@ -198,3 +200,51 @@ def test_a_nan_is_a_divergence(traces: dict[str, Path], tmp_path: Path) -> None:
     tensorfile.save(port / event.shard, tensors)
     found = judge(traces["float32"], port)
     assert found.site == "pipeline/latents" and found.error == float("inf")
+
+
+def written(folder: Path, values: dict[str, Any], level: Any = "full", **more: Any) -> Path:
+    with TraceWriter(folder, Header(**more), Capture(level)) as writer:
+        for name, value in values.items():
+            kind = "ids" if "ids" in name else "activation"
+            writer.add(name, np.asarray(value), kind=kind)
+    return folder
+
+
+@pytest.mark.parametrize("level", ["sketch", "stats"])
+@pytest.mark.parametrize(
+    ("factor", "answer"), [(1.0, "agree"), (1.05, "diverge"), (0.0, "diverge")]
+)
+def test_sketches_and_statistics_are_compared(
+    level: str, factor: float, answer: str, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).standard_normal((3, 40, 30)).astype(np.float32)
+    found = judge(
+        written(tmp_path / "ref", {"a": values, "b": values + 1}, level),
+        written(tmp_path / "port", {"a": values, "b": (values + 1) * np.float32(factor)}, level),
+    )
+    assert found.verdict == answer
+    if factor == 1.05:
+        assert found.site == "b" and found.error == pytest.approx(0.05, rel=0.1)
+
+
+def test_a_port_that_runs_the_prompt_alone_has_half_of_the_ids(tmp_path: Path) -> None:
+    ids, value = np.array([[7, 8, 9], [1, 2, 3]]), {"net": np.ones((2, 3), np.float32)}
+    reference = written(tmp_path / "ref", {"pipeline/ids": ids} | value)
+    for own, answer in (([1, 2, 3], "agree"), ([7, 8, 9], "agree"), ([1, 2, 4], "diverge")):
+        port = written(tmp_path / f"port{own}", {"pipeline/ids": np.array(own)} | value)
+        assert judge(reference, port).verdict == answer
+
+
+def test_a_trace_that_fails_its_self_test_is_not_compared(tmp_path: Path) -> None:
+    value = {"net": np.ones((2, 3), np.float32)}
+    good = written(tmp_path / "good", value)
+    with TraceWriter(tmp_path / "bad", Header()) as writer:
+        writer.add("selftest/f32", np.arange(8, dtype=np.float32)[::-1].copy(), kind="selftest")
+        writer.add("net", value["net"])
+    for reference, port, side in (
+        (good, tmp_path / "bad", "port"),
+        (tmp_path / "bad", good, "ref"),
+    ):
+        found = judge(reference, port)
+        assert (found.verdict, found.exit_code) == ("cannot-compare", 2)
+        assert f"the {side}" in found.sentence and "self-test" in found.sentence

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lydite.core.errors import InputError
-from lydite.evaluate.distributions import Moments, frechet_distance
+from lydite.evaluate.distributions import (
+    Moments,
+    frechet_distance,
+    gaussian_mmd,
+    kernel_distance,
+)
 from lydite.evaluate.evaluation import (
     Evaluation,
     Networks,
@@ -22,7 +27,7 @@ from lydite.evaluate.evaluation import (
     require_something,
 )
 from lydite.evaluate.feature_table import feature_table
-from lydite.evaluate.flat_field import residual_noise
+from lydite.evaluate.flat_field import WINDOW, residual_noise
 from lydite.evaluate.paired import psnr
 from lydite.evaluate.pictures import FolderPictures, common_names, open_source
 from lydite.report.evaluation import _difference, page
@@ -260,3 +265,27 @@ def test_noise_of_a_flat_field() -> None:
         ]
         assert noises[0] < 0.5
         assert noises[1:] == pytest.approx([2, 8], rel=0.05)
+
+
+def test_a_flat_field_needs_a_window_of_pixels() -> None:
+    side = WINDOW.size
+    assert residual_noise(np.full((side, side, 3), 7, np.uint8)) == pytest.approx(0, abs=1e-9)
+    for shape in ((side - 1, side, 3), (side, side - 1, 3)):
+        with pytest.raises(InputError, match="flat-field"):
+            residual_noise(np.zeros(shape, np.uint8))
+
+
+def test_features_that_cannot_be_compared_are_refused() -> None:
+    good = np.random.default_rng(0).normal(size=(6, 4))
+    for wrong in (good[0], good[None], np.where(good > 9, good, np.nan)):
+        with pytest.raises(InputError, match="features are"):
+            Moments.of(wrong)
+    moments = Moments.of(good)
+    with pytest.raises(InputError, match=r"expected \(N, 4\)"):
+        moments.add(good[:, :3])
+    moments.add(good[:0])
+    assert moments.count == 6
+    for one, other in ((good, good[:, :3]), (good[:1], good), (good, good[:1])):
+        for distance in (kernel_distance, gaussian_mmd):
+            with pytest.raises(InputError):
+                distance(one, other)

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -284,3 +285,22 @@ def test_what_is_no_batch_of_pictures_is_refused(tmp_path: Path) -> None:
             network(wrong)
     with pytest.raises(InputError, match="legacy_pytorch"):
         load_features("inception", tmp_path, resize="legacy")
+    other: Any = "dino"
+    with pytest.raises(InputError, match="expected inception or clip"):
+        load_features(other, tmp_path)
+    with pytest.raises(InputError, match="alex or vgg"):
+        load_lpips(other, tmp_path, tmp_path)
+    with pytest.raises(InputError, match="no text encoder"):
+        replace(network, tokenize=None).encode_text(["a"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"crop_size": 31}, {"crop_size": {"height": 32, "width": 31}}, {"size": 31}, {"size": {}}],
+)
+def test_a_crop_that_is_not_the_models_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    make_clip(tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match="crop"):
+        load_features("clip", tmp_path)

@@ -121,6 +121,10 @@ def test_bad_files_are_one_error(tmp_path: Path) -> None:
     _npz_that_lies(lies, 3)
     with pytest.raises(FileError, match="ends before picture 1"):
         list(open_source(lies).pictures())
+    for count in (0, 10**7):
+        _npz_that_lies(lies, count)
+        with pytest.raises(InputError, match="pictures of shape"):
+            open_source(lies)
     broken = _folder(tmp_path / "broken", 1)
     data = (broken / "1.png").read_bytes()
     (broken / "1.png").write_bytes(data[: len(data) // 2])

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -61,8 +63,19 @@ def test_without_sets_there_are_no_pictures(folders: list[Path], tmp_path: Path)
     assert choose_pictures(read_exports(bare), original) is None
 
 
+def test_exports_of_one_name_have_their_paths(folders: list[Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(folders[0], tmp_path / "near")
+    assert [export.name for export in read_exports(folders)] == ["near", "far"]
+    names = [export.name for export in read_exports([folders[0], copy])]
+    assert names == [str(folders[0]), str(copy)]
+
+
 def test_says_what_does_not_compare(folders: list[Path], tmp_path: Path) -> None:
     assert differences(read_exports(folders)) == []
+    near, far = read_exports(folders)
+    other = msgspec.structs.replace(far.provenance, source_hash="f" * 64)
+    (warning,) = differences([near, replace(far, provenance=other)])
+    assert "another model" in warning
     for key in ("prompts", "seeds", "request"):
         other = make_export(tmp_path / key, 1, **{key: "another"})
         (warning,) = differences(read_exports([*folders, other]))

@@ -9,6 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from lydite.core.errors import NotFiniteError
 from lydite.models.layers import Linear, gelu_tanh
 from lydite.quantize.activations import InputRange, plain_range, time_aware_range
 from lydite.quantize.blocks import KEPT_SCORES, KEPT_VALUES, Rows
@@ -22,6 +23,7 @@ from lydite.quantize.methods.reconstruct import (
     TrialLinear,
     inverse_rounding,
     reconstruct,
+    round_input,
     rounding,
 )
 
@@ -260,3 +262,28 @@ def test_learned_scales_are_those_of_the_finished_layers() -> None:
     )
     problem.install({name: weight.layer() for name, weight in learned.weights.items()})
     assert problem.error() == pytest.approx(learned.after, rel=5e-3)  # scales are float16
+
+
+def test_a_rounded_input_passes_gradients_as_lsq_does() -> None:
+    """Esser et al. 2020, equations 3 and 5, and a gradient scale of 1 / sqrt(values * most)."""
+    scale, zero, most = 0.25, 3.0, 7
+    steps = np.array([-1.7, -0.6, 0.3, 1.6, 2.2, 9.3, -8.6], np.float32)  # two beyond the grid
+    x, inside = mx.array(steps * scale), np.abs(steps) < 5
+    wanted = np.clip(np.rint(steps) + zero, 0, most) - zero
+    of_scale = np.where(inside, np.rint(steps) - steps, wanted).sum() / np.sqrt(steps.size * most)
+
+    def total(x: mx.array, scale: mx.array) -> mx.array:
+        return round_input(x, scale, zero, most).sum()
+
+    found = round_input(x, mx.array(scale), zero, most)
+    np.testing.assert_allclose(np.array(found), wanted * scale, atol=1e-6)
+    for_x, for_scale = mx.grad(total, argnums=(0, 1))(x, mx.array(scale))
+    np.testing.assert_allclose(np.array(for_x), inside, atol=1e-6)
+    assert float(for_scale) == pytest.approx(of_scale, rel=1e-4)
+
+
+def test_a_loss_that_is_not_finite_stops_it() -> None:
+    problem = problem_of(3, None)
+    problem.outputs = [[problem.outputs[0][0] * float("nan")]]
+    with pytest.raises(NotFiniteError):
+        reconstruct(problem, replace(SHORT, iterations=3))
