@@ -50,6 +50,17 @@ def test_a_range_covers_what_has_least_error() -> None:
     assert rounded(np.zeros(4), plain_range(np.zeros(4, np.float32), 8)).tolist() == [0] * 4
 
 
+def test_a_search_on_the_gpu_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = time_aware_range(behind_gelu(), 8)
+    monkeypatch.setattr("lydite.quantize.observers.on_cpu", lambda: False)
+    on_gpu = time_aware_range(behind_gelu(), 8)
+    assert on_gpu.zero == on_cpu.zero
+    assert on_gpu.scale == pytest.approx(on_cpu.scale, rel=1e-6)
+    assert np.array_equal(on_gpu.divisor, on_cpu.divisor)  # pyright: ignore[reportArgumentType]
+    assert on_gpu.shift is not None and on_cpu.shift is not None
+    np.testing.assert_allclose(on_gpu.shift, on_cpu.shift, rtol=1e-6)
+
+
 def test_only_outputs_of_a_gelu_are_taken_for_them() -> None:
     values = behind_gelu()
     assert is_behind_gelu(values).all()

@@ -8,11 +8,14 @@ ours are the channels whose best scale is 1.5 times the median.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from lydite.quantize.grid import Floats
+from lydite.quantize.observers import on_device
 from lydite.weights.quantize import DIVISOR, RANGE, SHIFT
 
 POWER, CANDIDATES = 2.4, 24  # of the error; shares of the range that are tried on each side
@@ -88,12 +91,11 @@ def time_aware_range(
 def momentum_shift(values: Floats, seed: int = 0) -> Floats:
     """The middle of each channel's range, as a moving average over batches of all steps."""
     generator = np.random.default_rng([seed, 2])
-    flat = values.reshape(-1, values.shape[-1])
-    middle = (flat.min(axis=0) + flat.max(axis=0)) / 2
+    low, high = values.min(axis=1), values.max(axis=1)  # (rows, channels)
+    middle = (low.min(axis=0) + high.max(axis=0)) / 2
     for _ in range(BATCHES):
-        chosen = values[generator.integers(0, len(values), min(BATCH, len(values)))]
-        chosen = chosen.reshape(-1, values.shape[-1])
-        own = (chosen.min(axis=0) + chosen.max(axis=0)) / 2
+        rows = generator.integers(0, len(values), min(BATCH, len(values)))
+        own = (low[rows].min(axis=0) + high[rows].max(axis=0)) / 2
         middle = MOMENTUM * middle + (1 - MOMENTUM) * own
     return middle
 
@@ -124,8 +126,9 @@ def _channel_scales(values: Floats, bits: int) -> Floats:
     """The best scale of each channel by itself."""
     low, high = np.minimum(values.min(axis=0), 0), np.maximum(values.max(axis=0), 0)
     best, scales = np.full(low.shape, np.inf), (high - low) / (2**bits - 1)
+    tried = on_device(values.T)
     for share in np.linspace(1, 0.3, CANDIDATES):
-        error = _error(values.T, share * low, share * high, bits)
+        error = _error(tried, share * low, share * high, bits)
         scales = np.where(error < best, share * (high - low) / (2**bits - 1), scales)
         best = np.minimum(error, best)
     return np.maximum(scales, 1e-9).astype(np.float32)
@@ -137,31 +140,36 @@ def _search(values: Floats, bits: int) -> tuple[float, float]:
     low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
     if low == high:
         return 1.0, 0.0
-    best = (np.inf, 1.0, 1.0)
+    best, tried = (np.inf, 1.0, 1.0), on_device(values[None])
     for share in np.linspace(1, 0.2, CANDIDATES):
-        best = min(best, (_one_error(values, share * low, share * high, bits), share, share))
+        best = min(best, (_one_error(tried, share * low, share * high, bits), share, share))
     _, start, _ = best
     for own in np.linspace(1, 0.2, CANDIDATES):  # one side, then the other
-        best = min(best, (_one_error(values, own * low, start * high, bits), own, start))
+        best = min(best, (_one_error(tried, own * low, start * high, bits), own, start))
     _, lower, _ = best
     for own in np.linspace(1, 0.2, CANDIDATES):
-        best = min(best, (_one_error(values, lower * low, own * high, bits), lower, own))
+        best = min(best, (_one_error(tried, lower * low, own * high, bits), lower, own))
     _, lower, upper = best
     scale = (upper * high - lower * low) / (2**bits - 1)
     return scale, float(np.clip(np.rint(-lower * low / scale), 0, 2**bits - 1))
 
 
-def _one_error(values: Floats, low: float, high: float, bits: int) -> float:
-    return float(_error(values[None], np.array([low]), np.array([high]), bits)[0])
+def _one_error(values: Floats | mx.array, low: float, high: float, bits: int) -> float:
+    return float(_error(values, np.array([low]), np.array([high]), bits)[0])
 
 
-def _error(values: Floats, low: Floats, high: Floats, bits: int) -> NDArray[np.float64]:
+def _error(
+    values: Floats | mx.array, low: Floats, high: Floats, bits: int
+) -> NDArray[np.floating[Any]]:
     """The mean of |error| ** 2.4 over the last axis, with an integer zero point."""
     most = 2**bits - 1
     scale = np.maximum((high - low) / most, 1e-9)[:, None]
     zero = np.clip(np.rint(-low[:, None] / scale), 0, most)
-    rounded = (np.clip(np.rint(values / scale) + zero, 0, most) - zero) * scale
-    return (np.abs(values - rounded) ** POWER).mean(axis=-1)
+    x: Any = np
+    if isinstance(values, mx.array):
+        x, scale, zero = mx, mx.array(scale, mx.float32), mx.array(zero, mx.float32)
+    rounded = (x.clip(x.round(values / scale) + zero, 0, most) - zero) * scale
+    return np.array((x.abs(values - rounded) ** POWER).mean(axis=-1))
 
 
 def _stride(size: int, most: int) -> slice:

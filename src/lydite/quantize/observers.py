@@ -34,12 +34,17 @@ def _least_error(values: Floats, bits: int, low: Floats, high: Floats) -> tuple[
     """The share of the range, around its middle, whose rounding error is least."""
     middle, half = (low + high) / 2, (high - low) / 2
     best, best_half = np.full(low.shape, np.inf, np.float32), half
-    tried = values if on_cpu() else mx.array(values)
+    tried = on_device(values)
     for share in np.linspace(1, SMALLEST, CANDIDATES, dtype=np.float32):
         error = rounding_error(tried, middle - share * half, middle + share * half, bits)
         best_half = np.where(error < best, share * half, best_half).astype(np.float32)
         best = np.minimum(error, best)
     return (middle - best_half).astype(np.float32), (middle + best_half).astype(np.float32)
+
+
+def on_device(values: Floats) -> Floats | mx.array:
+    """Values of a search on the GPU; on a CPU NumPy is faster than MLX."""
+    return values if on_cpu() else mx.array(values)
 
 
 def rounding_error(values: Floats | mx.array, low: Floats, high: Floats, bits: int) -> Floats:
