@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ import pytest
 
 from lydite.core.errors import ConfigError, FileError, LyditeError, WeightsError
 from lydite.core.tensorfile import save
+from lydite.pipelines.families import sd3, sdxl
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import Component, folder_component
 from lydite.pipelines.model_files import INDEX, open_model
@@ -82,7 +84,8 @@ def test_the_largest_is_sized_up_without_being_allocated(tmp_path: Path) -> None
     code = f"""if True:
         import resource
         from pathlib import Path
-        from lydite.pipelines.families.network_classes import KINDS
+        from lydite.pipelines.families import sd3, sdxl
+from lydite.pipelines.families.network_classes import KINDS
         from lydite.pipelines.model import folder_component
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         assert len(folder_component(Path({str(tmp_path)!r}), KINDS).expected) > 1000
@@ -294,3 +297,50 @@ def test_components_of_other_classes_are_an_error(
     (model / INDEX).write_text(json.dumps(index))
     with pytest.raises((ConfigError, FileError)):
         open_model(model)
+
+
+def parts(**configs: dict[str, Any]) -> Any:
+    return {
+        name: SimpleNamespace(config=SimpleNamespace(**config)) for name, config in configs.items()
+    }
+
+
+UNET = {"cross_attention_dim": 8, "in_channels": 4, "out_channels": 4, "addition_embed_type": "x",
+        "addition_time_embed_dim": 2, "projection_class_embeddings_input_dim": 16}  # fmt: skip
+CLIP = {"hidden_size": 4, "projection_dim": 4}
+SDXL = {"unet": UNET, "vae": {"latent_channels": 4}, "text_encoder": CLIP, "text_encoder_2": CLIP}
+MMDIT = {"pooled_projection_dim": 8, "in_channels": 16, "joint_attention_dim": 12}
+SD3 = {"transformer": MMDIT, "vae": {"latent_channels": 16}, "text_encoder": CLIP,
+       "text_encoder_2": CLIP, "text_encoder_3": {"d_model": 12}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "sound", "name", "change", "said"),
+    [
+        (sdxl, SDXL, "unet", {}, None),
+        (sdxl, SDXL, "unet", {"in_channels": 9}, None),  # inpainting
+        (sdxl, SDXL, "unet", {"projection_class_embeddings_input_dim": 14}, None),  # a refiner's
+        (sdxl, SDXL, "unet", {"projection_class_embeddings_input_dim": 15}, "expected 16 or"),
+        (sdxl, SDXL, "unet", {"cross_attention_dim": 7}, "cross_attention_dim 7"),
+        (sdxl, SDXL, "unet", {"in_channels": 8}, "8 input"),
+        (sdxl, SDXL, "unet", {"out_channels": 8}, "8 output"),
+        (sdxl, SDXL, "unet", {"addition_embed_type": None}, "not SDXL's"),
+        (sdxl, SDXL, "vae", {"latent_channels": 5}, "5 latent channels"),
+        (sd3, SD3, "vae", {}, None),
+        (sd3, SD3, "vae", {"latent_channels": 4}, "in_channels"),
+        (sd3, SD3, "text_encoder", {"projection_dim": 5}, "pooled_projection_dim"),
+        (sd3, SD3, "text_encoder_2", {"projection_dim": None}, "no projection_dim"),
+        (sd3, SD3, "text_encoder_3", {"d_model": 13}, "joint_attention_dim"),
+        (sd3, SD3, "text_encoder", {"hidden_size": 8}, None),
+        (sd3, SD3, "text_encoder", {"hidden_size": 9}, "together are 13"),
+    ],
+)
+def test_components_that_do_not_fit_each_other(
+    family: Any, sound: dict[str, Any], name: str, change: dict[str, Any], said: str | None
+) -> None:
+    configs = sound | {name: sound[name] | change}
+    if said is None:
+        family.check(Path("model"), parts(**configs))
+        return
+    with pytest.raises(ConfigError, match=said):
+        family.check(Path("model"), parts(**configs))

@@ -1,8 +1,10 @@
 """Exports side by side: figures, warnings, and the pictures that are shown."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -11,16 +13,19 @@ from click.testing import CliRunner
 
 from lydite.cli.quantize.compare import command
 from lydite.core.errors import FileError, InputError
+from lydite.core.files import size_text
+from lydite.evaluate.intervals import Summary
 from lydite.quantize.comparison import (
     CANDIDATE,
     EVALUATION,
     RECORD,
     REFERENCE,
+    Export,
     choose_pictures,
     differences,
     read_exports,
 )
-from lydite.report.quantization import table_rows
+from lydite.report.quantization import _cells, _mean, _short, page, table_rows
 from support.exports import IMAGES, make_export
 
 
@@ -108,3 +113,36 @@ def test_one_table_one_page_and_json(folders: list[Path], tmp_path: Path) -> Non
         CliRunner().invoke(command, [*names, "--html", str(page)], catch_exceptions=False)
     with pytest.raises(InputError, match="--html"):
         CliRunner().invoke(command, [*names, "--against", names[0]], catch_exceptions=False)
+
+
+def test_the_page_holds_figures_pictures_and_records(folders: list[Path]) -> None:
+    exports = read_exports(folders)
+    html = page(exports, choose_pictures(exports), ["odd <sets>"]).decode()
+    text = " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+    for cell in (*table_rows(exports)[0], *table_rows(exports)[1]):
+        assert cell in text
+    assert "odd <sets>" in text and "2 exports of embedded" in text
+    assert "The worst pictures" in text and "Pictures in the middle" in text
+    assert "How each export was made" in text and "gptq" in text and "111111111111" in text
+    assert "none to look at" not in text and f"PSNR {choose_psnr(exports):.2f}" in text
+    bare = page(exports, None, []).decode()
+    assert "none to look at" in bare and "data:image" not in bare
+
+
+def choose_psnr(exports: list[Export]) -> float:
+    chosen = choose_pictures(exports)
+    assert chosen is not None
+    return chosen.worst[0].psnr[0]
+
+
+def test_a_cell_of_figures(folders: list[Path]) -> None:
+    export = read_exports(folders)[0]
+    made = msgspec.structs.replace(
+        export.provenance, activations="simulated", units=[], bytes_after=2_500_000
+    )
+    cells = _cells(replace(export, provenance=made))
+    assert cells[1] == "gptq, activations simulated" and cells[2] == "4.50" and cells[8] == "–"
+    assert cells[3] == size_text(2_500_000) and cells[9] == "25.0 %" and cells[7] == "–"
+    summary = Summary(1.5, 1.0, None, None, 1.0, 2.0, 1)
+    assert _mean(summary, ".2f") == "1.50" and _mean(None, ".2f") == "–"
+    assert _short(None) == "–" and len(_short("x" * 300)) == 202 and _short("x" * 200) == "x" * 200

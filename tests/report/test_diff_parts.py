@@ -13,14 +13,15 @@ import pytest
 from PIL import Image, ImageColor
 
 from lydite.diff.result import Row
-from lydite.report.diff import heat_maps, plots
+from lydite.report.diff import heat_maps, pictures, plots
 from lydite.report.diff.error_curve import Curve, draw_curve
 from lydite.report.diff.heat_maps import Maps, draw_maps
 from lydite.report.diff.module_tree import build_tree
 from lydite.report.diff.plots import density, histogram, lines
 from lydite.report.diff.read_values import Value, statistics
 from lydite.report.diff.row_text import closest, described, number, short, times
-from lydite.report.diff.wrong_value import _differences, headline
+from lydite.report.diff.wrong_value import _differences, headline, show_parameter
+from lydite.trace.events import Stats, WeightInfo
 
 SHAPE = (2, 3)
 
@@ -447,3 +448,67 @@ def test_the_tree_of_modules() -> None:
     )  # fmt: skip
     assert second.values.lines[0].cells == ("0", "out", "shape", "1.00e-7", "1.00e-6", "", "scalar")
     assert [line.index for line in first.values.lines] == [0, 1]
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "wanted"),
+    [
+        (0.0, 1.0, "f32", (0, 1)), (-0.04, 1.04, "f32", (0, 1)), (-0.06, 1.0, "f32", (-1, 1)),
+        (-1.0, 1.0, "f32", (-1, 1)), (0.0, 7.9, "f32", (0, 1)), (0.0, 8.1, "f32", (0, 255)),
+        (0.0, 1.0, "u8", (0, 255)),
+    ],
+)  # fmt: skip
+def test_what_black_and_white_are(
+    low: float, high: float, dtype: str, wanted: tuple[float, float]
+) -> None:
+    assert pictures._values(np.array([low, np.nan, np.inf, high]), dtype) == wanted
+
+
+def test_a_large_picture_is_shrunk_in_its_proportions() -> None:
+    for size, wanted in (((512, 9), (512, 9)), ((1024, 512), (512, 256)), ((9, 1024), (4, 512))):
+        shown = pictures._shrunk(Image.new("RGB", size))
+        assert shown.size == wanted
+    assert pictures._worst(np.zeros((600, 1300), np.int16)).shape == (200, 434)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ((8, 9, 3), (8, 9, 3)), ((3, 8, 9), (8, 9, 3)), ((2, 3, 8, 9), (8, 9, 3)),
+        ((2, 8, 9, 3), (8, 9, 3)), ((8, 9, 4), None), ((7, 9, 3), None), ((8, 9), None),
+    ],
+)  # fmt: skip
+def test_which_values_are_pictures(shape: tuple[int, ...], wanted: tuple[int, ...] | None) -> None:
+    found = pictures._channels_last(np.zeros(shape))
+    assert (None if found is None else found.shape) == wanted
+
+
+def test_the_difference_of_two_pictures() -> None:
+    pair: Any = SimpleNamespace(event=SimpleNamespace(name="image", dtype="u8"))
+    one = np.full((8, 10, 3), 100, np.uint8)
+    for by, factor in ((0, 1), (1, 128), (2, 128), (3, 64), (40, 8), (100, 2), (155, 2)):
+        other = one.copy()
+        other[2, 3, 1] += by
+        drawn = pictures._pictures(pair, one, other)
+        assert drawn and drawn.amplified == factor and (drawn.width, drawn.height) == (10, 8)
+        if by:
+            assert f"by up to {by} of 255" in drawn.caption and "1.2% of 10 × 8" in drawn.caption
+        else:
+            assert drawn.caption == "All 10 × 8 pixels are equal."
+        heat = pixels(drawn.difference)
+        marked = np.argwhere((heat != ImageColor.getrgb(pictures.DARK[0])).any(axis=2))
+        assert marked.tolist() == ([[2, 3]] if by else [])
+
+
+def test_a_parameter_of_one_side_has_an_empty_column() -> None:
+    info = WeightInfo((2, 3), "f32", None, Stats(6, -1.0, 2.0, 0.5, 1.0, 1.5, zero=1))
+    shown = {name: cells for name, *cells in show_parameter(info, None).numbers.rows}
+    assert shown["shape"] == ["2×3", ""] and shown["rms"] == ["1.5", ""]
+    assert shown["zeros"] == ["1", ""] and "NaN" not in shown
+    other = {
+        name: cells for name, *cells in show_parameter(None, WeightInfo((), "f16")).numbers.rows
+    }
+    assert other["shape"] == ["", "scalar"] and other["dtype"] == ["", "f16"]
