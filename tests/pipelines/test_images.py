@@ -1,16 +1,26 @@
-"""Pixels from files of all kinds."""
+"""Pixels from files of all kinds, and masks."""
 
 import os
 import zlib
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from PIL import Image
 
 from lydite.core.errors import FileError
-from lydite.pipelines.inpainting import read_mask
+from lydite.pipelines.inpainting import (
+    Inpainting,
+    fit_mask,
+    hide,
+    latent_mask,
+    mask_channels,
+    overlay,
+    read_mask,
+)
 from lydite.pipelines.picture import read_pixels, read_record
+from lydite.sampling.denoiser import find_prediction
 
 
 def test_a_photo_and_a_mask_are_turned_as_their_exif_says(tmp_path: Path) -> None:
@@ -73,3 +83,42 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     for read in (read_pixels, read_record):
         with pytest.raises(FileError, match="not a file"):
             read(tmp_path / "pipe.png")
+
+
+def test_a_mask_gets_the_size_of_the_picture_and_a_soft_edge() -> None:
+    mask = np.zeros((8, 16), np.uint8)
+    mask[:, 8:] = 255
+    assert np.array_equal(fit_mask(mask, 16, 8, 0), mask)
+    assert fit_mask(mask, 32, 24, 0).shape == (24, 32)
+    soft = fit_mask(mask, 16, 8, 2)
+    assert 0 < soft[4, 6] < soft[4, 8] < 255 and soft[4, 0] == 0
+    assert soft[4, 7] > fit_mask(mask, 16, 8, 1)[4, 6]
+
+
+def test_what_is_hidden_and_what_stays() -> None:
+    image = np.full((2, 3, 3), 255, np.uint8)
+    image[0] = 0
+    mask = np.array([[0, 127, 128], [0, 255, 255]], np.uint8)
+    shown = hide(image, mask)
+    assert shown[:, :, 0].tolist() == [[-1, -1, 0], [1, 0, 0]]
+    new = np.full_like(image, 100)
+    assert overlay(new, image, mask)[:, :, 0].tolist()[1] == [255, 100, 100]
+    latents = np.array(latent_mask(np.repeat(np.repeat(mask, 4, 0), 4, 1), 4))
+    assert latents[0, :, :, 0].tolist() == [[0, 0, 1], [0, 1, 1]] and latents.shape == (1, 2, 3, 1)
+    rest = mx.ones((2, 2, 3, 5))
+    channels = np.array(mask_channels(np.repeat(np.repeat(mask, 4, 0), 4, 1), rest, 4))
+    assert channels.shape == (2, 2, 3, 6) and np.array_equal(
+        channels[1, :, :, 0], latents[0, :, :, 0]
+    )
+    assert (channels[..., 1:] == 1).all()
+
+
+def test_outside_of_the_mask_are_the_latents_of_the_picture() -> None:
+    prediction = find_prediction("flow")
+    mask = mx.array([[[[1.0], [0.0]]]])
+    x, clean, noise = (mx.full((1, 1, 2, 1), value) for value in (5.0, 2.0, 4.0))
+    step = Inpainting(mask, prediction, clean, noise)
+    assert np.array(step.blend(x, 0.25)).ravel().tolist() == [5.0, 0.75 * 2 + 0.25 * 4]
+    assert np.array(step.finish(x, 3.0)).ravel().tolist() == [5.0, 6.0]
+    shown = Inpainting(mask, prediction)  # a network that is shown the rest replaces nothing
+    assert shown.blend(x, 0.25) is x and shown.finish(x, 3.0) is x

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -16,8 +17,17 @@ from lydite.cli.main import lydite
 from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.core.tensorfile import TensorFile
+from lydite.models.layers import WHOLE_ATTENTION
 from lydite.pipelines import memory
 from lydite.pipelines.families.network_classes import KINDS
+from lydite.pipelines.memory import (
+    PIXEL_ARRAYS,
+    TILE,
+    TOKEN_ARRAYS,
+    MemoryEstimate,
+    estimate,
+    fit_in_memory,
+)
 from lydite.pipelines.model import Model, folder_component
 from lydite.pipelines.picture import read_pixels
 from lydite.pipelines.pipeline import Pipeline
@@ -334,3 +344,109 @@ def test_a_batch_that_does_not_fit_is_refused_before_a_weight_is_read(
     with pytest.raises(InputError, match="--batch"):
         memory.fit_in_memory(pipeline, runs, 4)
     assert pipeline.model.loaded == ()
+
+
+@pytest.mark.parametrize(
+    ("pixels", "factor", "fits"),
+    [(128, 8, True), (160, 8, True), (127, 8, False), (96, 8, False), (144, 8, False),
+     (256, 16, True), (128, 16, False)],
+)  # fmt: skip
+def test_sides_of_tiles(pixels: int, factor: int, fits: bool) -> None:
+    if fits:
+        assert check_tile(pixels, factor) == pixels
+        return
+    with pytest.raises(InputError, match=f"multiple of {4 * factor}"):
+        check_tile(pixels, factor)
+
+
+def planned(**more: Any) -> Any:
+    request = {"width": 1024, "height": 512, "text_length": 100} | more
+    return SimpleNamespace(request=SimpleNamespace(**request), image=None)
+
+
+def opened(weights: dict[str, int], **more: Any) -> Any:
+    """A pipeline of which only sizes are known."""
+    parts = {
+        name: SimpleNamespace(nbytes=lambda dtype, bits, size=size: size // (2 if bits else 1),
+                              widens=name == "vae")
+        for name, size in weights.items()
+    }  # fmt: skip
+    configs = {"transformer": SimpleNamespace(inner_dim=64),
+               "vae": SimpleNamespace(block_out_channels=(8, 16, 32))}  # fmt: skip
+    model = SimpleNamespace(components=parts, dtype="bfloat16", bits=None, low_memory=False,
+                            config=configs.__getitem__)  # fmt: skip
+    latents = SimpleNamespace(vae_factor=8, tokens=lambda width, height: width * height // 256)
+    family = SimpleNamespace(network="transformer", image="start")
+    known = {"model": model, "latents": latents, "family": family, "refiner": None, "tile": None}
+    return SimpleNamespace(**known | more)
+
+
+WEIGHTS = {"transformer": 10_000_000_000, "vae": 200_000_000, "text_encoder": 4_000_000_000}
+
+
+def test_work_of_a_run_is_estimated_from_its_size() -> None:
+    found = estimate(opened(WEIGHTS), planned())
+    tokens = 1024 * 512 // 256 + 100
+    assert found.denoising == tokens * 64 * TOKEN_ARRAYS * 2
+    scores = min(1024 * 512 // 64, WHOLE_ATTENTION) ** 2
+    assert found.decoding == (1024 * 512 * 16 * PIXEL_ARRAYS + 3 * scores) * 2
+    assert estimate(opened(WEIGHTS), planned(), 3).denoising == 3 * found.denoising
+    tiled = estimate(opened(WEIGHTS, tile=256), planned())
+    scores = min(256 * 256 // 64, WHOLE_ATTENTION) ** 2
+    assert tiled.decoding == (256 * 256 * 16 * PIXEL_ARRAYS + 3 * scores) * 2
+    shown = opened(WEIGHTS)
+    shown.family.image = "reference"
+    run = planned()
+    assert estimate(shown, run) == found
+    run.image = np.zeros((8, 8, 3))
+    assert estimate(shown, run).denoising > 1.9 * found.denoising > 0
+    assert estimate(opened(WEIGHTS), run) == found
+    both = estimate(opened(WEIGHTS, refiner=opened({"transformer": 7})), planned())
+    assert both.weights["refiner transformer"] == 7 and len(both.weights) == 4
+    assert estimate(opened(WEIGHTS), planned(), bits=4).weights["vae"] == WEIGHTS["vae"] // 2
+
+
+def test_the_peak_of_networks_together_and_in_turn() -> None:
+    sizes = MemoryEstimate({"transformer": 50, "vae": 10, "text_encoder": 55}, 20, 30)
+    assert (sizes.together, sizes.in_turn) == (115 + 30, 70)
+    assert MemoryEstimate({"unet": 50, "vae": 45, "text_encoder": 55}, 1, 30).in_turn == 75
+    assert MemoryEstimate({"vae": 5, "refiner unet": 50}, 20, 30).in_turn == 70
+
+
+@pytest.mark.parametrize(
+    ("kind", "less", "low_memory"),
+    [("together", 0, False), ("together", 1, True), ("in_turn", 0, True), ("in_turn", 1, None)],
+)
+def test_what_is_done_where_memory_is_short(
+    kind: str, less: int, low_memory: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = opened(WEIGHTS)
+    small, run = planned(width=64, height=64), planned()
+    limit = getattr(estimate(pipeline, run), kind) - less
+    monkeypatch.setattr(memory, "available", lambda: limit)
+    if low_memory is None:
+        with pytest.raises(InputError, match="this run needs about"):
+            fit_in_memory(pipeline, [small, run], 1)
+        return
+    assert len(fit_in_memory(pipeline, [small, run], 1)) == low_memory
+    assert (pipeline.model.low_memory, pipeline.tile) == (low_memory, None)
+
+
+def test_the_largest_picture_decides_and_tiles_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = opened({"transformer": 1000, "vae": 1000}, refiner=opened({"transformer": 7}))
+    large = planned(width=8192, height=8192)
+    needed = estimate(pipeline, large).decoding
+    monkeypatch.setattr(memory, "available", lambda: needed)
+    (note,) = fit_in_memory(pipeline, [large, planned()], 1)
+    assert "8192×8192" in note and pipeline.tile == pipeline.refiner.tile == TILE
+    assert not pipeline.model.low_memory
+
+
+def test_the_advice_is_the_first_width_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, run = opened(WEIGHTS), planned()
+    monkeypatch.setattr(memory, "available", lambda: 6_000_000_000)
+    with pytest.raises(InputError, match="Add --bits 8 "):
+        fit_in_memory(pipeline, [run], 1)
+    monkeypatch.setattr(memory, "available", lambda: 4_000_000_000)
+    with pytest.raises(InputError, match="A smaller --size"):
+        fit_in_memory(pipeline, [run], 1)
