@@ -17,7 +17,7 @@ from lydite.cli.main import lydite
 from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.core.tensorfile import TensorFile
-from lydite.models.layers import WHOLE_ATTENTION
+from lydite.models.layers import WHOLE_ATTENTION, double_size
 from lydite.pipelines import memory
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.memory import (
@@ -357,6 +357,25 @@ def test_sides_of_tiles(pixels: int, factor: int, fits: bool) -> None:
         return
     with pytest.raises(InputError, match=f"multiple of {4 * factor}"):
         check_tile(pixels, factor)
+
+
+@pytest.mark.parametrize("height", [16, 17, 24, 25, 28, 29, 40])
+@pytest.mark.parametrize("width", [16, 17, 23, 24, 25, 29])
+def test_tiles_of_a_decoder_without_context_are_the_whole_picture(height: int, width: int) -> None:
+    class Doubling:
+        """Each of the latents becomes 2 × 2 pixels, whatever is beside it."""
+
+        calls = 0
+
+        def decode(self, latents: mx.array) -> mx.array:
+            self.calls += 1
+            assert max(latents.shape[1:3]) <= 16 or latents.shape[1:3] == (height, width)
+            return double_size(latents)
+
+    latents, vae = mx.array(np.random.default_rng(0).normal(size=(1, height, width, 3))), Doubling()
+    found = decode_tiles(vae, latents, 32, 2)
+    assert mx.allclose(found, double_size(latents), atol=1e-6)
+    assert (vae.calls == 1) == (max(height, width) <= 16)
 
 
 def planned(**more: Any) -> Any:
