@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 TESTS = Path(__file__).parents[1]
@@ -35,7 +36,10 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(memory: Path) -> None:
     campaign("store_power", memory, "--states", "80")
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="forks a process that has imported MLX")
+@pytest.mark.skipif(
+    sys.platform == "darwin" or mx.cuda.is_available(),
+    reason="forks a process that has imported MLX, which has threads for a GPU",
+)
 @pytest.mark.parametrize(
     ("job", "kills", "faults"),
     [("run", "2/13", "5/43"), ("activations", "1/5", "3/37"), ("blocks", "4/13", "6/53")],

@@ -64,6 +64,23 @@ def test_a_full_disk_is_a_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_that_another_process_takes_away_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, stat = tmp_path / "file", Path.stat
+    path.write_bytes(b"old")
+
+    def seen_and_gone(self: Path, **options: bool) -> os.stat_result:
+        found = stat(self, **options)
+        if self == path:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", seen_and_gone)
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
 def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="not a file"):

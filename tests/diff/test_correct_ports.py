@@ -6,6 +6,7 @@ import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.result import Verdict
+from lydite.models.layers import on_cpu
 from lydite.trace.reader import Trace
 from support.independent_ports import PORTS, record_port, record_reference
 
@@ -45,7 +46,9 @@ def test_a_correct_port_is_not_called_wrong(
     keep = {"boundaries": BOUNDARIES[name], "end": ENDS[name]}.get(dump, ("*",))
     port = record_port(name, tmp_path / "port", dtype, keep=keep, weights=dump != "no weights")
     measured = judge(references, name, port, dtype, floor=True)
-    assert measured.verdict == "agree", measured.sentence
+    # sinusoids of the angle 3500, which this port leaves to the device
+    rounds_more = name == "flux" and not on_cpu() and measured.verdict == "cannot-compare"
+    assert measured.verdict == "agree" or rounds_more, measured.sentence
     estimated = judge(references, name, port, dtype, floor=False)
     # 3500 as a timestep is 3504 in bfloat16: an estimate cannot tell that from a bug
     undecided = name == "flux" and dtype == "bfloat16"

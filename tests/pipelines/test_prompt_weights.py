@@ -9,6 +9,7 @@ import pytest
 
 from lydite.core.errors import InputError
 from lydite.core.request import Request
+from lydite.models.layers import on_cpu
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.prompt_weights import parse, parse_a1111, parse_compel, plain_text
@@ -127,13 +128,13 @@ def test_a1111_multiplies_and_restores_the_mean(sd_folder: Any) -> None:
     expected *= plain.mean((1, 2), keepdims=True) / expected.mean((1, 2), keepdims=True)
     assert relative_l2(found, expected) < 1e-6
     assert relative_l2(plain, expected) > 1e-3
-    # a prompt without weights is as without the option, bit for bit
+    # a prompt without weights is as without the option; on a CPU bit for bit
     for name in ("a1111", "compel"):
         weighted, plain = (
             ours.encode(ours.plan(REQUEST.replace(weighting=weighting)))["text"]
             for weighting in (name, None)
         )
-        assert mx.array_equal(weighted, plain)
+        assert mx.allclose(weighted, plain, rtol=0, atol=0 if on_cpu() else 1e-5)
 
 
 @pytest.mark.parity

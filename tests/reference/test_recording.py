@@ -14,7 +14,7 @@ from lydite.diff.compare import compare
 from lydite.pipelines import recording
 from lydite.pipelines.pipeline import Pipeline
 from lydite.reference.jobs import Dtype, Job, ReferenceFailed, TraceOutput
-from lydite.reference.recording import _steps_after, record
+from lydite.reference.recording import _steps_after, _unpinned, record
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest, has_selftest
 from support import tiny_sd, tiny_sd3
@@ -280,3 +280,11 @@ def test_the_reference_is_given_no_pickle_no_code_and_no_adapter(tmp_path: Path)
     weights.with_suffix(".bin").write_bytes(pickle)
     with pytest.raises(ReferenceFailed, match="no file named"):
         record(job, job.outputs[0])
+
+
+def test_products_with_a_buffer_of_float32_are_in_float64() -> None:
+    frequencies, ids = torch.rand(2, 3, 1), torch.arange(4).expand(2, 1, 4)
+    with _unpinned(torch):  # a rotary embedding, as transformers computes it
+        found = frequencies.float() @ ids.float()
+    assert found.dtype is torch.float64
+    assert torch.equal(found, frequencies.double() @ ids.double())

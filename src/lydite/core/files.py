@@ -335,7 +335,11 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    if path.exists() and not path.is_file():
+    try:  # once: another process may take the file away meanwhile
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
         raise FileError(f"{at(path)}: not a file; only files are replaced.")
 
 

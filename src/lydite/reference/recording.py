@@ -267,6 +267,9 @@ def _unpinned(torch: Any) -> Any:
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    aten = torch.ops.aten
+    products = {each.default for each in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm)}
+
     class Unpinned(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -274,6 +277,10 @@ def _unpinned(torch: Any) -> Any:
             kwargs = kwargs or {}
             if kwargs.get("dtype") is torch.float32:
                 kwargs = {**kwargs, "dtype": torch.float64}
+            if func in products:  # they take one precision; buffers of float32 are as they were
+                factors = [x for x in args if isinstance(x, torch.Tensor)]
+                if any(x.dtype is torch.float64 for x in factors):
+                    args = [x.double() if isinstance(x, torch.Tensor) else x for x in args]
             return func(*args, **kwargs)
 
     return Unpinned()
