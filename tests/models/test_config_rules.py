@@ -1,0 +1,97 @@
+"""Rules between the numbers of a config: a sound one is accepted, each broken one is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from lydite.core.errors import ConfigError, InputError
+from lydite.models.features.clip_vision import CLIPVisionConfig, read_clip_config
+from lydite.models.flux2 import Flux2Config
+from lydite.models.mmdit import MMDiTConfig, PatchEmbed
+from lydite.models.text.qwen import QwenConfig
+from lydite.models.unet import UNetConfig
+from lydite.models.vae.kl import AutoencoderKLConfig
+from lydite.models.vae.qwen_image import QwenImageVAEConfig
+from lydite.models.z_image import ZImageConfig
+
+MMDIT = MMDiTConfig(8, 2, 4, 3, 4, 2, 12, 8, 8, 4, 6, (0, 2))
+FLUX2 = Flux2Config(4, 1, 1, 16, 2, 12, 8, 3.0, (4, 4, 4, 4), 2000.0, 1e-6)
+QWEN = QwenConfig(10, 24, 16, 2, 4, 2, 1e-6, 1e4)
+UNET = UNetConfig(
+    4, 4, ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D"), (8, 16), 2,
+    12, 2, norm_num_groups=4,
+)  # fmt: skip
+KL = AutoencoderKLConfig(
+    3, 3, ("DownEncoderBlock2D",) * 2, ("UpDecoderBlock2D",) * 2, (8, 16), 1, 4, 4
+)
+QWEN_VAE = QwenImageVAEConfig(
+    8, 2, (1, 2), 1, (False,), latents_mean=(0.0, 1.0), latents_std=(1.0, 2.0)
+)
+Z_IMAGE = ZImageConfig(4, 24, 1, 1, 2, 1e-5, 8, 256.0, (4, 4, 4), (16, 16, 16))
+VISION = CLIPVisionConfig(
+    hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+    hidden_act="gelu", layer_norm_eps=1e-5, image_size=32, patch_size=8,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "change"),
+    [
+        (MMDIT, {"dual_attention_layers": (3,)}), (MMDIT, {"dual_attention_layers": (-1,)}),
+        (MMDIT, {"caption_projection_dim": 9}),
+        (FLUX2, {"mlp_ratio": 0.0}), (FLUX2, {"mlp_ratio": 65.0}), (FLUX2, {"mlp_ratio": -1.0}),
+        (FLUX2, {"axes_dims_rope": (4, 4, 4)}), (FLUX2, {"axes_dims_rope": (3, 5, 4, 4)}),
+        (FLUX2, {"axes_dims_rope": (4, 4, 4, 2)}),
+        (QWEN, {"hidden_size": 22}), (QWEN, {"head_dim": 5}), (QWEN, {"num_key_value_heads": 3}),
+        (UNET, {"block_out_channels": (8, 16, 16)}), (UNET, {"layers_per_block": (1, 2, 3)}),
+        (UNET, {"block_out_channels": ()}), (UNET, {"norm_num_groups": 3}),
+        (UNET, {"attention_head_dim": 3}), (UNET, {"attention_head_dim": (2, 5)}),
+        (UNET, {"block_out_channels": (5, 10), "norm_num_groups": 5, "attention_head_dim": 5}),
+        (UNET, {"down_block_types": ("DownBlock2D",)}), (UNET, {"up_block_types": ("UpBlock2D",)}),
+        (KL, {"scaling_factor": 0.0}), (KL, {"scaling_factor": 2e4}), (KL, {"shift_factor": -2e4}),
+        (KL, {"block_out_channels": (8,)}), (KL, {"down_block_types": ("DownEncoderBlock2D",)}),
+        (KL, {"up_block_types": ("UpDecoderBlock2D",) * 3}), (KL, {"norm_num_groups": 3}),
+        (QWEN_VAE, {"dim_mult": (1, 2, 4)}), (QWEN_VAE, {"latents_mean": (0.0,)}),
+        (QWEN_VAE, {"latents_std": (1.0, 0.0)}), (QWEN_VAE, {"latents_std": (1.0,)}),
+        (QWEN_VAE, {"base_dim": 7}), (QWEN_VAE, {"z_dim": 3}),
+        (Z_IMAGE, {"n_heads": 5}), (Z_IMAGE, {"axes_dims": (6, 6)}),
+        (Z_IMAGE, {"axes_lens": (16,)}),
+        (Z_IMAGE, {"axes_dims": (3, 5, 4)}), (Z_IMAGE, {"axes_dims": (4, 4, 6)}),
+        (VISION, {"patch_size": 33}), (VISION, {"num_attention_heads": 3}),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_refused(config: Any, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        replace(config, **change)
+
+
+@pytest.mark.parametrize(
+    ("config", "change"),
+    [
+        (FLUX2, {"mlp_ratio": 64.0}), (QWEN, {"hidden_size": 22, "head_dim": 6}),
+        (KL, {"scaling_factor": 1e-4}), (KL, {"scaling_factor": -1e4, "shift_factor": 1e4}),
+        (QWEN_VAE, {"latents_std": (1e-4, 1e4)}), (VISION, {"patch_size": 32}),
+        (UNET, {"layers_per_block": (1, 2)}), (MMDIT, {"dual_attention_layers": ()}),
+    ],
+)  # fmt: skip
+def test_the_limits_themselves_are_accepted(config: Any, change: dict[str, Any]) -> None:
+    assert replace(config, **change) != config
+
+
+def test_positions_are_cut_from_the_middle_of_the_table() -> None:
+    embed = PatchEmbed(MMDIT)  # 6 × 6 patches of 2 × 2
+    embed.pos_embed = mx.arange(36 * 8, dtype=mx.float32).reshape(1, 36, 8)
+    table = embed.pos_embed.reshape(6, 6, 8)
+    found = embed.positions(8, 4)
+    assert mx.array_equal(found.reshape(4, 2, 8), table[1:5, 2:4])
+    assert embed.positions(12, 12).shape == (1, 36, 8)
+    for size in ((14, 12), (12, 14)):
+        with pytest.raises(InputError, match="6×6 patches"):
+            embed.positions(*size)
+
+
+def test_a_config_of_one_tower_is_not_clips() -> None:
+    with pytest.raises(ConfigError, match="expected clip"):
+        read_clip_config({"model_type": "clip_text_model"}, where="here")
