@@ -17,7 +17,7 @@ from lydite.pipelines.model_files import find_components
 from lydite.pipelines.noise import MLXNoise
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
 from lydite.pipelines.picture import Picture
-from lydite.pipelines.pipeline import AHEAD, Pipeline
+from lydite.pipelines.pipeline import AHEAD, MOST_FEATHER, Pipeline
 from lydite.sampling.noise import StreamRule
 from lydite.weights.load import parameter_hash, parameters
 
@@ -180,11 +180,29 @@ def test_the_smallest_and_the_largest_size_are_planned(pipeline) -> None:
         ({"convention": "mflux"}, "convention is 'mflux'; expected one of lydite"),
         ({"noise": "cuda"}, "noise is 'cuda'"),
         ({"text_length": 0}, "text_length is 0"),
+        ({"clip_skip": 1}, "clip skip is not supported"),
+        ({"feather": -1}, "feather is -1"),
+        ({"feather": MOST_FEATHER + 1}, f"expected 0 to {MOST_FEATHER} pixels"),
+        ({"weighting": "a1111"}, "weights in prompts are not supported"),
+        ({"refine_from": 0.5}, "refine_from without a refiner"),
     ],
 )
 def test_bad_requests_name_the_option(pipeline, change: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         list(pipeline.generate(REQUEST.replace(**change), [1]))
+
+
+def test_batches_masks_and_loras_that_cannot_be_used(pipeline, untrained: Path) -> None:
+    image, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
+    with pytest.raises(InputError, match="batch is 0"):
+        list(pipeline.generate(REQUEST, [1], batch=0))
+    with pytest.raises(InputError, match="without an image"):
+        pipeline.plan(REQUEST, None, mask)
+    with pytest.raises(InputError, match=r"expected \(height, width\)"):
+        pipeline.plan(REQUEST, image, mask[None])
+    with pytest.raises(InputError, match="leave out --bits"):
+        Pipeline.open(untrained, loras=[("a.safetensors", 1.0)], bits=4)
+    pipeline.plan(REQUEST.replace(feather=MOST_FEATHER))
 
 
 def test_a_plan_fills_in_what_the_checkpoint_says(pipeline) -> None:

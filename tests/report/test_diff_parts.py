@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
@@ -20,8 +21,13 @@ from lydite.report.diff.module_tree import build_tree
 from lydite.report.diff.plots import density, histogram, lines
 from lydite.report.diff.read_values import Value, statistics
 from lydite.report.diff.row_text import closest, described, number, short, times
-from lydite.report.diff.wrong_value import _differences, headline, show_parameter
-from lydite.trace.events import Stats, WeightInfo
+from lydite.report.diff.wrong_value import (
+    _differences,
+    headline,
+    show_parameter,
+    show_value,
+)
+from lydite.trace.events import Event, Stats, WeightInfo
 
 SHAPE = (2, 3)
 
@@ -512,3 +518,23 @@ def test_a_parameter_of_one_side_has_an_empty_column() -> None:
         name: cells for name, *cells in show_parameter(None, WeightInfo((), "f16")).numbers.rows
     }
     assert other["shape"] == ["", "scalar"] and other["dtype"] == ["", "f16"]
+
+
+def test_every_part_of_a_value_is_drawn_with_its_sides_in_order() -> None:
+    draw = np.random.default_rng(0)
+    one, other = draw.normal(size=(40, 50)), 3 + draw.normal(size=(40, 50))
+    event = Event(i=0, name="a", shape=(40, 50), dtype="f32")
+    pair: Any = SimpleNamespace(ref_dims=None, event=event, reference=(event,), port=(event,))
+    shown = show_value(Value(pair, one, other, "a note"))
+    assert shown.note == "a note" and shown.lines is None
+    assert shown.histogram == histogram(one, other) and shown.density == density(one, other)
+    assert shown.maps == draw_maps(Value(pair, one, other, "")) and shown.differences
+    means = next(cells for name, *cells in shown.numbers.rows if name == "mean")
+    assert means == [number(one.mean()), number(other.mean())]
+    ids = msgspec.structs.replace(event, kind="ids")
+    pair.event = ids
+    bare = show_value(Value(pair, one, other, ""))
+    assert bare.differences and bare.histogram is None and not bare.maps
+    pair.event = event
+    list_ = show_value(Value(pair, one[:1, :9], other[:1, :9], ""))
+    assert list_.lines == lines(one[:1, :9], other[:1, :9]) and list_.histogram is None
