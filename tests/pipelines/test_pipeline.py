@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import lydite.pipelines.pipeline as pipeline_module
 from lydite.core.device import current_device
 from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteError
 from lydite.core.request import Request
+from lydite.pipelines import planning
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.noise import MLXNoise
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
@@ -222,9 +222,9 @@ def test_the_checkpoints_scheduler_decides_without_being_asked(untrained, tmp_pa
 
 def test_the_schedule_is_made_once_for_a_picture(untrained, monkeypatch) -> None:
     made: list[object] = []
-    plan_schedule = pipeline_module.plan_schedule
+    plan_schedule = planning.plan_schedule
     monkeypatch.setattr(
-        pipeline_module, "plan_schedule", lambda *a, **k: made.append(a) or plan_schedule(*a, **k)
+        planning, "plan_schedule", lambda *a, **k: made.append(a) or plan_schedule(*a, **k)
     )
     pipeline = Pipeline.open(untrained)
     list(pipeline.generate(pipeline.plan(REQUEST), [1, 2], batch=1))

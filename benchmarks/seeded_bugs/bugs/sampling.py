@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from lydite.models import mmdit
 from lydite.models.vae.kl import AutoencoderKL
-from lydite.pipelines import pipeline
+from lydite.pipelines import pipeline, planning
 from lydite.pipelines.noise import NOISES
 from lydite.sampling.denoiser import Prediction
 from lydite.sampling.sampler_types import Step
@@ -34,7 +34,7 @@ def sampled(step: Callable[[Any, Any, float, float], Any]) -> Apply:
             x = taken.x
 
     return attribute(
-        pipeline,
+        planning,
         "find_sampler",
         lambda original: lambda name: replace(original(name), function=sample),
     )

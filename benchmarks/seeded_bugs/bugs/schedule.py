@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.models import modulation
-from lydite.pipelines import pipeline
+from lydite.pipelines import planning
 from lydite.sampling.registry import make_schedule
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.schedule import Schedule
@@ -24,7 +24,7 @@ ANGLES = inputs("transformer/time_text_embed.timestep_embedder.linear_1")
 def scheduled(change: Callable[[Schedule], Schedule]) -> Apply:
     """Another schedule than the checkpoint asks for."""
     return attribute(
-        pipeline, "plan_schedule", lambda original: lambda *a, **k: change(original(*a, **k))
+        planning, "plan_schedule", lambda original: lambda *a, **k: change(original(*a, **k))
     )
 
 

@@ -8,9 +8,9 @@ does, so that a seed means the same picture as in diffusers.
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice
-from math import hypot, isfinite
+from math import hypot
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -18,15 +18,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.core.errors import InputError, is_unicode, shown
-from lydite.core.request import LONGEST_PROMPT, Request
+from lydite.core.errors import InputError, shown
+from lydite.core.request import Request
 from lydite.models.layers import on_cpu
 from lydite.pipelines.embeddings import Embedding, read_embedding
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
 from lydite.pipelines.inpainting import (
     Inpainting,
     Mask,
-    fit_mask,
     hide,
     latent_mask,
     overlay,
@@ -40,37 +39,15 @@ from lydite.pipelines.picture import (
     Picture,
     Pixels,
     Record,
-    pixel_hash,
-    resize,
 )
-from lydite.pipelines.prompt_weights import PARSERS, plain_text
+from lydite.pipelines.planning import check_inputs, check_refiner, complete, hand_over, plan_run
+from lydite.pipelines.prompt_weights import plain_text
 from lydite.pipelines.tiles import check_tile, decode_tiles
-from lydite.sampling.conventions import (
-    find_convention,
-    has_unit_variance,
-    options_of,
-    plan_schedule,
-)
-from lydite.sampling.denoiser import Guide, Guided, over_steps
-from lydite.sampling.registry import Sampler, find_sampler
+from lydite.sampling.denoiser import Guide, Guided
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
-from lydite.sampling.schedules.schedule import from_step
 from lydite.weights.lora import read_lora
 from lydite.weights.quantize import Format
 
-MOST_TOKENS = 4096  # of T5, which learnt on 512
-MOST_FEATHER = 1024
-REFINE_FROM = 0.8  # as in diffusers' example
-# The options of samplers that are plain numbers, from and to.
-NUMBERS = {
-    "eta": (0.0, 10.0),
-    "s_noise": (0.0, 10.0),
-    "gamma": (0.0, 10.0),
-    "curvature": (0.0, 1.0),
-    "r": (0.01, 1.0),
-    "rtol": (1e-4, 1.0),
-    "atol": (1e-4, 1.0),
-}
 AHEAD = 2 * 2**30  # bytes for a picture of 1024² in 16 bits
 SILENT = Observer()
 Batch = tuple[tuple[int, ...], mx.array]  # seeds and finished latents
@@ -134,7 +111,8 @@ class Pipeline:
                 refiner, dtype=dtype, low_memory=low_memory, fetch=fetch, bits=bits, tile=tile
             )
             second.model.embeddings = opened.embeddings
-            pipeline.refiner = pipeline._checked_refiner(second)
+            check_refiner(pipeline, second)
+            pipeline.refiner = second
         return pipeline
 
     @cached_property
@@ -160,84 +138,9 @@ class Pipeline:
 
         `image` is where img2img starts, `mask` is (H, W) and 255 where it is drawn anew.
         """
-        self._check_inputs(image, mask)
-        run = self._plan(self._complete(request, image, mask), image, mask)
-        return run if self.refiner is None else self._hand_over(run, self.refiner)
-
-    def _plan(
-        self,
-        request: Request,
-        image: Pixels | None = None,
-        mask: Mask | None = None,
-        *,
-        first: int = 0,
-    ) -> Run:
-        """Of a completed request. A refiner starts at step `first`."""
-        assert request.sampler and request.schedule and request.steps is not None
-        assert request.width and request.height and request.guidance is not None
-        convention, sampler = find_convention(request.convention), find_sampler(request.sampler)
-        sampler.check_noise_model(self.scheduler.prediction.noise_model)
-        _check_numbers(sampler, request.options)
-        tokens = self.latents.tokens(request.width, request.height)
-        levels = self.scheduler.levels(tokens, request.steps)
-        # What the checkpoint itself says holds where its own sampler or schedule is used.
-        own_sampler = request.sampler == self.scheduler.sampler
-        own_schedule = request.schedule == self.scheduler.schedule
-        if own_sampler and own_schedule:
-            self.scheduler.check_steps(request.steps)
-        make_schedule = partial(
-            plan_schedule,
-            convention,
-            sampler=request.sampler,
-            schedule=request.schedule,
-            steps=request.steps,
-            model=levels,
-            meaning=self.family.strength,
-            final=self.scheduler.final if own_schedule else None,
-            own_timesteps=own_schedule and own_sampler,
-            **(self.scheduler.schedule_options if own_schedule else {}),
-        )
-        schedule = make_schedule(strength=1.0 if request.strength is None else request.strength)
-        late: Mapping[str, Any] = {}
-        if own_sampler and own_schedule and convention.strength in (None, "diffusers"):
-            whole = schedule if request.strength is None else make_schedule()
-            schedule, late = self.scheduler.start_late(
-                whole, len(whole.timesteps) - len(schedule.timesteps)
-            )
-        if first and own_sampler and own_schedule:
-            schedule, late = self.scheduler.start_late(schedule, self.scheduler.position(first))
-        elif first:
-            schedule = from_step(schedule, first)
-        scale, scales = self._guidance_scales(request)
-        strength = over_steps(
-            schedule.sigmas.tolist(), scale, scales=scales, share=request.guidance_interval
-        )
-        return Run(
-            request=request,
-            schedule=schedule,
-            sampler=sampler,
-            options={
-                **options_of(convention, schedule, sampler),
-                **(self.scheduler.sampler_options if own_sampler else {}),
-                **late,
-                **request.options,
-            },
-            convention=convention,
-            prediction=self.scheduler.prediction,
-            strength=strength,
-            guidance=self.family.guidance,
-            is_guided=max(scales or (scale,)) > 1 or sampler.pair,
-            unit_variance=(own_schedule and self.scheduler.unit_variance)
-            or has_unit_variance(convention, schedule, levels),
-            variance_preserving=own_schedule and self.scheduler.variance_preserving,
-            shape=self.latents.shape(request.width, request.height),
-            image=None if image is None else resize(image, request.width, request.height),
-            image_hash=None if image is None else pixel_hash(image),
-            mask=None
-            if mask is None
-            else fit_mask(mask, request.width, request.height, request.feather),
-            mask_hash=None if mask is None else pixel_hash(mask),
-        )
+        check_inputs(self, image, mask)
+        run = plan_run(self, complete(self, request, image, mask), image, mask)
+        return run if self.refiner is None else hand_over(self, run, self.refiner)
 
     def generate(
         self,
@@ -408,183 +311,6 @@ class Pipeline:
             image_hash=run.image_hash,
             mask_hash=run.mask_hash,
         )
-
-    def _checked_refiner(self, refiner: "Pipeline") -> "Pipeline":
-        ours, theirs = self.latents, refiner.latents
-        if not self.family.refines or refiner.family is not self.family:
-            raise InputError(
-                f"{refiner.name}: {refiner.family.title} cannot refine {self.family.title}; "
-                "supported is Stable Diffusion XL with Stable Diffusion XL."
-            )
-        if "mask" in refiner.family.needs(refiner.model):
-            raise InputError(f"{refiner.name}: a model that takes a mask is no refiner.")
-        if (ours.channels, ours.factor) != (theirs.channels, theirs.factor):
-            raise InputError(f"{refiner.name}: its latents are not those of {self.name}.")
-        return refiner
-
-    def _hand_over(self, run: Run, refiner: "Pipeline") -> Run:
-        """The run without its last steps, with a run of the refiner for these.
-
-        As diffusers' `denoising_end` and `denoising_start`: by the share of the timesteps that the
-        models were trained on. Every step is whole; diffusers stops within a step of Heun and
-        within PNDM's first.
-        """
-        request, steps = run.request, len(run.schedule.timesteps)
-        assert request.refine_from is not None and request.steps is not None
-        if run.mask is not None:
-            raise InputError("inpainting with a refiner is not supported; leave out --refiner.")
-        trained = len(self.scheduler.levels(0, request.steps).levels)
-        cutoff = round(trained - request.refine_from * trained)
-        stop = int((run.schedule.timesteps >= cutoff).sum())
-        if not 0 < stop < steps:
-            raise InputError(
-                f"refine_from is {request.refine_from:g}: {stop} of the {steps} steps come before "
-                "it; expected at least one before and one after it."
-            )
-        whole = request.replace(strength=None, guidance_steps=(), guidance_interval=(0.0, 1.0))
-        refining = refiner._plan(whole, first=request.steps - (steps - stop))
-        if not np.array_equal(refining.schedule.sigmas, run.schedule.sigmas[stop:]):
-            raise InputError(
-                f"{refiner.name}: its schedule of {request.steps} steps is not that of "
-                f"{self.name}, so it cannot go on where that model stops."
-            )
-        refining = replace(
-            refining, request=request, strength=run.strength, is_guided=run.is_guided, first=stop
-        )
-        return replace(run, stop=stop, refining=refining)
-
-    def _check_inputs(self, image: Pixels | None, mask: Mask | None) -> None:
-        needs = self.family.needs(self.model)
-        if image is None and "image" in needs:
-            raise InputError(
-                f"{self.name}: this model draws {'into' if 'mask' in needs else 'over'} an image; "
-                f"add --image FILE{' and --mask FILE' if 'mask' in needs else ''}."
-            )
-        if mask is None and "mask" in needs:
-            raise InputError(f"{self.name}: this model draws under a mask; add --mask FILE.")
-        if mask is not None and image is None:
-            raise InputError("a mask without an image; add --image FILE.")
-        if mask is not None and mask.ndim != 2:
-            raise InputError(f"a mask of shape {list(mask.shape)}; expected (height, width).")
-        if mask is not None and not self.family.inpaints:
-            raise InputError(f"{self.family.title}: inpainting is not supported.")
-
-    def _complete(self, request: Request, image: Pixels | None, mask: Mask | None) -> Request:
-        """The request with the checkpoint's own values where it has none, checked."""
-        for text in (request.prompt, request.negative or ""):
-            if not is_unicode(text):
-                raise InputError(f"the prompt {shown(text)} is not valid Unicode.")
-            if len(text) > LONGEST_PROMPT:
-                raise InputError(
-                    f"the prompt {shown(text)} has {len(text)} characters; at most "
-                    f"{LONGEST_PROMPT}."
-                )
-        width, height = self._size(request, image)
-        request = request.replace(
-            steps=self.defaults.steps if request.steps is None else request.steps,
-            guidance=self.defaults.guidance if request.guidance is None else request.guidance,
-            width=width,
-            height=height,
-            sampler=request.sampler or self.scheduler.sampler,
-            schedule=request.schedule or self.scheduler.schedule,
-        )
-        if request.text_length is None:
-            request = request.replace(text_length=self.defaults.text_length)
-        if self.family.image == "reference" and image is not None and request.strength is not None:
-            raise InputError(
-                f"{self.family.title} is shown the image in every step, without a strength; leave "
-                "out --strength."
-            )
-        if image is None or self.family.image == "reference":
-            request = request.replace(strength=None)
-        elif request.strength is None:
-            usual = self.defaults.strength if mask is None else self.defaults.mask_strength
-            request = request.replace(strength=usual)
-        if request.weighting is not None and not self.family.weighs_prompts:
-            raise InputError(f"{self.family.title}: weights in prompts are not supported.")
-        if request.weighting not in (None, *PARSERS):
-            raise InputError(
-                f"weighting is {request.weighting!r:.60}; expected one of {', '.join(PARSERS)}."
-            )
-        for text in (request.prompt, request.negative or ""):
-            plain_text(text, request.weighting)  # what cannot be read is refused now
-        if self.refiner is None and request.refine_from is not None:
-            raise InputError("refine_from without a refiner; add --refiner MODEL.")
-        if self.refiner is not None and request.refine_from is None:
-            request = request.replace(refine_from=REFINE_FROM)
-        if request.refine_from is not None and not 0 < request.refine_from < 1:
-            raise InputError(f"refine_from is {request.refine_from}; expected between 0 and 1.")
-        if request.clip_skip is not None and not self.family.skips_layers:
-            raise InputError(f"{self.family.title}: clip skip is not supported.")
-        if not 0 <= request.feather <= MOST_FEATHER:
-            raise InputError(f"feather is {request.feather}; expected 0 to {MOST_FEATHER} pixels.")
-        distilled = self.family.guidance == "distilled"
-        if not distilled or not request.negative:
-            request = request.replace(true_guidance=None)
-        elif request.true_guidance is None:
-            request = request.replace(true_guidance=self.defaults.true_guidance)
-        if distilled and request.guidance_steps:
-            raise InputError(f"{self.family.title} takes one guidance for all steps.")
-        if request.noise not in NOISES:
-            raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")
-        if request.text_length is not None and not 1 <= request.text_length <= MOST_TOKENS:
-            raise InputError(f"text_length is {request.text_length}; expected 1 to {MOST_TOKENS}.")
-        for scale in (
-            request.guidance or 0.0,
-            request.true_guidance or 0.0,
-            *request.guidance_steps,
-        ):
-            if not isfinite(scale):
-                raise InputError(f"guidance is {scale}; expected a finite number.")
-        above = max(request.guidance or 0.0, *request.guidance_steps, 0.0) > 1
-        if not self.defaults.guided and (above or request.negative):
-            raise InputError(
-                f"{self.name}: this model is distilled to run without guidance. Leave out "
-                "--guidance and --negative."
-            )
-        if not 0 <= request.guidance_rescale <= 1:
-            raise InputError(f"guidance_rescale is {request.guidance_rescale}; expected 0 to 1.")
-        return request
-
-    def _size(self, request: Request, image: Pixels | None) -> tuple[int, int]:
-        unit, largest = self.latents.multiple, self.latents.largest
-        width, height = self.latents.default
-        if image is not None:
-            height, width = (max(side - side % unit, unit) for side in image.shape[:2])
-        sides = {"width": request.width or width, "height": request.height or height}
-        for name, side in sides.items():
-            if side % unit or side < unit or (largest is not None and side > largest):
-                raise InputError(self._size_message(name, side, request, image))
-        return sides["width"], sides["height"]
-
-    def _size_message(self, name: str, side: int, request: Request, image: Pixels | None) -> str:
-        unit, largest = self.latents.multiple, self.latents.largest
-        limit = f" to {largest}" if largest else ""
-        if image is not None and getattr(request, name) is None and largest:
-            scale = min(largest / max(image.shape[:2]), 1.0)
-            fit = "x".join(
-                str(max(int(length * scale) // unit, 1) * unit) for length in image.shape[1::-1]
-            )
-            return (
-                f"the image is {image.shape[1]}×{image.shape[0]}; this model draws up to "
-                f"{largest}×{largest}. Add --size {fit}."
-            )
-        near = max(round(side / unit), 1) * unit
-        near = min(near, largest) if largest else near
-        return (
-            f"{name} is {side}; expected a multiple of {unit} from {unit}{limit}. "
-            f"The nearest is {near}."
-        )
-
-    def _guidance_scales(self, request: Request) -> tuple[float, tuple[float, ...]]:
-        """The scale of classifier-free guidance, and one for each step where they differ."""
-        kind, scales = self.family.guidance, request.guidance_steps
-        if kind in ("negative", "distilled") and not request.negative:
-            return 1.0, ()
-        if kind == "distilled":
-            return request.true_guidance or 1.0, ()
-        above = 1.0 if kind == "above_0" else 0.0
-        return above + (request.guidance or 0.0), tuple(above + scale for scale in scales)
 
     def _start(
         self, run: Run, group: tuple[int, ...], observer: Observer
@@ -776,17 +502,3 @@ def _collected(batches: Iterable[T]) -> Iterator[T]:
     yield from finished
     if interrupt:
         raise interrupt
-
-
-def _check_numbers(sampler: Sampler, options: Mapping[str, float]) -> None:
-    """Only numbers can be set here: some options of a sampler are none."""
-    known = [name for name in sampler.options if name in NUMBERS]
-    for name, value in options.items():
-        if name not in known:
-            raise InputError(
-                f"sampler {sampler.name} has no option {name!r:.60} that can be set here; "
-                f"it has {', '.join(known) or 'none'}."
-            )
-        low, high = NUMBERS[name]
-        if not low <= value <= high:
-            raise InputError(f"option {name} is {value}; expected {low:g} to {high:g}.")
