@@ -134,3 +134,41 @@ def test_a_tensor_that_the_disk_does_not_give_is_damaged(tmp_path: Path) -> None
 def test_a_file_that_cannot_be_opened_is_not_said_to_be_damaged(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="no such file"):
         Shard.open(tmp_path / f"{'0' * 64}.safetensors")
+
+
+def rewritten(path: Path, **metadata: str | None) -> Path:
+    """The shard with other metadata, under the name that its header then has."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] |= metadata
+    header["__metadata__"] = {k: v for k, v in header["__metadata__"].items() if v is not None}
+    text = json.dumps(header).encode()
+    head = len(text).to_bytes(8, "little") + text
+    changed = path.with_name(shard_name(head))
+    changed.write_bytes(head + data[8 + length :])
+    return changed
+
+
+def test_a_header_that_is_not_a_shards_is_refused(tmp_path: Path) -> None:
+    name, _ = write_shard(tmp_path, SETTINGS, items(MAKE, 1))
+    entries = json.loads(json.loads(_head(tmp_path / name))["__metadata__"]["entries"])
+    other = [{**entry, "seed": 99} if entry["kind"] == "sample" else entry for entry in entries]
+    odd = [
+        {**entry, "tensors": {k: {**v, "dtype": "F99"} for k, v in entry["tensors"].items()}}
+        for entry in entries
+    ]
+    for metadata, said in (
+        ({"format": "other"}, "expected lydite-calibration"), ({"version": "2"}, "expected"),
+        ({"format": None}, "not a shard"), ({"settings": "{}"}, "not a shard"),
+        ({"entries": "[1]"}, "not a shard"), ({"entries": json.dumps(other)}, "does not match"),
+        ({"entries": json.dumps(odd)}, "F99"),
+    ):  # fmt: skip
+        with pytest.raises(CalibrationError, match=said):
+            Shard.open(rewritten(tmp_path / name, **metadata))
+    Shard.open(rewritten(tmp_path / name, note="harmless")).close()
+
+
+def _head(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]

@@ -10,7 +10,11 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 from PIL import Image
 
+from lydite import embedded
+from lydite.calibrate.run import Model
+from lydite.cli.evaluate import models
 from lydite.cli.evaluate.metric_options import SHOWN, print_evaluation
+from lydite.cli.evaluate.models import IMAGES, evaluated_images
 from lydite.cli.main import lydite
 from lydite.core.errors import LyditeError
 from lydite.evaluate.evaluation import Distance, Evaluation, Pair, StepError
@@ -155,6 +159,25 @@ def test_a_page_is_not_replaced_unasked(run: Path, tmp_path: Path) -> None:
     result = _run(*arguments)
     assert isinstance(result.exception, LyditeError) and page.read_text() == "mine"
     assert _run(*arguments, "--overwrite").exit_code == 0 and "psnr" in page.read_text()
+
+
+def test_which_images_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = Model(embedded.NAME), Model("somewhere")
+    options = {"prompts": None, "images": None, "seed": 7}
+    images = evaluated_images(options, own)
+    assert len(images) == IMAGES and len({seed for _, seed in images}) == IMAGES
+    assert evaluated_images(options | {"images": 3}, own) == images[:3]
+    with pytest.raises(LyditeError, match="no prompts"):
+        evaluated_images(options, other)
+    (tmp_path / "p.txt").write_text("one\ntwo\n")
+    given = options | {"prompts": tmp_path / "p.txt"}
+    assert [prompt for prompt, _ in evaluated_images(given, other)] == ["one", "two"]
+    four = evaluated_images(given | {"images": 4}, other)
+    assert [prompt for prompt, _ in four] == ["one", "two", "one", "two"]
+    monkeypatch.setattr(models, "MOST_IMAGES", 2)
+    assert len(evaluated_images(given, other)) == 2
+    with pytest.raises(LyditeError, match="at most 2"):
+        evaluated_images(given | {"images": 3}, other)
 
 
 def test_help_teaches() -> None:

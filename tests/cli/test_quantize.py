@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from lydite import embedded
+from lydite.calibrate.run import Model
 from lydite.cli.main import lydite
-from lydite.cli.quantize.model import _proof
+from lydite.cli.quantize.model import _check_places, _proof
 from lydite.cli.quantize.plan import _print, _record
-from lydite.core.errors import LyditeError
+from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.files import size_text
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.pipeline import Pipeline
@@ -209,6 +210,30 @@ def test_what_cannot_be_done_is_said_in_one_line(
         result = _run(*words)
         assert isinstance(result.exception, LyditeError) and text in str(result.exception), text
     assert not out.exists() and not out.with_name("out.work").exists()
+
+
+def test_where_a_result_may_be_written(tmp_path: Path) -> None:
+    model, places = Model(str(tmp_path / "model")), {"set_folder": None, "against": None}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "set").mkdir()
+    _check_places(tmp_path / "out", model, places)
+    for name, changes in (
+        ("model/out", {}), ("set/out", {"set_folder": tmp_path / "set"}),
+        ("set/out", {"against": tmp_path / "set"}), ("model/../model", {}), ("no/out", {}),
+    ):  # fmt: skip
+        with pytest.raises(FileError, match=r"inside the input|no such folder"):
+            _check_places(tmp_path / name, model, places | changes)
+    with pytest.raises(InputError, match="Unicode"):
+        _check_places(tmp_path / "out\udcff", model, places)
+
+
+def test_a_plan_is_shown_and_nothing_is_made(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = _run("embedded", "--bits", 4, "--method", "rtn", "--dry-run", "--out", out)
+    assert result.exit_code == 0 and "bits per weight" in result.output and "rtn" in result.output
+    assert not list(tmp_path.iterdir())
+    result = _run("embedded", "--bpw", 4.5, "--dry-run", "--out", out)
+    assert isinstance(result.exception, LyditeError) and "quantize plan" in str(result.exception)
 
 
 def test_another_model_is_refused(calibration: Path, tmp_path: Path) -> None:
