@@ -10,6 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from lydite.calibrate.settings import Settings, plan_of
+from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import InputError
 from lydite.evaluate.distributions import (
     Moments,
@@ -21,9 +23,12 @@ from lydite.evaluate.evaluation import (
     Evaluation,
     Networks,
     Options,
+    Pair,
     count_passes,
+    damage,
     evaluate,
     evaluate_one,
+    lower_is_better,
     require_something,
 )
 from lydite.evaluate.feature_table import feature_table
@@ -289,3 +294,35 @@ def test_features_that_cannot_be_compared_are_refused() -> None:
         for distance in (kernel_distance, gaussian_mmd):
             with pytest.raises(InputError):
                 distance(one, other)
+
+
+def test_pairs_are_ordered_by_the_best_metric_that_they_have(tmp_path: Path) -> None:
+    class Brightness:
+        """Instead of LPIPS: the brighter the candidate, the further apart."""
+
+        net, name, digest = "alex", "brightness", "d" * 64
+
+        def __call__(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> Any:
+            assert one.shape == other.shape and one.ndim == 4
+            return other.reshape(len(other), -1).mean(axis=1) / 255
+
+    dark, mixed = _plain(tmp_path / "one", [0, 200, 90]), _plain(tmp_path / "other", [9, 210, 250])
+    networks: Any = Networks(lpips=(Brightness(),))  # type: ignore[arg-type]
+    found = evaluate(dark, mixed, set(dark.names), Options(networks))
+    assert [pair.name for pair in found.worst] == ["02", "01", "00"]
+    assert found.paired["lpips_alex"].max == pytest.approx(250 / 255)
+    assert found.record["metrics"]["lpips_alex"]["weights"] == "d" * 64
+    plain = evaluate(dark, mixed, set(dark.names), Options())
+    assert "lpips_alex" not in plain.paired
+    for metric, lower in (("lpips_vgg", True), ("latent_error", True), ("psnr", False)):
+        assert lower_is_better(metric) == lower
+    best = Pair("a", {"psnr": 30.0, "ssim": 0.5})
+    assert damage(best) < damage(Pair("b", {"psnr": 20.0, "ssim": 0.4}))
+
+
+def test_sets_that_have_no_pictures_or_not_all_of_them(tmp_path: Path) -> None:
+    settings = Settings("f00d", {}, "F32")
+    with Writer.start(tmp_path / "begun", settings, plan_of([("a", 0), ("b", 1)], ())):
+        pass
+    with pytest.raises(InputError, match="2 images of the set are not drawn"):
+        open_source(tmp_path / "begun")

@@ -9,10 +9,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from lydite.core.errors import NotFiniteError
+from lydite.core.errors import InputError, NotFiniteError
 from lydite.models.layers import Linear, gelu_tanh
 from lydite.quantize.activations import InputRange, plain_range, time_aware_range
-from lydite.quantize.blocks import KEPT_SCORES, KEPT_VALUES, Rows
+from lydite.quantize.blocks import KEPT_SCORES, KEPT_VALUES, Rows, _join
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.methods import reconstruct as method
 from lydite.quantize.methods.reconstruct import (
@@ -287,3 +287,22 @@ def test_a_loss_that_is_not_finite_stops_it() -> None:
     problem.outputs = [[problem.outputs[0][0] * float("nan")]]
     with pytest.raises(NotFiniteError):
         reconstruct(problem, replace(SHORT, iterations=3))
+
+
+def test_outputs_that_are_not_finite_are_refused() -> None:
+    problem = problem_of(3, None)
+    (rows,) = problem.rows
+    with pytest.raises(NotFiniteError, match="a block returns"):
+        rows.forward(problem.module, {"args.0": rows.full["args.0"] * float("inf")})
+
+
+def test_inputs_of_samples_are_joined_or_the_same_for_all() -> None:
+    def sample(number: int, **more: Any) -> dict[str, Any]:
+        rows = mx.full((2, 3), number)
+        return {"rows": rows, "table": mx.arange(5), "flag": True, "scale": mx.array(2.0)} | more
+
+    fixed, arrays = _join([sample(0), sample(1)], 2)
+    assert set(fixed) == {"table", "flag", "scale"} and set(arrays) == {"rows"}
+    assert arrays["rows"][:, 0].tolist() == [0, 0, 1, 1]
+    with pytest.raises(InputError, match="table of a block has no axis"):
+        _join([sample(0), sample(1, table=mx.arange(5) + 1)], 2)
