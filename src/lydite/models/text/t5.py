@@ -176,12 +176,14 @@ def relative_position_buckets(
     """
     half = num_buckets // 2
     exact = half // 2
-    relative = np.arange(length)[None, :] - np.arange(length)[:, None]  # key minus query
+    relative = np.arange(1 - length, length)  # key minus query
     distance = np.abs(relative)
     share = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)
     far = exact + (share * (half - exact) + 1e-9).astype(np.int64)
     bucket = np.where(distance < exact, distance, np.minimum(far, half - 1))
-    return (bucket + half * (relative > 0)).astype(np.int32)
+    bucket = (bucket + half * (relative > 0)).astype(np.int32)
+    rows = np.lib.stride_tricks.sliding_window_view(bucket, length)  # of the last query first
+    return rows[::-1].copy()
 
 
 def clamp_float16(x: mx.array) -> mx.array:
