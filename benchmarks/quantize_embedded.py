@@ -7,6 +7,7 @@ All pictures of a setting are drawn in one batch, so a GPU needs seconds for the
     python benchmarks/quantize_embedded.py --set SET taqdit:4:channel:8 --iterations 1000
 
 A setting is METHOD:BITS:GROUP[:ACTIVATION_BITS][:OPTION=VALUE]…; options are those of the recipe.
+groups=N: ranges of activations for N groups of steps; qqmm=1: inputs in the format of the weights.
 METHOD:nvfp4:own is a floating-point format; METHOD:PLAN.json:own has the widths of a plan that
 `lydite quantize plan --save` wrote.
 """
@@ -28,6 +29,7 @@ from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.request import Request
 from lydite.evaluate.intervals import summarize
 from lydite.evaluate.scenes import held_out
+from lydite.models.layers import set_timestep
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import Block, BlockRows, Rows, choose_samples, find_blocks
@@ -81,6 +83,7 @@ class Drawer:
         sigmas = self._run.schedule.sigmas.tolist()
         guidance = self._run.request.guidance or 1.0
         for sigma, after, at in zip(sigmas, sigmas[1:], self._run.schedule.timesteps, strict=False):
+            set_timestep(float(at))
             tables = net.modulation(mx.array([at], dtype=mx.float32), pooled)
             tables = {path: table[0] for path, table in tables.items()}
             outputs = net(mx.concatenate([x, x]), text, tables, positions)
@@ -104,6 +107,8 @@ def read_setting(text: str, shapes: Any, recipe: Recipe) -> Settings:
     own = {key: named.pop(key) for key in ("unit", "search", "start") if key in named}
     switches = {key: named.pop(key) == "1" for key in ("shift", "migrate") if key in named}
     modulation = int(named.pop("modulation", 8))
+    inputs = {"act_groups": int(named.pop("groups", 1)), "quantize_input": "qqmm" in named}
+    named.pop("qqmm", None)
     recipe = replace(recipe, **{k: type(getattr(recipe, k))(float(v)) for k, v in named.items()})
     if bits.endswith(".json"):
         plan = read_plan(Path(bits), shapes)
@@ -112,7 +117,7 @@ def read_setting(text: str, shapes: Any, recipe: Recipe) -> Settings:
     else:
         size = 0 if group == "channel" else int(group)
         plan = uniform_plan(shapes, int(bits), size, modulation_bits=modulation)
-    return Settings(method, plan, act, recipe=recipe, **own, **switches)  # pyright: ignore[reportArgumentType]
+    return Settings(method, plan, act, recipe=recipe, **inputs, **own, **switches)  # pyright: ignore[reportArgumentType]
 
 
 class SharedRows(BlockRows):

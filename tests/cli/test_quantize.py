@@ -148,6 +148,8 @@ def test_a_killed_run_resumes_to_the_same_file(
          "--samples", 4),
         ("--method", "rtn", "--rank", 4, "--samples", 2),
         ("--method", "gptq", "--format", "nvfp4", "--samples", 2),
+        ("--method", "rtn", "--format", "mxfp8", "--quantize-input"),
+        ("--method", "rtn", "--act-bits", 8, "--act-groups", 3, "--samples", 4),
     ],
 )  # fmt: skip
 def test_methods_end_in_models_that_run(
@@ -155,7 +157,14 @@ def test_methods_end_in_models_that_run(
 ) -> None:
     _done("embedded", *words, "--set", calibration, "--out", tmp_path / "out")
     record = read_provenance(tmp_path / "out")
-    assert record.activations == ("simulated" if "taqdit" in words else None)
+    simulated = {"--act-bits", "--quantize-input"} & set(words)
+    assert record.activations == ("simulated" if simulated else None)
+    component = find_components(tmp_path / "out")["transformer"]
+    assert ("simulated" in (component.rounding_of_inputs() or "")) == bool(simulated)
+    layers = dict(component.load(mx.float32).named_modules())
+    layer: Any = layers["transformer_blocks.0.ff.net.2"]
+    assert layer.quantize_input == ("--quantize-input" in words)
+    assert ("input_times" in layer) == ("--act-groups" in words)
 
 
 def test_a_plan_is_printed_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +212,10 @@ def test_what_cannot_be_done_is_said_in_one_line(
         "no offsets": ("embedded", "--method", "adaround", "--format", "mxfp4", "--out", out),
         "leave it out": ("embedded", "--format", "mxfp4", "--group", 64, "--out", out),
         "--act-bits 8": ("embedded", "--method", "taqdit", "--out", out),
+        "groups of ranges": ("embedded", "--act-groups", 2, "--out", out),
+        "one range for all steps": ("embedded", "--method", "joint", "--act-bits", 8,
+                                    "--act-groups", 2, "--out", out),
+        "--format nvfp4": ("embedded", "--quantize-input", "--out", out),
         "--group 64": ("embedded", "--method", "smoothquant", "--act-bits", 8, "--group",
                        "channel", "--out", out),
     }  # fmt: skip

@@ -1,13 +1,18 @@
 """Ranges of activations: shift and migration behind a GELU, balance of channels, steps' weights."""
 
+from functools import partial
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
+from lydite.models import layers
+from lydite.models.layers import QuantizedLinear, rounded_to_format, set_timestep
 from lydite.quantize.activations import (
     InputRange,
     balance,
+    group_times,
     is_behind_gelu,
     migration,
     momentum_shift,
@@ -123,3 +128,61 @@ def test_balance_is_that_of_smoothquant() -> None:
     wanted = np.sqrt(np.abs(values).max(axis=0) / np.abs(weight).max(axis=0))
     np.testing.assert_allclose(found / found[0], wanted / wanted[0], rtol=1e-5)
     np.testing.assert_allclose(np.log(found).mean(), 0, atol=1e-6)  # no change of the whole
+
+
+def test_steps_are_grouped_from_the_first_on() -> None:
+    times = np.array([1000, 750, 500, 250, 1000, 10], np.float32)
+    assert group_times(times, 2) == [500, 10]  # three steps and two
+    assert group_times(times, 5) == group_times(times, 99) == [1000, 750, 500, 250, 10]
+
+
+def test_each_row_is_rounded_by_the_range_of_its_step() -> None:
+    groups = ((600.0, 0.5, 4.0), (300.0, 0.25, 7.0), (0.0, 2.0, 0.0))
+    found = InputRange(4, 0.1, 3, groups=groups)
+    layer = QuantizedLinear(64, 8, bias=False)
+    x = mx.array(normal(6, 5, 64, seed=3))
+    times = mx.array([1000.0, 600.0, 599.0, 300.0, 299.0, 0.0])
+    for name, array in found.extras().items():
+        layer[name] = mx.array(array)
+    set_timestep(times)
+    together = layer(x)
+    del layer["input_times"]
+    for row, number in enumerate((0, 0, 1, 1, 2, 2)):
+        _, scale, zero = groups[number]
+        layer["input_range"] = mx.array([scale, zero, 15])
+        alone = layer(x[row : row + 1])
+        np.testing.assert_allclose(np.array(together[row]), np.array(alone[0]), rtol=1e-5)
+        layer["input_range"], layer["input_times"] = (
+            mx.array(found.extras()[name]) for name in ("input_range", "input_times")
+        )
+        set_timestep(float(times[row]))
+        np.testing.assert_allclose(np.array(layer(x[row])), np.array(alone[0]), rtol=1e-5)
+        del layer["input_times"]
+
+
+@pytest.mark.parametrize("mode", layers.FLOAT_PRODUCTS)
+def test_inputs_in_the_format_of_the_weight(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU MLX has no such product. One that is right is used, one that is wrong is not."""
+    layer = QuantizedLinear(64, 8, mode=mode, group_size=None, bits=None)  # pyright: ignore[reportArgumentType]
+    layer.quantize_input = True
+    x = mx.array(normal(3, 40, 64))
+    weight = mx.dequantize(layer.weight, layer.scales, mode=mode, dtype=mx.float32)
+    wanted = np.array(rounded_to_format(x, mode) @ weight.T + layer.bias)
+    calls: list[int] = []
+
+    def product(x: mx.array, weight: Any, scales: Any, error: float = 0, **options: Any) -> Any:
+        calls.append(len(x))
+        unpacked = mx.dequantize(weight, scales, mode=mode, dtype=x.dtype)
+        return (1 + error) * rounded_to_format(x, mode) @ unpacked.T
+
+    for own, used in ((product, True), (partial(product, error=0.1), False), (None, False)):
+        layers.has_quantized_product.cache_clear()
+        monkeypatch.setattr(mx, "qqmm", own or _no_product)
+        calls.clear()
+        np.testing.assert_allclose(np.array(layer(x)), wanted, rtol=1e-4, atol=1e-4)
+        assert (120 in calls) == used
+    layers.has_quantized_product.cache_clear()
+
+
+def _no_product(*args: Any, **options: Any) -> Any:
+    raise RuntimeError("[QQMatmul] NYI for the general case")

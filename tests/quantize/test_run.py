@@ -103,3 +103,14 @@ def test_gptq_is_better_than_nearest(pipeline: Pipeline, opened: CalibrationSet)
     for result in quantized(pipeline, opened, 2, method="gptq"):
         for error in result.errors:
             assert error.after < 0.9 * error.nearest
+
+
+def test_groups_of_steps_have_ranges_of_their_own(
+    pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    options: dict[str, Any] = {"method": "rtn", "bits": 8, "act_bits": 4}
+    one, many = (quantized(pipeline, opened, act_groups=groups, **options) for groups in (1, 3))
+    extras = many[0].weights["transformer_blocks.0.ff.net.2"].extras
+    assert extras["input_range"].shape == (3, 3) and len(set(extras["input_range"][:, 0])) == 3
+    assert (np.diff(extras["input_times"]) < 0).all()
+    assert many[0].errors[0].after < one[0].errors[0].after

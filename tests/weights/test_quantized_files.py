@@ -119,6 +119,24 @@ def test_scales_take_the_dtype_of_the_model_and_integers_stay() -> None:
     np.testing.assert_array_equal(np.array(model.a.weight), arrays["a.weight"])
 
 
+def test_ranges_for_groups_of_steps_are_read_with_their_times() -> None:
+    steps = {
+        "a.input_range": np.array([[0.05, 128, 255], [0.1, 0, 255]], np.float32),
+        "a.input_times": np.array([500, 0], np.float32),
+    }
+    arrays = {**stored(), **steps}
+    assert found_in(in_memory(arrays), parameter_specs(Toy()), ()).formats["a.weight"].steps == 2
+    parts: dict[str, Any] = dict(loaded(arrays).a.items())
+    np.testing.assert_array_equal(np.array(parts["input_range"]), arrays["a.input_range"])
+    wrong = {**arrays, "a.input_times": np.array([0, 500], np.float32)}
+    with pytest.raises(WeightsError, match="cannot round"):
+        loaded(wrong)
+    del arrays["a.input_times"]
+    assert "1 missing (a.input_times" in refusal(arrays)
+    arrays = {**stored(), "a.input_times": steps["a.input_times"]}
+    assert "a.input_times" in refusal(arrays)
+
+
 @pytest.mark.parametrize("rows", [3, 40])
 def test_what_a_layer_holds_beside_its_weight_is_computed(rows: int) -> None:
     arrays = {**stored(), **extras()}

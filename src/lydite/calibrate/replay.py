@@ -90,6 +90,11 @@ class Replay:
             return to_numpy(denoise.pair(latent, entry.sigma)[0])[0]
         return to_numpy(denoise(latent, entry.sigma))[0]
 
+    def timestep(self, entry: Entry) -> float:
+        """Of the call of the network for one sample."""
+        assert entry.sigma is not None, "a sample that was run has one"
+        return float(self._run.schedule.timestep_of(entry.sigma))
+
     def forget(self) -> None:
         """After layers were exchanged: compute again what is computed for all steps at once."""
         self._denoiser = None

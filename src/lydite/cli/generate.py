@@ -152,6 +152,8 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     notes = [*idle_options(runs[0], typed), *_truncations(pipeline, runs)]
     if pipeline.model.dtype == "float16" and pipeline.model.components["vae"].widens:
         notes.append("the VAE runs in float32: it exceeds the range of float16.")
+    if rounding := pipeline.model.components[pipeline.family.network].rounding_of_inputs():
+        notes.append(rounding)
     for note in notes:
         click.echo(f"note: {note}", err=True)
     for note in fit_in_memory(pipeline, runs, options["batch"]):

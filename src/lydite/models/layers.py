@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -38,9 +38,12 @@ class QuantizedLinear(nn.QuantizedLinear):
     """A linear whose weight is held in few bits.
 
     A checkpoint may add: `input_range`, by which the input is rounded to integers (a simulation:
-    the product itself is computed with floats); `input_shift` and `input_divisor`, per channel,
-    before that; a low-rank branch at full precision.
+    the product itself is computed with floats), with `input_times` one range for each group of
+    steps; `input_shift` and `input_divisor`, per channel, before that; a low-rank branch at full
+    precision.
     """
+
+    quantize_input = False  # whether inputs are rounded to the format of the weight
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self._product(self._rounded_input(x))
@@ -56,18 +59,81 @@ class QuantizedLinear(nn.QuantizedLinear):
     def _rounded_input(self, x: mx.array) -> mx.array:
         x = self._moved_input(x)
         if "input_range" in self:
-            scale, zero, most = self["input_range"]
+            scale, zero, most = self._range(x.ndim)
             steps = mx.clip(mx.round(x.astype(mx.float32) / scale) + zero, 0, most)
             x = (steps - zero) * scale
         return x.astype(self["scales"].dtype) if self.mode == "affine" else x
 
+    def _range(self, axes: int) -> Sequence[mx.array]:
+        """Scale, zero point and highest integer: numbers, or one for each row of the input."""
+        found = self["input_range"]
+        if found.ndim == 2:
+            now = TIMESTEP["now"]
+            found = found[(now[..., None] < self["input_times"][:-1]).sum(axis=-1)]
+            if now.ndim:
+                found = found.reshape(-1, *(1,) * (axes - 2), 3)
+                return [found[..., n : n + 1] for n in range(3)]
+        return [found[..., n] for n in range(3)]
+
     def _product(self, x: mx.array) -> mx.array:
         options = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+        if self.quantize_input:
+            if has_quantized_product(self.mode):
+                return mx.qqmm(x.flatten(0, -2), self.weight, self.scales, **options).reshape(
+                    *x.shape[:-1], -1
+                )
+            x = rounded_to_format(x, self.mode)
         biases = self.get("biases")
         if x.size // x.shape[-1] < FEW_ROWS:
             return mx.quantized_matmul(x, self.weight, self.scales, biases, **options)
         weight = mx.dequantize(self.weight, self.scales, biases, dtype=x.dtype, **options)
         return x @ weight.T
+
+
+FLOAT_PRODUCTS = ("nvfp4", "mxfp8")  # formats in which MLX can also take the input of a product
+# The timestep of the call of a network that is under way: a number, or one for each row.
+TIMESTEP: dict[str, mx.array] = {"now": mx.array(0.0)}
+
+
+def set_timestep(timestep: float | mx.array) -> None:
+    """Say for which timestep a network is called next."""
+    TIMESTEP["now"] = mx.array(timestep, dtype=mx.float32)
+
+
+def rounded_to_format(x: mx.array, mode: str) -> mx.array:
+    """Each value as it is after rounding to a floating-point format of MLX."""
+    rows = x.reshape(-1, x.shape[-1])
+    return mx.dequantize(*mx.quantize(rows, mode=mode), mode=mode, dtype=x.dtype).reshape(x.shape)
+
+
+@cache
+def has_quantized_product(mode: str) -> bool:
+    """Whether this device multiplies quantized inputs by quantized weights, tried once."""
+    x = mx.random.normal((64, 256), key=mx.random.key(0))
+    weight, scales, *_ = mx.quantize(mx.random.normal((128, 256), key=mx.random.key(1)), mode=mode)
+    try:
+        found = mx.qqmm(x, weight, scales, mode=mode)
+        unpacked = mx.dequantize(weight, scales, mode=mode, dtype=x.dtype)
+        wanted = rounded_to_format(x, mode) @ unpacked.T
+        return bool((mx.abs(found - wanted).max() < 1e-2 * mx.abs(wanted).max()).item())
+    except (RuntimeError, ValueError):
+        return False
+
+
+def round_inputs(network: nn.Module) -> None:
+    """Let linears in a format with such products round their inputs to it."""
+    for module in network.modules():
+        if isinstance(module, QuantizedLinear) and module.mode in FLOAT_PRODUCTS:
+            module.quantize_input = True
+
+
+def compiled(network: nn.Module) -> Any:
+    """The network for the steps of a run: on a GPU fewer, larger kernels pay at once; on a CPU MLX
+    would call a C++ compiler first."""
+    if on_cpu():
+        return network
+    by_step = any("input_times" in module for module in network.modules())
+    return mx.compile(network, inputs=TIMESTEP) if by_step else mx.compile(network)
 
 
 # Rows of an input from which a plain product with the unpacked weight is faster than MLX's product

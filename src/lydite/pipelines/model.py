@@ -21,7 +21,13 @@ from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, InputError, WeightsError, first_of, shown
 from lydite.models import kernels
-from lydite.models.layers import join_weights, on_cpu
+from lydite.models.layers import (
+    FLOAT_PRODUCTS,
+    has_quantized_product,
+    join_weights,
+    on_cpu,
+    round_inputs,
+)
 from lydite.pipelines.embeddings import Embedding, with_vectors
 from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
@@ -29,6 +35,7 @@ from lydite.weights.audit import TensorView, audit, check_values, stored
 from lydite.weights.load import add_changes, load, parameter_specs
 from lydite.weights.lora import Lora, changes
 from lydite.weights.quantize import (
+    RANGE,
     Formats,
     bytes_in_memory,
     contradictions,
@@ -105,6 +112,8 @@ class Component:
                 keep_float32=keep,
                 formats=self._rounded(bits),
             )
+        if self.rounds_inputs:
+            round_inputs(model)
         return model
 
     @cached_property
@@ -112,6 +121,23 @@ class Component:
         """How its file stores the weights that are quantized."""
         with self.scope() as scope:
             return stored(scope, self.expected, self.rules).formats
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether its config says that inputs are rounded to the format of the weights."""
+        return (self.declared or {}).get("quantize_input") is True
+
+    def rounding_of_inputs(self) -> str | None:
+        """How the inputs of its linears are rounded on this device, in words."""
+        modes = {each.mode for each in self.formats.values()} & set(FLOAT_PRODUCTS)
+        if self.rounds_inputs and modes:
+            mode = min(modes)
+            if has_quantized_product(mode):
+                return f"activations are rounded to {mode} by the products of this device."
+            return f"activations in {mode} are simulated: this device has no such products."
+        if any(RANGE in each.extras for each in self.formats.values()):
+            return "activations in few bits are simulated: products are computed with floats."
+        return None
 
     def check_declared(self) -> None:
         """WeightsError where the config says one quantization and the file holds another."""

@@ -1,4 +1,4 @@
-"""How the inputs of linears are rounded to integers: one static range for all steps.
+"""How the inputs of linears are rounded to integers: by one static range, or one a group of steps.
 
 Ranges come from rows of all steps of a calibration set, the last included. TaQ-DiT moves the
 asymmetric values behind a GELU to the middle of their range, channel by channel, and divides
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lydite.quantize.grid import Floats
 from lydite.quantize.observers import on_device
-from lydite.weights.quantize import DIVISOR, RANGE, SHIFT
+from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, TIMES
 
 POWER, CANDIDATES = 2.4, 24  # of the error; shares of the range that are tried on each side
 MOMENTUM, BATCHES, BATCH = 0.95, 100, 32  # of the mid-range: its average over shuffled rows
@@ -34,6 +34,7 @@ class InputRange:
     zero: float
     shift: Floats | None = None
     divisor: Floats | None = None
+    groups: tuple[tuple[float, float, float], ...] = ()  # lowest timestep, descending; scale; zero
 
     @property
     def most(self) -> int:
@@ -49,11 +50,20 @@ class InputRange:
         """What a layer stores of it, with another scale where one was learned."""
         own = self.scale if scale is None else scale
         found = {RANGE: np.array([own, self.zero, self.most], np.float32)}
+        if self.groups:
+            times, scales, zeros = np.array(self.groups, np.float32).T
+            found[RANGE] = np.stack([scales, zeros, np.full_like(scales, self.most)], axis=1)
+            found[TIMES] = times
         if self.shift is not None:
             found[SHIFT] = self.shift
         if self.divisor is not None:
             found[DIVISOR] = self.divisor
         return found
+
+    def moved(self, values: Floats) -> Floats:
+        """Inputs as they are rounded: shifted and divided."""
+        values = values if self.shift is None else values - self.shift
+        return values if self.divisor is None else values / self.divisor
 
     def scaled(self, weight: Floats) -> Floats:
         """The weight that takes over the divisor."""
@@ -64,6 +74,13 @@ def plain_range(values: Floats, bits: int) -> InputRange:
     """One scale and zero point for all values."""
     scale, zero = _search(values.reshape(-1), bits)
     return InputRange(bits, scale, zero)
+
+
+def group_times(timesteps: Floats, groups: int) -> list[float]:
+    """The lowest timestep of each of so many groups with as many steps, from the first step on."""
+    steps = np.unique(timesteps)[::-1]
+    parts = np.array_split(steps, min(groups, len(steps)))
+    return [float(part[-1]) for part in parts]
 
 
 def is_behind_gelu(values: Floats) -> NDArray[np.bool_]:

@@ -24,6 +24,7 @@ from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError
 from lydite.core.files import size_text
+from lydite.models.layers import set_timestep
 from lydite.pipelines.family import Family
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.calls import watch_calls
@@ -36,6 +37,7 @@ CALL_BYTES = 4 * 2**30  # that the values of a call, with their gradients, may t
 # as measured on an H200 (benchmarks/README.md, learned rounding).
 KEPT_VALUES, KEPT_SCORES = 8, 4
 HELD_OUT = 0.125  # share of the samples that only measure the error
+TIMES = "timestep"  # of each row, among what rows share
 Leaves = dict[str, Any]  # the flattened arguments of a call: arrays and anything else
 _PARENT = re.compile(r"(.*\.\d+)\.[^.]+")
 
@@ -100,6 +102,8 @@ class Rows:
     def call(self, module: Any, arrays: Mapping[str, mx.array]) -> list[mx.array]:
         """What a block returns for these arrays and what is fixed."""
         own = {key: array for key, array in arrays.items() if key.startswith(("args.", "kwargs."))}
+        if TIMES in arrays:
+            set_timestep(arrays[TIMES])
         args, kwargs = _unflatten({**self.fixed, **own})
         return output_arrays(module(*args, **kwargs))
 
@@ -258,7 +262,7 @@ class BlockRows:
         return Rows(
             rows.samples,
             fixed,
-            shared,
+            {**shared, TIMES: rows.shared[TIMES]},
             {key: full[number] for key, number in links.items()},
             {key: quantized[number] for key, number in links.items()},
         )
@@ -281,7 +285,9 @@ class BlockRows:
             size = _first_array(full[numbers[0]]).shape[0]
             fixed, arrays = _join([full[n] for n in numbers], size)
             _, behind = _join([quantized[n] for n in numbers], size)
-            found.append(Rows(numbers, fixed, {}, arrays, behind))
+            entries = [self._samples[number].entry for number in numbers]
+            times = np.repeat([self._replay.timestep(entry) for entry in entries], size)
+            found.append(Rows(numbers, fixed, {TIMES: mx.array(times)}, arrays, behind))
         return found
 
     def _inputs(self, block: Block, sample: Row) -> Leaves:
@@ -420,7 +426,8 @@ def capture_unit(
             fixed, full, outputs = _unit_calls(each, block, unit, each.full)
             source.install(finished)
             _, quantized, _ = _unit_calls(each, block, unit, each.quantized)
-            found.append(Rows(each.samples, fixed, {}, full, quantized))
+            shared = {key: array for key, array in each.shared.items() if key == TIMES}
+            found.append(Rows(each.samples, fixed, shared, full, quantized))
             found[-1].fit(unit, source.call_bytes)
             wanted.append(outputs)
     source.install(finished)

@@ -64,6 +64,8 @@ def export(
     config = read_json(source / name / "config.json")
     formats = {f"{path}.weight": weight.format for path, weight in weights.items()}
     config["quantization"] = declaration(formats)
+    if any(weight.quantize_input for weight in weights.values()):
+        config["quantization"]["quantize_input"] = True  # MLX's own word for it
     tick(f"{name}/{WEIGHTS}")
     write_atomic(folder / name / "config.json", json.dumps(config, indent=2).encode() + b"\n")
     save(folder / name / WEIGHTS, network_tensors(component, weights), {"format": "mlx"})

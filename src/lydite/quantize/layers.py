@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lydite.models.layers import QuantizedLinear
 from lydite.quantize.grid import Grid, Integers, pack
-from lydite.weights.quantize import GROUPS, Format
+from lydite.weights.quantize import GROUPS, TIMES, Format
 
 Floats = NDArray[np.float32]
 
@@ -24,6 +24,7 @@ class QuantizedWeight:
     grid: Grid
     bias: Floats | None = None
     extras: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    quantize_input: bool = False  # to the format of the weight
 
     @property
     def group(self) -> int:
@@ -39,7 +40,8 @@ class QuantizedWeight:
     def format(self) -> Format:
         extras = tuple(name for name in self.extras if name.startswith("input"))
         rank = len(self.extras["low_rank_down"]) if "low_rank_down" in self.extras else 0
-        return Format(self.grid.bits, self.group, self.grid.mode, rank, extras)
+        steps = len(self.extras.get(TIMES, ()))
+        return Format(self.grid.bits, self.group, self.grid.mode, rank, extras, steps)
 
     def values(self) -> Floats:
         """The weights that the integers stand for."""
@@ -64,6 +66,7 @@ class QuantizedWeight:
         layer = QuantizedLinear(inputs, rows, bias, chosen.group, chosen.bits, chosen.mode)
         for name, array in self.arrays().items():
             layer[name] = mx.array(array)
+        layer.quantize_input = self.quantize_input
         return layer
 
 

@@ -46,7 +46,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     changed: Annotated[dict[Text, Share], Meta(min_length=1, max_length=MOST_LAYERS)]
     """Of each quantized layer: the share of integers that differ from rounding to nearest."""
     units: Annotated[list[UnitError], Meta(max_length=MOST_LAYERS)]
-    activations: Literal["simulated"] | None
+    activations: Literal["simulated", "mx.qqmm"] | None
     seed: int
 
     @property

@@ -11,15 +11,17 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.models.layers import FLOAT_PRODUCTS
 from lydite.pipelines.family import Family
 from lydite.quantize.activations import (
     InputRange,
     balance,
+    group_times,
     is_behind_gelu,
     plain_range,
     time_aware_range,
 )
-from lydite.quantize.blocks import Block, BlockRows, Rows, capture_unit
+from lydite.quantize.blocks import TIMES, Block, BlockRows, Rows, capture_unit
 from lydite.quantize.calls import watch_calls
 from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid, float_grid
 from lydite.quantize.layers import QuantizedWeight
@@ -40,6 +42,7 @@ AFFINE_ONLY: tuple[Method, ...] = ("hqq", "adaround", "joint", "taqdit", "ptq4di
 DATA_FREE: tuple[Method, ...] = ("rtn", "hqq")
 LEARNED: tuple[Method, ...] = ("adaround", "joint", "taqdit", "ptq4dit")
 CALIBRATED: tuple[Method, ...] = ("gptq", *LEARNED)
+JOINT: tuple[Method, ...] = ("joint", "taqdit", "ptq4dit")  # learn ranges of activations too
 SEEN_ROWS = 64  # by which ranges of activations are found
 
 
@@ -50,6 +53,8 @@ class Settings:
     method: Method
     plan: Plan
     act_bits: int | None = None  # of the inputs of linears, simulated
+    act_groups: int = 1  # of steps, each with a range of its own
+    quantize_input: bool = False  # to the format of the weights, where MLX has such products
     search: Range = "mse"  # of the range of weights
     recipe: Recipe = field(default_factory=Recipe)
     unit: Literal["module", "block"] = "module"
@@ -206,22 +211,31 @@ class _Block:
         self._run_learned(path, add)
         return prepare_inputs(sums[0])
 
-    def _run_learned(self, path: str, on_call: Any, most: int = 0) -> None:
+    def _run_learned(
+        self,
+        path: str,
+        on_call: Any,
+        most: int | None = None,
+        times: tuple[float, float] = (-np.inf, np.inf),
+    ) -> None:
         """Run the block, as it is now, on the rows to learn from; report a linear's calls."""
+        low, high = times
         with watch_calls({path: self.source.installed(path)}, on_call):
             for rows in self.rows:
-                stop = min(rows.learned, most) if most else rows.learned
-                for batch in rows.batches(0, stop):
+                own = np.array(rows.shared[TIMES][: rows.learned])
+                chosen = np.flatnonzero((low <= own) & (own < high))[:most]
+                for first in range(0, len(chosen), rows.at_once):
+                    batch = mx.array(chosen[first : first + rows.at_once])
                     mx.eval(rows.call(self.block.module, rows.arrays(rows.quantized, batch)))
 
     def _gptq(self, path: str, known: Inputs, inputs: InputRange | None) -> QuantizedWeight:
         target = self._target(path, inputs)
         integers, _ = gptq(target.weight, known, target.grid)
-        return _result(target, integers, inputs)
+        return _result(target, integers, inputs, self.settings)
 
     def _plain(self, path: str, inputs: InputRange | None) -> QuantizedWeight:
         target = self._target(path, inputs)
-        return _result(target, target.grid.round(target.weight), inputs)
+        return _result(target, target.grid.round(target.weight), inputs, self.settings)
 
     def _target(
         self, path: str, inputs: InputRange | None = None, name: str | None = None
@@ -232,18 +246,31 @@ class _Block:
     # Ranges of activations
 
     def _input_range(self, stage: Sequence[str]) -> InputRange:
-        values = self._inputs(stage[0])
-        return self._range_of(stage, values)
+        found = self._range_of(stage, self._inputs(stage[0]))
+        if self.settings.act_groups == 1:
+            return found
+        times = np.concatenate([np.array(rows.shared[TIMES][: rows.learned]) for rows in self.rows])
+        groups: list[tuple[float, float, float]] = []
+        above = np.inf
+        for lowest in group_times(times, self.settings.act_groups):
+            values = found.moved(self._inputs(stage[0], (lowest, above)))
+            own = plain_range(values, found.bits)
+            groups.append((lowest, own.scale, own.zero))
+            above = lowest
+        return replace(found, groups=tuple(groups))
 
-    def _inputs(self, path: str) -> Floats:
-        """The inputs of a linear at some rows: (rows, tokens, channels)."""
+    def _inputs(self, path: str, times: tuple[float, float] = (-np.inf, np.inf)) -> Floats:
+        """The inputs of a linear at some rows, of steps from one to below another timestep.
+
+        (rows, tokens, channels)
+        """
         found: list[Floats] = []
 
         def keep(_: str, args: Any, kwargs: Any, output: Any) -> Any:
             found.append(np.array(args[0].astype(mx.float32)))
             return output
 
-        self._run_learned(path, keep, most=SEEN_ROWS)
+        self._run_learned(path, keep, most=SEEN_ROWS, times=times)
         return np.concatenate([each.reshape(len(each), -1, each.shape[-1]) for each in found])
 
     def _range_of(self, stage: Sequence[str], values: Floats) -> InputRange:
@@ -313,7 +340,11 @@ class _Block:
                 target = targets[path]
                 integers, target.start = gptq(target.weight, known, target.grid)
                 self.source.install(
-                    {path: _result(target, integers, ranges.get(target.inputs or "")).layer()}
+                    {
+                        path: _result(
+                            target, integers, ranges.get(target.inputs or ""), self.settings
+                        ).layer()
+                    }
                 )
 
     def _with_ranges(
@@ -353,7 +384,7 @@ def units_of(
 
 def _rounded(layer: nn.Module, plan: LayerPlan, settings: Settings) -> QuantizedWeight:
     target = _target(layer, plan, settings)
-    return _result(target, target.grid.round(target.weight), None)
+    return _result(target, target.grid.round(target.weight), None, settings)
 
 
 def _target(
@@ -393,10 +424,11 @@ def _grid(weight: Floats, plan: LayerPlan, settings: Settings) -> Grid:
 
 
 def _result(
-    target: Target, integers: NDArray[np.uint8], inputs: InputRange | None
+    target: Target, integers: NDArray[np.uint8], inputs: InputRange | None, settings: Settings
 ) -> QuantizedWeight:
     if inputs is None:
-        return QuantizedWeight(integers, target.grid, target.bias, target.branch)
+        rounded = settings.quantize_input and target.grid.mode in FLOAT_PRODUCTS
+        return QuantizedWeight(integers, target.grid, target.bias, target.branch, rounded)
     bias, folded = target.bias, inputs.folded()
     if folded is not None:
         given = target.grid.values(integers) @ folded

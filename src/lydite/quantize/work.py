@@ -136,7 +136,14 @@ def write_result(path: Path, result: BlockResult) -> None:
             tensors[f"{layer}.bias"] = weight.bias
         tensors |= {f"{layer}.{name}": array for name, array in weight.extras.items()}
     errors = [[error.path, error.nearest, error.after] for error in result.errors]
-    content = {"path": result.path, "bits": bits, "modes": modes, "errors": errors}
+    rounded = sorted(layer for layer, each in result.weights.items() if each.quantize_input)
+    content = {
+        "path": result.path,
+        "bits": bits,
+        "modes": modes,
+        "errors": errors,
+        "quantize_input": rounded,
+    }
     text = msgspec.json.encode(content, order="deterministic").decode()
     save(path, tensors, {"block": text, "hash": _hash(tensors, text)})
 
@@ -146,6 +153,7 @@ class _Content(msgspec.Struct, forbid_unknown_fields=True):
     bits: dict[str, int]
     errors: list[tuple[str, float, float]]
     modes: dict[str, Mode] = {}  # affine where an earlier version wrote none
+    quantize_input: list[str] = []
 
 
 def read_result(path: Path) -> BlockResult:
@@ -170,7 +178,9 @@ def read_result(path: Path) -> BlockResult:
         integers, scales, offsets = (parts.pop(name) for name in _GRID)
         bias = parts.pop("bias", None)
         grid = Grid(scales, offsets, content.bits[layer], content.modes.get(layer, "affine"))
-        weights[layer] = QuantizedWeight(integers, grid, bias, parts)
+        weights[layer] = QuantizedWeight(
+            integers, grid, bias, parts, layer in content.quantize_input
+        )
     return BlockResult(content.path, weights, [UnitError(*error) for error in content.errors])
 
 

@@ -25,7 +25,7 @@ from lydite.weights.audit import (
     stored,
     unequal_copies,
 )
-from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, Formats
+from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, TIMES, Formats
 from lydite.weights.rules import Array, Rule, Shape, layout_of
 
 
@@ -88,7 +88,8 @@ def _packed_value(name: str, array: Array, dtype: mx.Dtype, label: str, where: s
         return value
     _check_input(name, array, label, where)
     # a range of activations is compared with them in float32
-    return _narrowed(array, mx.float32 if name.endswith((RANGE, SHIFT)) else dtype, label, where)
+    wide = name.endswith((RANGE, SHIFT, TIMES))
+    return _narrowed(array, mx.float32 if wide else dtype, label, where)
 
 
 def _check_input(name: str, array: Array, label: str, where: str) -> None:
@@ -96,11 +97,15 @@ def _check_input(name: str, array: Array, label: str, where: str) -> None:
     values = widen(array)
     wrong = name.endswith(DIVISOR) and not (values > 0).all()
     if name.endswith(RANGE):
-        scale, zero, most = values.tolist()
-        wrong = not (scale > 0 and 0 <= zero <= most <= 65535 and most >= 1)
+        wrong = not all(
+            scale > 0 and 0 <= zero <= most <= 65535 and most >= 1
+            for scale, zero, most in values.reshape(-1, 3).tolist()
+        )
+    if name.endswith(TIMES):
+        wrong = not (np.diff(values) < 0).all()
     if wrong:
         raise WeightsError(
-            f"{where}: {label}: {values.tolist()[:3]} cannot round or divide inputs."
+            f"{where}: {label}: {values.reshape(-1)[:3].tolist()} cannot round or divide inputs."
         )
 
 

@@ -30,6 +30,7 @@ FORMATS: Mapping[Mode, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 # What a quantized layer may hold beside weight, scales, biases and bias.
 RANGE, SHIFT, DIVISOR = "input_range", "input_shift", "input_divisor"
+TIMES = "input_times"  # of ranges for groups of steps: the lowest timestep of each, descending
 BIAS = "bias"  # gives back what a shift takes, in a layer that had none
 LOW_RANK = ("low_rank_down", "low_rank_up")
 # Weights inside the repeated blocks of a network; embeddings, first and last layers stay.
@@ -47,7 +48,8 @@ class Format:
     group: int = GROUP
     mode: Mode = "affine"
     rank: int = 0  # of a branch that is added at full precision
-    extras: tuple[str, ...] = ()  # of RANGE, SHIFT, DIVISOR and BIAS, those that are stored
+    extras: tuple[str, ...] = ()  # of RANGE, SHIFT, DIVISOR, TIMES and BIAS: those stored
+    steps: int = 0  # groups of steps with a range of their own
 
     def __post_init__(self) -> None:
         bits, groups = FORMATS[self.mode]
@@ -77,8 +79,12 @@ class Format:
             shapes["biases"] = shapes["scales"]
         if self.rank:
             shapes |= zip(LOW_RANK, ((self.rank, inputs), (rows, self.rank)), strict=True)
-        sizes = {RANGE: 3, BIAS: rows}
-        return shapes | {name: (sizes.get(name, inputs),) for name in self.extras}
+        own: dict[str, Shape] = {
+            RANGE: (self.steps, 3) if self.steps else (3,),
+            TIMES: (self.steps,),
+            BIAS: (rows,),
+        }
+        return shapes | {name: own.get(name, (inputs,)) for name in self.extras}
 
     def nbytes(self, shape: "Shape", itemsize: int) -> int:
         """What such a weight takes."""
@@ -135,10 +141,14 @@ def stored_formats(
         known_bits, known_groups = FORMATS[mode]
         if bits in known_bits and group in known_groups:
             _, down = found.get(stem + LOW_RANK[0], ("", ()))
-            extras = tuple(name for name in (RANGE, SHIFT, DIVISOR) if stem + name in found)
+            extras = tuple(n for n in (RANGE, SHIFT, DIVISOR, TIMES) if stem + n in found)
+            _, ranges = found.get(stem + RANGE, ("", ()))
+            steps = ranges[0] if len(ranges) == 2 else 0
+            if steps and TIMES not in extras:
+                extras += (TIMES,)
             if SHIFT in extras and f"{stem}bias" not in expected:
                 extras += (BIAS,)
-            formats[path] = Format(bits, group, mode, down[0] if down else 0, extras)
+            formats[path] = Format(bits, group, mode, down[0] if down else 0, extras, steps)
     return formats
 
 

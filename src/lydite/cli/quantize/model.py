@@ -55,6 +55,12 @@ ITERATIONS, TUNED = 1000, 200
 @click.option("--act-bits", type=click.IntRange(2, 8), metavar="N",
               help="Also round the inputs of these linears, one static range each: simulated, MLX "
                    "has no such products.")  # fmt: skip
+@click.option("--act-groups", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="Ranges of these inputs for N groups of steps, not one for all: simulated; not "
+                   "with a method that learns ranges.")  # fmt: skip
+@click.option("--quantize-input", is_flag=True,
+              help="Also round these inputs to --format nvfp4 or mxfp8, as such products of MLX do "
+                   "(mx.qqmm); simulated on a device without them.")  # fmt: skip
 @click.option("--bpw", type=click.FloatRange(2.5, 9), metavar="X",
               help="Bits per weight on average, by measured sensitivity; instead of "
                    "--bits.")  # fmt: skip
@@ -226,9 +232,10 @@ class _Job:
             )
 
     def _settings(self, pipeline: "Pipeline") -> "Settings":
+        from lydite.models.layers import FLOAT_PRODUCTS
         from lydite.quantize.methods.reconstruct import short_recipe
         from lydite.quantize.plan import read_plan, uniform_plan
-        from lydite.quantize.run import AFFINE_ONLY, Settings
+        from lydite.quantize.run import AFFINE_ONLY, JOINT, Settings
 
         options = self._options
         shapes = pipeline.model.components[pipeline.family.network].expected
@@ -257,6 +264,18 @@ class _Job:
             )
         if options["method"] in ("taqdit", "smoothquant", "ptq4dit") and not options["act_bits"]:
             raise InputError(f"{options['method']} rounds activations too: add --act-bits 8.")
+        if options["act_groups"] > 1 and not options["act_bits"]:
+            raise InputError("--act-groups are groups of ranges of activations: add --act-bits 8.")
+        if options["act_groups"] > 1 and options["method"] in JOINT:
+            raise InputError(
+                f"{options['method']} learns one range for all steps: leave out --act-groups, or "
+                "use --method gptq or adaround."
+            )
+        if options["quantize_input"] and (options["act_bits"] or not modes & {*FLOAT_PRODUCTS}):
+            raise InputError(
+                "--quantize-input rounds inputs to the format of the weights: give --format nvfp4 "
+                "or mxfp8, without --act-bits."
+            )
         if options["bpw"] and options["dry_run"]:
             raise InputError(
                 "--bpw measures every layer first. Instead of --dry-run, use `lydite quantize plan "
@@ -267,6 +286,8 @@ class _Job:
             "rtn" if is_dwq else options["method"],
             plan,
             options["act_bits"],
+            act_groups=options["act_groups"],
+            quantize_input=options["quantize_input"],
             recipe=short_recipe(options["iterations"], options["seed"], bool(options["act_bits"])),
             rank=options["rank"] or 0,
             tune=options["tune"] or (TUNED if is_dwq else 0),
@@ -304,12 +325,7 @@ class _Job:
         click.echo(
             f"{pipeline.family.network}: {len(plan.layers)} layers ({widths}), "
             f"{bits_per_weight(formats, shapes):.2f} bits per weight; {size_text(before)} in 16 "
-            f"bits → {size_text(after)}. Method {settings.method}"
-            + (
-                f", activations in {settings.act_bits} bits, simulated."
-                if settings.act_bits
-                else "."
-            )
+            f"bits → {size_text(after)}. Method {settings.method}{_inputs_text(settings)}."
         )
 
     def _open_set(self, stack: ExitStack) -> "CalibrationSet":
@@ -532,3 +548,18 @@ def _proof(record: "Provenance") -> str:
             f"; error of held-out rows smaller in {record.improved} of {len(record.units)} units"
         )
     return f"{text}."
+
+
+def _inputs_text(settings: "Settings") -> str:
+    """How inputs are rounded."""
+    from lydite.models.layers import has_quantized_product
+
+    if settings.quantize_input:
+        modes = {each.mode for each in settings.plan.layers.values()} - {"affine"}
+        real = all(map(has_quantized_product, modes))
+        return f", activations in {min(modes)}, {'mx.qqmm' if real else 'simulated'}"
+    if settings.act_bits is None:
+        return ""
+    groups = settings.act_groups
+    ranges = f" with ranges for {groups} groups of steps" if groups > 1 else ""
+    return f", activations in {settings.act_bits} bits{ranges}, simulated"

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from lydite.models.layers import on_cpu
+from lydite.models.layers import compiled
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.pipelines.family import LatentSpace, Run
@@ -54,8 +54,7 @@ class BoundTransformer:
         self._texts = [mx.repeat(embedded[prompt], batch, axis=0) for prompt in range(len(texts))]
         self._positions = [self.positions(transformer, text.shape[1]) for text in texts]
         mx.eval(self._tables, self._texts, self._positions)
-        # On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first.
-        self._network = transformer if on_cpu() else mx.compile(transformer)
+        self._network = compiled(transformer)
         self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
 
     def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:

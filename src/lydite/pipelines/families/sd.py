@@ -13,7 +13,7 @@ import numpy as np
 
 from lydite.core.errors import ConfigError, InputError
 from lydite.core.request import Request
-from lydite.models.layers import on_cpu
+from lydite.models.layers import compiled
 from lydite.models.text.clip import CLIPTextOutput
 from lydite.models.unet import UNet
 from lydite.pipelines.embeddings import ANY_NAME
@@ -84,8 +84,7 @@ class BoundUNet:
             self._embeddings = unet.embed_time(mx.array(timesteps), **self._added)
         self._text = mx.repeat(conditioning["text"], batch, axis=0)  # (C*B, S, D)
         mx.eval(self._embeddings, self._text)
-        # On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first.
-        self._network = unet if on_cpu() else mx.compile(unet)
+        self._network = compiled(unet)
         self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
 
     def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
-from lydite.models.layers import on_cpu
+from lydite.models.layers import compiled
 from lydite.models.mmdit import MMDiT
 from lydite.models.modulation import Modulation
 from lydite.pipelines.families import diffusionkit
@@ -88,8 +88,7 @@ class BoundMMDiT:
         self._text = mx.repeat(text, batch, axis=0)  # (C*B, S, D)
         self._positions = transformer.positions(height, width)
         mx.eval(self._modulation, self._text, self._positions)
-        # On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first.
-        self._network = transformer if on_cpu() else mx.compile(transformer)
+        self._network = compiled(transformer)
         self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
         self._dtype, self._batch = conditioning["text"].dtype, batch
 
