@@ -17,6 +17,7 @@ from lydite.quantize.activations import (
     migration,
     momentum_shift,
     plain_range,
+    rank_correlation,
     time_aware_range,
 )
 
@@ -186,3 +187,25 @@ def test_inputs_in_the_format_of_the_weight(mode: Any, monkeypatch: pytest.Monke
 
 def _no_product(*args: Any, **options: Any) -> Any:
     raise RuntimeError("[QQMatmul] NYI for the general case")
+
+
+def test_ranks_correlate_as_in_scipy() -> None:
+    spearmanr: Any = pytest.importorskip("scipy.stats").spearmanr
+    one, other = normal(30), normal(30, seed=1)
+    other[::3] = other[0]  # ties
+    wanted = spearmanr(one, other).statistic
+    assert rank_correlation(one, other) == pytest.approx(wanted, abs=1e-6)
+    assert rank_correlation(one, np.ones_like(one)) == 0
+
+
+def test_steps_whose_channels_are_not_those_of_the_weights_count_more() -> None:
+    """PTQ4DiT's weights of steps, as its paper writes them."""
+    values, weight = np.abs(normal(6, 3, 8)), np.abs(normal(4, 8, seed=1))
+    times = np.array([900, 900, 500, 500, 100, 100], np.float32)
+    own = {t: values[times == t].reshape(-1, 8).max(axis=0) for t in (100, 500, 900)}
+    rho = {t: rank_correlation(x, weight.max(axis=0)) for t, x in own.items()}
+    total = sum(np.exp(-r) for r in rho.values())
+    salience = sum(np.exp(-rho[t]) / total * x for t, x in own.items())
+    wanted = np.sqrt(salience / weight.max(axis=0))
+    found = balance(values, [weight], times=times)
+    np.testing.assert_allclose(found / found[0], wanted / wanted[0], rtol=1e-5)

@@ -128,15 +128,47 @@ def migration(centred: Floats, bits: int) -> Floats:
     return np.where(outliers, np.maximum(np.rint(scales / usual), 1), 1).astype(np.float32)
 
 
-def balance(values: Floats, weights: Sequence[Floats], *, power: float = 0.5) -> Floats:
+def balance(
+    values: Floats, weights: Sequence[Floats], *, power: float = 0.5, times: Floats | None = None
+) -> Floats:
     """SmoothQuant's divisor of each channel: its largest input against its largest weight.
 
-    Xiao et al., ICML 2023. With one half it is the salience balancing of PTQ4DiT.
+    Xiao et al., ICML 2023. With one half, and the timestep of each row of the values, it is the
+    salience balancing of PTQ4DiT (Wu et al., NeurIPS 2024).
     """
-    largest = np.abs(values.reshape(-1, values.shape[-1])).max(axis=0)
     weight = np.max([np.abs(each).max(axis=0) for each in weights], axis=0)
+    if times is None:
+        largest = np.abs(values.reshape(-1, values.shape[-1])).max(axis=0)
+    else:
+        largest = weighted_salience(values, weight, times)
     divisor = np.maximum(largest, 1e-5) ** power / np.maximum(weight, 1e-5) ** (1 - power)
     return (divisor / np.exp(np.log(divisor).mean())).astype(np.float32)
+
+
+def weighted_salience(values: Floats, weight: Floats, times: Floats) -> Floats:
+    """The largest input of each channel, averaged over steps: Σ η(t) max |x(t)|.
+
+    η = softmax of -ρ, Spearman's correlation of the step's largest inputs with the largest weights:
+    steps whose large channels are not those of the weights count more.
+    """
+    steps = np.unique(times)
+    rows = np.abs(values).reshape(len(values), -1, values.shape[-1]).max(axis=1)
+    largest = np.stack([rows[times == step].max(axis=0) for step in steps])  # (steps, channels)
+    shares = np.exp(-np.array([rank_correlation(own, weight) for own in largest]))
+    return (shares / shares.sum() @ largest).astype(np.float32)
+
+
+def rank_correlation(one: Floats, other: Floats) -> float:
+    """Spearman's; 0 where either is constant."""
+    first, second = (ranks - ranks.mean() for ranks in (_ranks(one), _ranks(other)))
+    sizes = np.sqrt((first @ first) * (second @ second))
+    return float(first @ second / sizes) if sizes > 0 else 0.0
+
+
+def _ranks(values: Floats) -> NDArray[np.float64]:
+    """From 0 on; equal values share the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count + 1) / 2)[place]
 
 
 def _channel_scales(values: Floats, bits: int) -> Floats:

@@ -249,7 +249,7 @@ class _Block:
         found = self._range_of(stage, self._inputs(stage[0]))
         if self.settings.act_groups == 1:
             return found
-        times = np.concatenate([np.array(rows.shared[TIMES][: rows.learned]) for rows in self.rows])
+        times = self._learned_times()
         groups: list[tuple[float, float, float]] = []
         above = np.inf
         for lowest in group_times(times, self.settings.act_groups):
@@ -258,6 +258,12 @@ class _Block:
             groups.append((lowest, own.scale, own.zero))
             above = lowest
         return replace(found, groups=tuple(groups))
+
+    def _learned_times(self, most: int | None = None) -> Floats:
+        """Timesteps of the rows to learn from, in their order."""
+        return np.concatenate(
+            [np.array(rows.shared[TIMES][: rows.learned])[:most] for rows in self.rows]
+        )
 
     def _inputs(self, path: str, times: tuple[float, float] = (-np.inf, np.inf)) -> Floats:
         """The inputs of a linear at some rows, of steps from one to below another timestep.
@@ -285,7 +291,9 @@ class _Block:
                 seed=self.settings.recipe.seed,
             )
         if method in ("smoothquant", "ptq4dit") and not is_behind_gelu(values).any():
-            divisor = balance(values, [weight_of(self.source.full[path])[0] for path in stage])
+            weights = [weight_of(self.source.full[path])[0] for path in stage]
+            times = self._learned_times(SEEN_ROWS) if method == "ptq4dit" else None
+            divisor = balance(values, weights, times=times)
             return replace(plain_range(values / divisor, bits), divisor=divisor)
         return plain_range(values, bits)
 

@@ -5,9 +5,8 @@ values: NaN and Inf, zeros, a constant, a fresh initialisation, differences from
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from typing import Any
@@ -48,12 +47,6 @@ class TensorView:
 
     def read(self, name: str) -> Array:
         return self._checkpoint.read(self._prefix + name)
-
-    def without(self, names: Collection[str]) -> "TensorView":
-        """The same view less some tensors."""
-        view = copy(self)
-        view.tensors = {name: info for name, info in self.tensors.items() if name not in names}
-        return view
 
     def full_name(self, name: str) -> str:
         """The name in the file, for messages."""
