@@ -17,7 +17,8 @@ from lydite.pipelines.model_files import find_components
 from lydite.pipelines.noise import MLXNoise
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
 from lydite.pipelines.picture import Picture
-from lydite.pipelines.pipeline import AHEAD, MOST_FEATHER, Pipeline
+from lydite.pipelines.pipeline import AHEAD, Pipeline
+from lydite.pipelines.planning import MOST_FEATHER
 from lydite.sampling.noise import StreamRule
 from lydite.weights.load import parameter_hash, parameters
 
