@@ -37,6 +37,13 @@ NO_TORCH = "sys.modules['torch'] = None"
 MAPPED = "out['mapped'] = any('shim-' in line for line in open('/proc/self/maps'))"
 
 LIBRARY = "import ctypes; library = ctypes.CDLL(blas.detail.split(' through ')[0])"
+THREADS = """
+slot = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "lydite_set_threads")
+signature = ctypes.CFUNCTYPE(None, ctypes.c_int)
+real, numbers = signature(slot.value), out.setdefault("set", [])
+recorded = signature(lambda number: (numbers.append(number), real(number))[1])
+slot.value = ctypes.cast(recorded, ctypes.c_void_p).value
+"""
 COUNT = """
 import ctypes
 calls, kept = out.setdefault("calls", {}), []
@@ -258,10 +265,31 @@ def test_system_library_serves_mlx_and_nobody_else():
 
 def test_small_products_take_one_thread_and_large_ones_all():
     matmul = "mx.eval(mx.ones((SIZE, SIZE)) @ mx.ones((SIZE, SIZE)))"
-    ask = "out[SIZE] = library.scipy_openblas_get_num_threads()"
-    sizes = [f"SIZE = {size}\n{matmul}\n{ask}" for size in (128, 1024, 64)]
-    out = run(PRELOAD, "import mlx.core as mx", LIBRARY, *sizes, OPENBLAS_NUM_THREADS="2")
-    assert [out["128"], out["1024"], out["64"]] == [1, min(2, cores()), 1]
+    sizes = [f"SIZE = {size}\n{matmul}" for size in (128, 1024, 64)]
+    ask = "out['after'] = library.scipy_openblas_get_num_threads()"
+    code = PRELOAD, "import mlx.core as mx", LIBRARY, THREADS, *sizes, ask
+    out = run(*code, OPENBLAS_NUM_THREADS="2")
+    count = min(2, cores())
+    assert out["set"] == ([count, 1] if count > 1 else []) and out["after"] == 1
+
+
+def test_products_of_several_streams_do_not_change_each_others_bits():
+    code = """
+import mlx.core as mx
+streams = [mx.new_stream(mx.cpu) for _ in range(3)]
+arrays = [mx.random.normal((size, 700), key=mx.random.key(size)) for size in (650, 90, 33)]
+mx.eval(arrays)
+def products(streams):
+    found = []
+    for stream, x in zip(streams, arrays):
+        with mx.stream(stream):
+            found += [x @ (x.T @ (x * (1 + n))) for n in range(10)]
+    mx.eval(found)
+    return found
+alone = products([mx.default_stream(mx.cpu)] * 3)
+out["equal"] = all(mx.array_equal(*pair).item() for pair in zip(alone, products(streams)))
+"""
+    assert run(PRELOAD, code, OPENBLAS_NUM_THREADS="2")["equal"]
 
 
 def cores() -> int:

@@ -18,9 +18,7 @@ def normal(*shape: int, seed: int = 0) -> mx.array:
     return mx.array(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
-@pytest.mark.parametrize("most", [1 << 19, 0], ids=["series", "power"])
-def test_powers_of_two_are_right_to_a_rounding_or_three(monkeypatch, most: int) -> None:
-    monkeypatch.setattr(cpu, "_IN_CACHE", most)
+def test_powers_of_two_are_right_to_a_rounding_or_three() -> None:
     x = np.linspace(-126, 126, 100_001, dtype=np.float32)
     ratio = np.asarray(cpu.exp2(mx.array(x)), np.float64) / 2.0 ** x.astype(np.float64)
     assert np.abs(ratio - 1).max() < 2e-7
@@ -81,6 +79,61 @@ def test_convolution_and_its_gradient(shape: tuple[int, ...], kernel: int) -> No
     assert relative_l2(cpu.conv2d(*arrays), theirs(*arrays)) < 1e-6
     for slope, expected in zip(gradient(cpu.conv2d, arrays), gradient(theirs, arrays), strict=True):
         assert relative_l2(slope, expected) < 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_convolution_at_twice_the_size_and_its_gradient(shape: tuple[int, ...]) -> None:
+    arrays = [normal(*shape), normal(6, 3, 3, shape[-1], seed=1), normal(6, seed=2)]
+
+    def theirs(x: mx.array, weight: mx.array, bias: mx.array) -> mx.array:
+        return mx.conv2d(layers.double_size(x), weight, padding=1) + bias
+
+    assert relative_l2(cpu.conv2d_doubled(*arrays), theirs(*arrays)) < 1e-6
+    slopes = gradient(cpu.conv2d_doubled, arrays), gradient(theirs, arrays)
+    for slope, expected in zip(*slopes, strict=True):
+        assert relative_l2(slope, expected) < 1e-5
+
+
+@pytest.mark.parametrize("block", [1 << 17, 8 * 12 * 3, 1], ids=["whole", "rows", "a row"])
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_blocks_of_rows_on_streams_are_the_whole_picture(
+    monkeypatch: pytest.MonkeyPatch, block: int, threads: str
+) -> None:
+    x, kernel = normal(2, 9, 12, 8), normal(6, 3, 3, 8, seed=1)
+    norm, conv = layers.GroupNorm(2, 8, eps=1e-3), layers.Conv2d(8, 6, kernel_size=3)
+    norm.update({"weight": normal(8, seed=2), "bias": normal(8, seed=3)})
+    conv.update({"weight": kernel, "bias": normal(6, seed=4)})
+    expected = conv.convolve(nn.silu(nn.GroupNorm.__call__(norm, x)))
+    doubled = conv.convolve(layers.double_size(x))
+    monkeypatch.setattr(cpu, "_BLOCK", block)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", threads)
+    assert len(cpu.streams()) == int(threads)
+    assert relative_l2(layers.norm_silu_conv(norm, conv, x), expected) < 1e-6
+    assert relative_l2(layers.conv_doubled(conv, x), doubled) < 1e-6
+    assert relative_l2(conv(x), conv.convolve(x)) < 1e-6
+
+
+def test_a_call_has_its_share_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    every, shares = cpu.streams(), list[tuple[Any, ...]]()
+
+    def call() -> mx.array:
+        shares.append(cpu.streams())
+        if len(shares) == 1:
+            cpu.in_parallel([call])
+        return mx.array(0)
+
+    cpu.in_parallel([call, call])
+    assert shares == [every[::2], every[::2], every[1::2]] and cpu.streams() == every
+    del shares[:]
+    cpu.in_parallel([call] * 6)
+    assert [share for (share,) in shares[1:]] == [*every, every[0]]
+
+
+def test_modulated_norm() -> None:
+    x, shift, scale = normal(2, 5, 12) + 3, normal(2, 12, seed=1), normal(2, 12, seed=2)
+    theirs = mx.fast.layer_norm(x, None, None, 1e-2) * (1 + scale[:, None]) + shift[:, None]
+    assert relative_l2(cpu.norm_modulate(x, shift, scale, 1e-2), theirs) < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 7, 3), (2, 4, 6, 8), (1, 3, 3, 4)])

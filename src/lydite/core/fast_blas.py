@@ -25,6 +25,7 @@ from pathlib import Path
 from lydite.core.errors import ConfigError, FileError
 from lydite.core.files import atomic_path, cache_folder
 
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 CHOICES = ("auto", "torch", "openblas", "system", "off")
 
 
@@ -68,30 +69,48 @@ def use_one_thread() -> None:
     OpenBLAS cuts large products into pieces by the number of its threads, and the last bits follow:
     on two threads two pictures of sixteen of the embedded model have another pixel.
     """
-    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    os.environ.update(dict.fromkeys(names, "1"))
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+
+
+def cpu_threads() -> int:
+    """Cores that arithmetic may use: as many as the variables of BLAS say, or all there are."""
+    values = (os.environ.get(name, "") for name in THREADS)
+    chosen = next((int(value) for value in values if value.isdecimal()), 0)
+    if chosen:
+        return chosen
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 _NAMES = ("sgemm", "dgemm", "cgemm")
-# Below this many multiplications one thread does the work. Two would save a tenth of a millisecond
-# where the machine is idle, and wait for a time slice, twenty times longer, where it is not.
-_SMALL = 1 << 25
+# Below this many multiplications, 2 ms, one thread does the work: the other cores have another
+# stream of MLX to run, or another process. OpenBLAS has one number of threads for all callers,
+# so a product on several runs alone: its last bits would follow the number.
+_SMALL = 1 << 27
 _SHIM = rf"""
 void (*lydite_set_threads)(int);
 int lydite_threads;
-static int current;
-static void choose_threads(long work)
+int pthread_rwlock_rdlock(void *), pthread_rwlock_wrlock(void *), pthread_rwlock_unlock(void *);
+static long lock[16]; /* zeros: a pthread_rwlock_t that nobody holds */
+static int begin(long work)
 {{
-  int wanted = work < {_SMALL}L ? 1 : lydite_threads;
-  if (lydite_set_threads && wanted != current) lydite_set_threads(current = wanted);
+  int many = work >= {_SMALL}L && lydite_set_threads && lydite_threads > 1;
+  many ? pthread_rwlock_wrlock(lock) : pthread_rwlock_rdlock(lock);
+  if (many) lydite_set_threads(lydite_threads);
+  return many;
+}}
+static void end(int many)
+{{
+  if (many) lydite_set_threads(1);
+  pthread_rwlock_unlock(lock);
 }}
 #define FORWARD(name, scalar) \
   void (*lydite_##name)(int, int, int, int, int, int, scalar, const void *, int, \
                         const void *, int, scalar, void *, int); \
   void cblas_##name(int order, int ta, int tb, int m, int n, int k, scalar alpha, const void *a, \
                     int lda, const void *b, int ldb, scalar beta, void *c, int ldc) \
-  {{ choose_threads((long)m * n * k); \
-     lydite_##name(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); }}
+  {{ int many = begin((long)m * n * k); \
+     lydite_##name(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); \
+     end(many); }}
 FORWARD(sgemm, float)
 FORWARD(dgemm, double)
 FORWARD(cgemm, const void *)
@@ -158,7 +177,9 @@ def _forward_to(library: str, prefix: str) -> str:
     with contextlib.suppress(AttributeError):  # MKL has neither, and chooses by itself
         threads = ctypes.c_int.in_dll(shim, "lydite_threads")
         threads.value = functions[f"{openblas}get_num_threads"]()
-        setter = ctypes.cast(functions[f"{openblas}set_num_threads"], ctypes.c_void_p)
+        set_threads = functions[f"{openblas}set_num_threads"]
+        set_threads(1)
+        setter = ctypes.cast(set_threads, ctypes.c_void_p)
         ctypes.c_void_p.in_dll(shim, "lydite_set_threads").value = setter.value
     return f"{library} through {where}"
 

@@ -21,6 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from lydite.core.errors import ConfigError
+from lydite.models import cpu
 
 VARIABLE = "LYDITE_KERNELS"
 MODES = ("auto", "on", "off")
@@ -259,7 +260,7 @@ def norm_modulate(norm: nn.Module, x: mx.array, *, shift: mx.array, scale: mx.ar
     """The normed x (B, L, D), scaled by 1 + scale and shifted per channel by (B, D) arrays."""
     if _is_plain_norm(norm) and _fit((x,), (shift, scale)):
         return _norm_modulate(norm.eps)(x, shift, scale)
-    return _plain_norm(norm, x, shift, scale)
+    return _norm_without_kernel(norm, x, shift, scale)
 
 
 def add_gated(x: mx.array, y: mx.array, gate: mx.array) -> mx.array:
@@ -277,7 +278,7 @@ def add_norm_modulate(
         total, normed = _add_norm_modulate(norm.eps)(x, y, gate, shift, scale)
         return total, normed
     total = _plain_sum(x, y, gate)
-    return total, _plain_norm(norm, total, shift, scale)
+    return total, _norm_without_kernel(norm, total, shift, scale)
 
 
 def gelu_tanh(x: mx.array) -> mx.array | None:
@@ -302,6 +303,12 @@ def group_norm(
         and channels // groups <= GROUP_WIDTH
     )
     return _group_norm(groups, eps, silu)(x, weight, bias) if fits else None
+
+
+def _norm_without_kernel(norm: Any, x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
+    if cpu.on_cpu() and _is_plain_norm(norm) and x.dtype == shift.dtype == mx.float32:
+        return cpu.norm_modulate(x, shift, scale, norm.eps)
+    return _plain_norm(norm, x, shift, scale)
 
 
 def _plain_norm(norm: Any, x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:

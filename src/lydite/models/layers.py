@@ -1,7 +1,6 @@
 """Layers that more than one network is built from."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import Any, Literal
@@ -10,8 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from lydite.core.device import GPU_BRANCHES
 from lydite.models import cpu, kernels
+from lydite.models.cpu import on_cpu
 
 
 class Linear(nn.Linear):
@@ -150,27 +149,31 @@ def project(x: mx.array, layers: Sequence[nn.Linear]) -> list[mx.array]:
 
 
 def joint_product(x: mx.array, layers: Sequence[nn.Linear]) -> mx.array | None:
-    """Several linears of one input as one product, on CUDA; None elsewhere.
+    """Several linears of one input as one product, on CUDA and on a CPU; None elsewhere.
 
-    A launch costs as much there as a product of the text stream. A quantized or a recorded linear
-    is another class, and has to be called.
+    On CUDA a launch costs as much as a product of the text stream, on a CPU an operation costs
+    5 µs. A quantized or a recorded linear is another class, and has to be called.
     """
-    if not mx.cuda.is_available() or on_cpu() or any(type(layer) is not Linear for layer in layers):
+    if not _joins_weights() or any(type(layer) is not Linear for layer in layers):
         return None
     joined: _Joined | None = getattr(layers[0], _JOINED, None)
     if joined is None or not joined.is_of(layers):  # not by `join_weights`, or changed since
+        if on_cpu():
+            return None
         joined = _Joined(layers)
     if joined.bias is None:
         return x @ joined.weight.T
+    if on_cpu():
+        return x @ joined.weight.T + joined.bias
     return mx.addmm(joined.bias, x, joined.weight.T)
 
 
 def join_weights(network: nn.Module) -> None:
     """Store what `joint_product` multiplies by; the linears' own weights become parts of it.
 
-    No value changes, and no weight is in memory twice. For CUDA, where it is used.
+    No value changes, and no weight is in memory twice.
     """
-    if not mx.cuda.is_available() or on_cpu():
+    if not _joins_weights():
         return
     for module in network.modules():
         for names in JOINED:
@@ -182,6 +185,10 @@ def join_weights(network: nn.Module) -> None:
             joined = _Joined(layers)
             joined.divide(layers)
             object.__setattr__(layers[0], _JOINED, joined)  # no parameter
+
+
+def _joins_weights() -> bool:
+    return on_cpu() or mx.cuda.is_available()
 
 
 class _Joined:
@@ -357,6 +364,27 @@ def norm_silu(norm: GroupNorm, x: mx.array) -> mx.array:
     return silu(norm(x)) if y is None else y
 
 
+def norm_silu_conv(norm: GroupNorm, conv: Conv2d, x: mx.array) -> mx.array:
+    """A convolution of SiLU of the normed x, on a CPU in one pass over the picture."""
+    if not on_cpu() or type(norm) is not GroupNorm or type(conv) is not Conv2d:
+        return conv(norm_silu(norm, x))
+    y = cpu.norm_silu_conv2d(
+        x,
+        (norm.weight, norm.bias),
+        (conv.kernel(), conv.bias),
+        groups=norm.num_groups,
+        eps=norm.eps,
+    )
+    return y.astype(x.dtype)
+
+
+def conv_doubled(conv: Conv2d, x: mx.array) -> mx.array:
+    """A convolution of x at twice its height and width."""
+    if not on_cpu() or type(conv) is not Conv2d or x.dtype != mx.float32:
+        return conv(double_size(x))
+    return cpu.conv2d_doubled(x, conv.kernel(), conv.bias)
+
+
 def attention(
     q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: mx.array | None = None
 ) -> mx.array:
@@ -429,11 +457,6 @@ def _gelu_tanh(x: mx.array) -> mx.array:
 def silu(x: mx.array) -> mx.array:
     """x·σ(x)."""
     return cpu.silu(x).astype(x.dtype) if on_cpu() else nn.silu(x)
-
-
-def on_cpu() -> bool:
-    """Whether MLX runs on the CPU; a test may have the branches of a GPU taken there."""
-    return mx.default_device() == mx.Device(mx.cpu) and not os.environ.get(GPU_BRANCHES)
 
 
 def sinusoids(

@@ -26,7 +26,7 @@ from lydite.models.layers import (
     attention,
     double_size,
     join_heads,
-    norm_silu,
+    norm_silu_conv,
     project,
     silu,
     sinusoids,
@@ -263,7 +263,7 @@ class UNet(nn.Module):
                 encoder_hidden_states=encoder_hidden_states,
                 upsample_size=skips[-1].shape[1:3] if skips else None,
             )
-        return self.conv_out(norm_silu(self.conv_norm_out, x))
+        return norm_silu_conv(self.conv_norm_out, self.conv_out, x)
 
 
 class TimestepEmbedding(MLPEmbedder):
@@ -398,9 +398,9 @@ class ResnetBlock(nn.Module):
             self.conv_shortcut = Conv2d(width_in, width, kernel_size=1)
 
     def __call__(self, x: mx.array, temb: mx.array) -> mx.array:
-        hidden = self.conv1(norm_silu(self.norm1, x))
+        hidden = norm_silu_conv(self.norm1, self.conv1, x)
         hidden = hidden + self.time_emb_proj(silu(temb))[:, None, None]  # (B, 1, 1, C)
-        hidden = self.conv2(norm_silu(self.norm2, hidden))
+        hidden = norm_silu_conv(self.norm2, self.conv2, hidden)
         return (self.conv_shortcut(x) if "conv_shortcut" in self else x) + hidden
 
 

@@ -102,7 +102,7 @@ def command(
 
     Records the inputs and outputs of every module and the values between the networks: token ids,
     text features, sigmas, noise, and latents and velocity at each step. Both sides use the same
-    names. Recording does not change the picture: on a CPU it is the same, bit for bit. By default
+    names. Recording does not change the picture, but for rounding. By default
     four steps are run.
 
     \b

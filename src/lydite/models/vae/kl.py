@@ -15,8 +15,8 @@ from lydite.models.layers import (
     GroupNorm,
     Linear,
     computed_if_large,
-    double_size,
-    norm_silu,
+    conv_doubled,
+    norm_silu_conv,
     sliced_attention,
 )
 
@@ -143,7 +143,7 @@ class Encoder(nn.Module):
         for block in self.down_blocks:
             x = block(x)
         x = self.mid_block(x)
-        return self.conv_out(norm_silu(self.conv_norm_out, x))
+        return norm_silu_conv(self.conv_norm_out, self.conv_out, x)
 
 
 class Decoder(nn.Module):
@@ -169,7 +169,7 @@ class Decoder(nn.Module):
         x = self.mid_block(self.conv_in(x))
         for block in self.up_blocks:
             x = block(x)
-        return self.conv_out(norm_silu(self.conv_norm_out, x))
+        return norm_silu_conv(self.conv_norm_out, self.conv_out, x)
 
 
 class DownBlock(nn.Module):
@@ -229,8 +229,8 @@ class ResnetBlock(nn.Module):
             self.conv_shortcut = Conv2d(width_in, width, kernel_size=1)
 
     def __call__(self, x: mx.array) -> mx.array:
-        hidden = self.conv1(norm_silu(self.norm1, x))
-        hidden = self.conv2(norm_silu(self.norm2, hidden))
+        hidden = norm_silu_conv(self.norm1, self.conv1, x)
+        hidden = norm_silu_conv(self.norm2, self.conv2, hidden)
         return hidden + (self.conv_shortcut(x) if "conv_shortcut" in self else x)
 
 
@@ -267,7 +267,7 @@ class Upsample(nn.Module):
         self.conv = Conv2d(width, width, kernel_size=3)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.conv(double_size(x))
+        return conv_doubled(self.conv, x)
 
 
 def group_norm(width: int, groups: int) -> GroupNorm:

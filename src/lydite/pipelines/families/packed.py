@@ -5,12 +5,14 @@ call of its own: the prompt first, then the negative one.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from lydite.models.layers import compiled
+from lydite.models.cpu import in_parallel
+from lydite.models.layers import compiled, on_cpu
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.pipelines.family import LatentSpace, Run
@@ -59,11 +61,14 @@ class BoundTransformer:
 
     def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:
         tokens = self.pack(x).astype(self._dtype)  # (B, L, 4C)
-        outputs: list[mx.array] = []
-        for prompt in reversed(range(len(self._texts) - prompts, len(self._texts))):
+
+        def call(prompt: int) -> mx.array:
             tables = self._tables_at(timestep, prompt)
-            text, positions = self._texts[prompt], self._positions[prompt]
-            outputs.append(self._network(tokens, text, tables, positions))
+            return self._network(tokens, self._texts[prompt], tables, self._positions[prompt])
+
+        used = reversed(range(len(self._texts) - prompts, len(self._texts)))
+        calls = [partial(call, prompt) for prompt in used]
+        outputs = in_parallel(calls) if on_cpu() else [call() for call in calls]
         joined = mx.concatenate(outputs[::-1]).astype(mx.float32)  # (prompts·B, L, 4C)
         return self.unpack(joined, self._height, self._width)
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from lydite.core.errors import ConfigError, InputError
 from lydite.core.request import Request
-from lydite.models.layers import compiled
 from lydite.models.text.clip import CLIPTextOutput
 from lydite.models.unet import UNet
+from lydite.pipelines.bound_network import for_device
 from lydite.pipelines.embeddings import ANY_NAME
 from lydite.pipelines.families import sd_single_file
 from lydite.pipelines.families.network_classes import KINDS
@@ -84,7 +84,7 @@ class BoundUNet:
             self._embeddings = unet.embed_time(mx.array(timesteps), **self._added)
         self._text = mx.repeat(conditioning["text"], batch, axis=0)  # (C*B, S, D)
         mx.eval(self._embeddings, self._text)
-        self._network = compiled(unet)
+        self._network = for_device(unet)
         self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
 
     def __call__(self, x: mx.array, timestep: float, prompts: int) -> mx.array:

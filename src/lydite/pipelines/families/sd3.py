@@ -12,9 +12,9 @@ import numpy as np
 
 from lydite.core.errors import ConfigError
 from lydite.core.request import Request
-from lydite.models.layers import compiled
 from lydite.models.mmdit import MMDiT
 from lydite.models.modulation import Modulation
+from lydite.pipelines.bound_network import for_device
 from lydite.pipelines.families import diffusionkit
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
@@ -88,7 +88,7 @@ class BoundMMDiT:
         self._text = mx.repeat(text, batch, axis=0)  # (C*B, S, D)
         self._positions = transformer.positions(height, width)
         mx.eval(self._modulation, self._text, self._positions)
-        self._network = compiled(transformer)
+        self._network = for_device(transformer)
         self._steps = {float(at): index for index, at in enumerate(run.schedule.timesteps)}
         self._dtype, self._batch = conditioning["text"].dtype, batch
 

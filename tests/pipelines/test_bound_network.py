@@ -1,0 +1,73 @@
+"""On a CPU a step is divided among streams, and nothing else changes."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from lydite.core.request import Request
+from lydite.models import cpu
+from lydite.models.mmdit import MMDiT
+from lydite.pipelines import bound_network
+from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.recording import record
+from lydite.trace.reader import Trace
+
+REQUEST = Request("a red fox", steps=2, width=32, height=32, text_length=4, guidance=4.0)
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of the batch of each call of the network."""
+    sizes: list[int] = []
+    original = MMDiT.__call__
+
+    def call(self: MMDiT, latent: mx.array, *arguments: Any) -> mx.array:
+        sizes.append(latent.shape[0])
+        return original(self, latent, *arguments)
+
+    monkeypatch.setattr(MMDiT, "__call__", call)
+    return sizes
+
+
+def test_pictures_do_not_depend_on_the_number_of_cores(
+    untrained: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline.open(untrained)
+    monkeypatch.setattr(cpu, "_BLOCK", 1 << 10)
+    drawn: list[np.ndarray] = []
+    for threads, expected in (("1", [4]), ("2", [2, 2]), ("3", [1, 1, 2])):
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", threads)
+        del batches[:]
+        drawn.append(np.stack([p.pixels for p in pipeline.generate(REQUEST, [1, 2], batch=2)]))
+        assert batches == 2 * expected
+    assert np.array_equal(drawn[0], drawn[1]) and np.array_equal(drawn[0], drawn[2])
+
+
+def test_who_records_sees_whole_batches(
+    untrained: Path, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    pipeline = Pipeline.open(untrained)
+    (alone,) = pipeline.generate(REQUEST, [7])
+    assert batches == [1, 1, 1, 1]
+    recorded = record(pipeline, pipeline.plan(REQUEST), 7, tmp_path / "run")
+    assert batches == [1, 1, 1, 1, 2, 2]
+    assert np.abs(alone.pixels.astype(int) - recorded.pixels.astype(int)).max() <= 1
+    event = Trace.open(tmp_path / "run").find("transformer", "in.hidden_states", 0)
+    assert event is not None and event.shape[0] == 2
+
+
+def test_arrays_without_the_batch_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    shared = mx.arange(3.0)[None]
+
+    def network(x: mx.array, tables: dict[str, mx.array], positions: mx.array) -> mx.array:
+        assert positions is shared
+        return x * tables["gate"] + positions
+
+    x, tables = mx.arange(6.0).reshape(2, 3), {"gate": mx.array([[2.0], [3.0]])}
+    y = bound_network.for_device(network)(x, tables, shared)  # pyright: ignore[reportArgumentType]
+    assert mx.array_equal(y, network(x, tables, shared))
