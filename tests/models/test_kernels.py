@@ -389,15 +389,20 @@ def test_other_dtypes_and_shapes_take_the_plain_form(switched_on: None) -> None:
     assert not used
 
 
-def test_joined_weights_are_the_linears_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cuda", [True, False])
+def test_joined_weights_are_the_linears_own(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = _mmdit()
     before = model(*inputs)
-    monkeypatch.setenv("LYDITE_GPU_BRANCHES", "1")
-    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    if cuda:
+        monkeypatch.setenv("LYDITE_GPU_BRANCHES", "1")
+        monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     layers.join_weights(model)
     attention: Any = model.transformer_blocks[0].attn
     names = ("to_q", "to_k", "to_v")
     joined = layers._Joined([attention[name] for name in names]).weight
+    tokens = mx.ones((1, 3, joined.shape[1]))
+    product = layers.joint_product(tokens, [attention[name] for name in names])
+    assert product is not None and product.shape == (1, 3, len(joined))
     assert mx.allclose(model(*inputs), before, atol=1e-5)
     assert mx.array_equal(mx.concatenate([attention[name].weight for name in names]), joined)
     attention.to_k.weight = attention.to_k.weight * 2  # a weight that changes later is seen

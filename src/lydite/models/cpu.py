@@ -108,7 +108,7 @@ def norm_silu_conv2d(
     mean, scale = _statistics(x, weight, groups, eps)
 
     def activated(picture: int, rows: mx.array) -> mx.array:
-        normed = ((rows - mean[picture]) * scale[picture] + bias).astype(x.dtype)
+        normed = ((rows - mean[picture, :]) * scale[picture, :] + bias).astype(x.dtype)
         return silu(normed).astype(x.dtype).astype(mx.float32)
 
     return _by_blocks(x, partial(_convolved, _taps(kernel), conv_bias), activated)
