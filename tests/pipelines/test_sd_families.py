@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.core.device import current_device
 from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.pipelines.picture import read_pixels
@@ -291,7 +290,7 @@ def test_parts_that_do_not_fit_are_refused(sd_folder: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("variant", ["sd1", "sdxl", "sdxl-refiner", "inpainting"])
-def test_a_single_file_draws_the_same_picture_bit_for_bit(variant: str, tmp_path: Path) -> None:
+def test_a_single_file_draws_the_same_picture(variant: str, tmp_path: Path) -> None:
     path = tiny_sd.make_pipeline(tmp_path / variant, variant, original=True)
     file = tiny_sd.write_original_file(path, tmp_path / "model.safetensors")
     folder, single = Pipeline.open(path), Pipeline.open(file, components=path)
@@ -303,8 +302,8 @@ def test_a_single_file_draws_the_same_picture_bit_for_bit(variant: str, tmp_path
     if variant == "inpainting":
         given |= {"mask": MASK[:40, :32]}
     pictures = [next(p.generate(request, [4], **given)).pixels for p in (folder, single)]
-    most = 0 if current_device().kind == "cpu" else 1  # CUDA's sums are not the same in each run
-    assert np.abs(pictures[0].astype(int) - pictures[1]).max() <= most and pictures[0].std() > 5
+    # To rounding: text_projection is transposed in a single file, and its sums have another order.
+    assert np.abs(pictures[0].astype(int) - pictures[1]).max() <= 1 and pictures[0].std() > 5
     assert run("audit", file).exit_code == 0
     assert run("audit", file, "--against", path).exit_code == 0
 
