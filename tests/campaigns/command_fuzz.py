@@ -80,6 +80,7 @@ def _case(
     )
 
 
+_QUANTIZE = "quantize model --method rtn --bits 4 --group 32 --eval-images 2"
 _GENERATE = f"generate star {' '.join(MODEL)} -o out/a.png"
 CASES = (
     _case("inspect model", "model", weight=4),
@@ -140,6 +141,26 @@ CASES = (
     _case("evaluate images photos drawn --html out/e.html", "photos drawn", weight=4),
     _case("evaluate images photos.npz drawn.npz --json", "photos.npz drawn.npz"),
     _case("evaluate set set --against again --json", "set again"),
+    _case(f"{_QUANTIZE} --set set --out q", "model set", outputs="q q.work"),
+    _case(f"{_QUANTIZE} --prompts prompts.txt --dry-run --out q", "prompts.txt", given="model"),
+    _case(
+        "quantize model --method rtn --plan plan.json --prompts prompts.txt --dry-run --out q",
+        "plan.json",
+        given="model prompts.txt",
+        weight=4,
+    ),
+    _case("quantize plan model --bits 3 --group 32 --save out/p.json", "model"),
+    _case(
+        "quantize plan model --set set --bpw 5 --group 32 --images 1 --sensitivity measured.json",
+        "measured.json set",
+        given="model",
+        outputs="measured.json",
+        weight=4,
+    ),
+    _case("quantize compare q4 q3 --html out/c.html", "q4 q3", weight=6),
+    _case("quantize compare q4 --against again --json", "q4 again"),
+    _case("audit q4", "q4"),
+    _case(_GENERATE.replace("-m model", "-m q4"), "q4", weight=4),
 )
 
 
@@ -456,6 +477,11 @@ def make_corpus(folder: Path) -> Path:
         assert text["settings"]["model"]
     _make(folder, "calibrate export set --out npz")
     _make(folder, "calibrate activations set -m model --out stats.sqlite")
+    for bits in "43":
+        _make(folder, f"{_QUANTIZE} --set set --out q{bits}".replace("bits 4", f"bits {bits}"))
+    _make(folder, "quantize plan model --bits 4 --group 32 --save plan.json")
+    _make(folder, "quantize plan model --set set --bpw 5 --group 32 --images 1 --sensitivity "
+                  "measured.json")  # fmt: skip
     manifest = json.loads((folder / "npz" / "manifest.json").read_text())
     (folder / "settings.json").write_text(json.dumps(manifest["lydite"]))
     return folder

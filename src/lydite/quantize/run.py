@@ -43,7 +43,7 @@ DATA_FREE: tuple[Method, ...] = ("rtn", "hqq")
 LEARNED: tuple[Method, ...] = ("adaround", "joint", "taqdit", "ptq4dit")
 CALIBRATED: tuple[Method, ...] = ("gptq", *LEARNED)
 JOINT: tuple[Method, ...] = ("joint", "taqdit", "ptq4dit")  # learn ranges of activations too
-SEEN_ROWS = 64  # by which ranges of activations are found
+SEEN_ROWS, GROUP_ROWS = 64, 16  # by which ranges of activations are found: in all, of a group
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class _Block:
         groups: list[tuple[float, float, float]] = []
         above = np.inf
         for lowest in group_times(times, self.settings.act_groups):
-            values = found.moved(self._inputs(stage[0], (lowest, above)))
+            values = found.moved(self._inputs(stage[0], GROUP_ROWS, (lowest, above)))
             own = plain_range(values, found.bits)
             groups.append((lowest, own.scale, own.zero))
             above = lowest
@@ -265,7 +265,9 @@ class _Block:
             [np.array(rows.shared[TIMES][: rows.learned])[:most] for rows in self.rows]
         )
 
-    def _inputs(self, path: str, times: tuple[float, float] = (-np.inf, np.inf)) -> Floats:
+    def _inputs(
+        self, path: str, most: int = SEEN_ROWS, times: tuple[float, float] = (-np.inf, np.inf)
+    ) -> Floats:
         """The inputs of a linear at some rows, of steps from one to below another timestep.
 
         (rows, tokens, channels)
@@ -276,7 +278,7 @@ class _Block:
             found.append(np.array(args[0].astype(mx.float32)))
             return output
 
-        self._run_learned(path, keep, most=SEEN_ROWS, times=times)
+        self._run_learned(path, keep, most, times)
         return np.concatenate([each.reshape(len(each), -1, each.shape[-1]) for each in found])
 
     def _range_of(self, stage: Sequence[str], values: Floats) -> InputRange:

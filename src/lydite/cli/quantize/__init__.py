@@ -12,10 +12,11 @@ VERBS = {
 
 
 class _ModelByDefault(Verbs):
-    """`lydite quantize MODEL --out …` is `lydite quantize model MODEL --out …`."""
+    """`lydite quantize MODEL --out …` is the verb `model`, which is not typed: a model's folder may
+    have that name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in (*VERBS, "-h", "--help"):
+        if args and args[0] not in ("plan", "compare", "-h", "--help"):
             args = ["model", *args]
         return super().parse_args(ctx, args)
 
