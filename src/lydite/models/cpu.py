@@ -1,6 +1,6 @@
 """Layers arranged for MLX's CPU backend, which is fast at sums, products and matrices only.
 
-On x86 it takes 17 ns for an exponential and 0.2 ns for a sum, copies the input of a convolution
+On x86 it takes 12 ns for an exponential and 0.2 ns for a sum, copies the input of a convolution
 once for each tap of the kernel, and adds up a group norm in one long chain of float32, which is
 wrong in the fourth digit for a picture of 512². Inputs may have any dtype; outputs are float32.
 

@@ -102,8 +102,7 @@ def command(
 
     Records the inputs and outputs of every module and the values between the networks: token ids,
     text features, sigmas, noise, and latents and velocity at each step. Both sides use the same
-    names. Recording does not change the picture, but for rounding. By default
-    four steps are run.
+    names. Recording changes the picture by rounding at most. By default four steps are run.
 
     \b
     lydite trace "a red star"                       our side, the embedded model
