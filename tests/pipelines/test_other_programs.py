@@ -46,6 +46,14 @@ def test_what_is_wrong_is_said_in_the_programs_own_names(tmp_path: Path) -> None
     assert [finding.tensor for finding in ledger.unexpected] == [extra]
 
 
+def test_a_folder_that_belongs_to_no_network_is_named(tmp_path: Path) -> None:
+    theirs, _ = make_pair("mflux/z_image", tmp_path)
+    (theirs / "controlnet").mkdir()
+    save(theirs / "controlnet" / "0.safetensors", {"a": np.zeros(2)})
+    ledger = audit_model(theirs)["outside every network"]
+    assert ledger.clean and [row.tensor for row in ledger.undecidable] == ["controlnet/"]
+
+
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "transformer").mkdir()
     save(tmp_path / "transformer" / "0.safetensors", {"layers.0.weight": np.zeros((2, 2))})

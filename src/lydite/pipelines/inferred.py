@@ -17,7 +17,7 @@ from lydite.core.config import read_config
 from lydite.core.errors import ConfigError, shown
 from lydite.core.tensorfile import TensorInfo
 from lydite.pipelines.model import Component, Kind
-from lydite.weights.audit import Ledger, TensorView, audit
+from lydite.weights.audit import Finding, Ledger, TensorView, audit
 from lydite.weights.quantize import GROUP
 from lydite.weights.rules import Rule, Shape, fill, match, resolve
 
@@ -176,7 +176,12 @@ class InferredModel:
         """The tensors outside every network: dropped for a reason, or unexpected."""
         where = f"{path} (outside every network)"
         if self.in_folders:
-            return Ledger(where)
+            known = {network.prefix for network in self.networks}
+            others = sorted(
+                {f"{file.parent.name}/" for file in path.glob("*/*.safetensors")} - known
+            )
+            reason = f"holds weights of no network of {self.title}"
+            return Ledger(where, undecidable=tuple(Finding(name, reason) for name in others))
         with open_checkpoint(path) as checkpoint:
             prefixes = tuple(network.prefix for network in self._networks(list(checkpoint.tensors)))
             if not prefixes:

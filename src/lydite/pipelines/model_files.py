@@ -196,7 +196,8 @@ def _unnamed_networks(folder: Path) -> Ledger:
 
 
 def _leftovers(path: Path) -> Ledger | None:
-    layout = None if path.is_dir() else _layout(path)
+    has_config = (path / INDEX).exists() or (path / "config.json").exists()
+    layout = None if has_config else _layout(path)
     return layout[1].audit_leftovers(path) if layout else None
 
 
