@@ -344,6 +344,8 @@ class _Comparer:
             near = near and (other.hash or other.i) not in paired
             if not near or other.shape != pair.event.shape or other.slot.startswith("in"):
                 continue
+            if other.name == pair.event.name:
+                continue  # the port's value is its input
             beside = self._evidence(replace(pair, reference=(other,)), row.floor or 0.0)
             if findings := replayed(beside):
                 return replace(row, site=other.name, slot=other.slot), beside, findings

@@ -74,8 +74,8 @@ def first_divergence(
             ignored.append(index)
             continue
         small = estimated or _is_small(rows[index])
-        certain = [rows[at] for at in range(index, len(rows)) if not is_guessed(at)]
-        near = all(_may_be_rounding(other) for other in certain if other.wrong)
+        certain = [rows[at] for at in range(index + 1, len(rows)) if not is_guessed(at)]
+        near = all(_may_be_rounding(other) for other in (row, *certain) if other.wrong)
         unsure = small and near and not is_anchored(index)
         return Divergence(index, tuple(ignored), unsure)
     return Divergence(None, tuple(ignored))

@@ -18,6 +18,7 @@ from lydite.trace.reader import Trace
 
 CLOSE = 0.3  # relative error below which an axis order is accepted
 FAR = 0.5  # relative error above which two values are not equal in an order
+CLEARLY = 0.8  # of the error in any other order: then a wrong value still shows its order
 LEARN_FROM = 16  # values read first, for the axis orders they need
 
 
@@ -127,7 +128,17 @@ def _searched_fit(
     if value.shape == expected.shape:
         return _fit_of_equal_shapes(fits, value, expected, layouts, event)
     chosen, error = best_fit(fits, value, expected)
-    return chosen if error < CLOSE else layouts.prefer(fits) or fits[0]
+    if error < CLOSE:
+        return chosen
+    others = [fit for fit in fits if fit is not chosen]
+    if error < CLEARLY * best_fit(others, value, expected)[1]:
+        return chosen
+    return layouts.prefer(fits) or next(filter(_splits_heads, fits), fits[0])
+
+
+def _splits_heads(fit: Fit) -> bool:
+    """Whether (batch, tokens, width) becomes (batch, heads, tokens, width of a head)."""
+    return len(fit.shape) == 4 and len(fit.split) == 4 and fit.order == (0, 2, 1, 3)
 
 
 def _fit_of_equal_shapes(

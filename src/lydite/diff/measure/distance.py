@@ -26,6 +26,8 @@ def distance(value: NDArray[Any], reference: NDArray[Any]) -> Distance:
     Where both are NaN, or infinite with one sign, they agree. An all-zero reference agrees with
     zeros only.
     """
+    if "c" in (value.dtype.kind, reference.dtype.kind):
+        value, reference = (x if x.dtype.kind == "c" else x + 0j for x in (value, reference))
     squares = powers = own = cross = 0.0
     largest, mismatched = 0.0, False
     with np.errstate(invalid="ignore", over="ignore"):
@@ -53,7 +55,12 @@ def relative_error(value: NDArray[Any], reference: NDArray[Any]) -> float:
 
 
 def correlation(value: NDArray[Any], reference: NDArray[Any]) -> float:
-    """Pearson correlation of the values finite in both; 0 where one of them is constant."""
+    """Pearson correlation of the values finite in both; 0 where one of them is constant.
+
+    A complex value has twice the numbers of a real one of its shape: they have none.
+    """
+    if value.size != reference.size:
+        return 0.0
     a, b, _ = _finite_part(value.reshape(-1), reference.reshape(-1))
     a, b = (x.astype(np.float64) - x.mean(dtype=np.float64) for x in (a, b))
     own, power, cross = (float(np.einsum("i,i->", x, y)) for x, y in ((a, a), (b, b), (a, b)))

@@ -138,8 +138,11 @@ def _measure_row(
     if traces.floor is not None:
         others = [second.get(part.id) for part in pair.reference]
         other = _joined(traces.floor, others, pair.axis)
-        stored = others[0].dtype if others[0] else ""
-        measured, rounding = _against_second(other, stored, values, measured, dtype)
+        units = tuple(
+            UNIT.get(_run_dtype(trace, part), inf) if part else inf
+            for trace, part in ((traces.reference, event), (traces.floor, others[0]))
+        )
+        measured, rounding = _against_second(other, units, values, measured, dtype)
     if measured is None:
         reason = "other shape" if values.reference is not None else "only statistics were kept"
         return row if wrong else replace(row, note=f"not compared: {reason}")
@@ -174,13 +177,14 @@ def _joined(floor: Trace, parts: Sequence[Event | None], axis: int) -> NDArray[A
 
 def _against_second(
     second: NDArray[Any] | None,
-    stored: str,
+    units: tuple[float, ...],
     values: AlignedPair,
     measured: Distance | None,
     dtype: str,
 ) -> tuple[Distance | None, float | None]:
     """The distance from the more precise of two references, and the distance between the two.
 
+    `units` are the precisions of the two runs: one in 16 bits may store a sinusoid in float32.
     Two references that are both more precise than the port do not show its rounding.
     """
     if second is None or values.reference is None:
@@ -188,8 +192,7 @@ def _against_second(
     other = values.like_reference(second)
     if other is None or values.port is None or values.port.shape != other.shape:
         return measured, None
-    first_unit = UNIT.get(dtype_name(str(values.reference.dtype)), inf)
-    second_unit = UNIT.get(stored, inf)
+    first_unit, second_unit = units
     fine, coarse = values.reference, other
     if second_unit < first_unit:
         fine, coarse = other, values.reference

@@ -131,6 +131,7 @@ def _sibling_runs(
 
 
 def by_position(
+    comparer: Comparer,
     reference: ReferenceEvents,
     port: PortEvents,
     pairs: Mapping[str, Sites],
@@ -140,7 +141,8 @@ def by_position(
     """Values of one shape between two pairs, in the order of both sides.
 
     Their numbers are equal, or a pair soon after them `differs`: then the first ones are paired,
-    because the error passes through one of them. After the last pair nothing would show a mistake;
+    because the error passes through one of them; of inputs of modules the last ones, which are next
+    to these. After the last pair nothing would show a mistake;
     there only names that are `repeated`, step by step, are paired.
     """
     blocks = BlockMap(pairs)
@@ -161,10 +163,17 @@ def by_position(
         soon = known[known.index(next_name) :][:SOON] if next_name else []
         for name in gap:
             rivals = [other for other in gap if _same_shape(port[other], port[name])]
-            candidates = [site for site in between if _same_shape(reference[site], port[name])]
+            candidates = [
+                site
+                for site in between
+                if _same_shape(reference[site], port[name])
+                and comparer.both_normed(reference[site], port[name])
+            ]
             candidates = _without_copies(candidates, reference, taken)
             place = rivals.index(name)
-            if place >= len(candidates):
+            if all(map(is_input, candidates)):
+                place += len(candidates) - len(rivals)
+            if not 0 <= place < len(candidates):
                 continue
             if len(rivals) != len(candidates) and not any(map(differs, soon)):
                 continue

@@ -32,6 +32,8 @@ NEIGHBOURS = 2  # pairs before and after a value that show its position
 MAX_BLOCKS = 6  # compared for one pair of roles
 MIN_VALUES = 32  # fewer correlate by chance
 
+Known = tuple[int, int, tuple[int, ...]]  # a pair: its numbers on both sides, the leading axes
+
 
 @dataclass(frozen=True)
 class Role:
@@ -146,6 +148,7 @@ class _RoleComparer:
             and bool(fits_of(port.shape, reference.shape)[0])
             and self.blocks.allows(port.name, reference.name)
             and self.positions.permit(port, reference)
+            and self.comparer.both_normed(reference, port)
         )
 
 
@@ -162,7 +165,7 @@ class Positions:
         self, reference: ReferenceEvents, port: PortEvents, known: Mapping[str, Sites]
     ) -> None:
         self.known = [
-            (event.i, reference[refs[0]].i)
+            (event.i, reference[refs[0]].i, event.shape[:-1])
             for name, event in port.items()
             if (refs := known.get(name)) and refs[0] in reference
         ]
@@ -170,14 +173,22 @@ class Positions:
     def permit(self, port: Event, reference: Event) -> bool:
         """Whether the reference's value lies between the counterparts of the port's neighbours.
 
-        Some neighbours may be of the other stream, which either side may run first.
+        Neighbours of the other stream do not count where its own has enough: either side may run
+        one stream to its end first.
         """
-        index = bisect_left(self.known, (port.i,))
-        before = self.known[max(0, index - NEIGHBOURS) : index]
-        after = self.known[index : index + NEIGHBOURS]
-        low = min((position for _, position in before), default=-1)
-        high = max((position for _, position in after), default=None)
+        before, after = self._neighbours(port)
+        low = min((position for _, position, _ in before), default=-1)
+        high = max((position for _, position, _ in after), default=None)
         return low < reference.i and (high is None or reference.i < high)
+
+    def _neighbours(self, port: Event) -> tuple[list[Known], list[Known]]:
+        """The known pairs nearest to a value, before and after it."""
+        sides: list[list[Known]] = []
+        index = bisect_left(self.known, (port.i,))
+        for known in (self.known[:index][::-1], self.known[index:]):
+            own = [pair for pair in known if pair[2] == port.shape[:-1]]
+            sides.append((own if len(own) >= NEIGHBOURS else known)[:NEIGHBOURS])
+        return sides[0], sides[1]
 
 
 def _roles(events: Iterable[Event], names: Iterable[str]) -> list[Role]:

@@ -32,6 +32,7 @@ GUESSED = (
     "similarity",
 )  # siblings correct these
 WEAK = ("order", "position", "similarity")  # of these none corrects an equal value
+MANY = 3  # inputs of one shape
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
 
 
@@ -49,6 +50,8 @@ class NamePairs:
         self.reference_events = first_events(self.reference, sites)
         order = {site: event.i for site, event in self.reference_events.items()}
         self.sites = sorted(sites, key=lambda site: order.get(site, inf))
+        inputs = {(e.name, e.slot, e.shape) for e in self.reference.events if is_input(e.site)}
+        self.inputs_by_shape = Counter((name, shape) for name, _, shape in inputs)
         self.port_names = names_of(self.port)
         self.port_events = first_outputs(self.port, self.port_names)
         self.comparer = Comparer.of(self.reference, self.port)
@@ -105,6 +108,13 @@ class NamePairs:
             and (inputs or not is_input(s))
             and (copies or not events[s].hash or events[s].hash not in paired)
         }
+
+    def is_one_of_many(self, site: Site) -> bool:
+        """Whether a site is an input beside two more of its shape: a guess cannot tell q, k, v."""
+        if not is_input(site):
+            return False
+        shape = self.reference_events[site].shape
+        return self.inputs_by_shape[site.name, shape] >= MANY
 
     def renames(self) -> dict[str, Rename]:
         """Port name → rename; an output that is another slot in the reference says so."""

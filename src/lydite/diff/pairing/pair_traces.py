@@ -106,9 +106,10 @@ def _pair_other_names(names: NamePairs) -> None:
 
 def _pair_roles(names: NamePairs) -> dict[str, Site]:
     known = names.refs()
+    free = names.free_events(copies=False)
     pairs = pair_roles(
         names.comparer,
-        names.free_events(inputs=False, copies=False),
+        {site: event for site, event in free.items() if not names.is_one_of_many(site)},
         names.left_events(),
         (names_of(names.reference), names.port_names),
         Positions(names.reference_events, names.port_events, known),
@@ -120,7 +121,7 @@ def _pair_roles(names: NamePairs) -> dict[str, Site]:
     return {
         name: site
         for name, site in pairs.items()
-        if site.slot == "out"
+        if (site.slot == "out" or is_input(site))
         and name not in late
         and not templates & {template for template, _ in numbered_variants(name)}
     }
@@ -142,7 +143,8 @@ def _is_in_order(names: NamePairs, name: str, site: Site) -> bool:
 
 
 def _pair_by_position(names: NamePairs) -> dict[str, Site]:
-    reference = {s: event for s, event in names.reference_events.items() if not is_input(s)}
+    events = names.reference_events
+    reference = {site: event for site, event in events.items() if not names.is_one_of_many(site)}
     port = {name: e for name, e in names.port_events.items() if name not in names.ignored}
     repeated = repeated_names(names.reference) | repeated_names(names.port)
 
@@ -151,7 +153,7 @@ def _pair_by_position(names: NamePairs) -> dict[str, Site]:
         events = [reference[site] for site in sites if site in reference]
         return bool(events) and names.comparer.are_equal(events, [port[name]]) is False
 
-    return by_position(reference, port, names.refs(), repeated, differs)
+    return by_position(names.comparer, reference, port, names.refs(), repeated, differs)
 
 
 def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:

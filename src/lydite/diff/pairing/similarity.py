@@ -29,6 +29,7 @@ EQUAL = 1e-2  # relative error below which two values are equal, in any axis ord
 EQUAL_FINE = 1e-4  # the same in float32, where rounding is far smaller
 FINE = (None, "float32", "float64", "f32", "f64")  # precisions of a run; None: not recorded
 MAX_VALUES = 2**22  # larger values are compared by their statistics only
+ONE_SIZE = 0.02  # of the largest mean square of a row: by how much rows of one size differ
 MAX_CACHED = 32  # values in memory while they are compared with others
 
 
@@ -39,6 +40,7 @@ class ValueReader:
         self.trace = trace
         self.cache: dict[int, NDArray[Any]] = {}
         self.known_stats: dict[int, Stats | None] = {}
+        self.normed: dict[int, bool | None] = {}
 
     def can_read(self, event: Event) -> bool:
         return prod(event.shape) <= MAX_VALUES and self.trace.has_values(event)
@@ -58,6 +60,19 @@ class ValueReader:
                 stats = measure(self.read(event))
             self.known_stats[event.i] = stats
         return self.known_stats[event.i]
+
+    def is_normed(self, event: Event) -> bool | None:
+        """Whether all rows have one size, as after a norm without weights; None: not known."""
+        if event.i not in self.normed:
+            rows = None
+            if len(event.shape) > 1 and event.shape[-1] > 1 and self.can_read(event):
+                rows = self.read(event).reshape(-1, event.shape[-1])
+            if rows is None or len(rows) < 2 or rows.dtype.kind != "f":
+                self.normed[event.i] = None
+            else:
+                sizes = np.square(rows.astype(np.float64)).mean(-1)
+                self.normed[event.i] = bool(np.ptp(sizes) < ONE_SIZE * sizes.max())
+        return self.normed[event.i]
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,11 @@ class Comparer:
             near = 3 * (1 - error) + min(3.0, -log10(max(error, 1e-9)) / 2)
             return score + (near if error < CLOSE else 0.0), error
         return score + (1.0 if similar and cut == WHOLE else 0.0), inf
+
+    def both_normed(self, reference: Event, port: Event) -> bool:
+        """Whether both values come from a norm without weights, or neither; True if not known."""
+        sides = (self.reference.is_normed(reference), self.port.is_normed(port))
+        return None in sides or sides[0] == sides[1]
 
     def correlation(self, reference: Event, port: Event) -> float:
         """The correlation of two values in the axis order that fits best."""

@@ -1,7 +1,7 @@
 """Attention computed again from the recorded q, k and v."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -19,6 +19,8 @@ from lydite.diff.findings.replay.variants import (
 from lydite.diff.result import Finding
 
 MAX_SCORES = 2**25  # numbers in the scores of one variant
+MAX_LENGTHS = 4  # of streams that a mask is tried for
+HIDDEN = -1e4  # a bias below this hides a key
 HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64)
 PART = re.compile(
     r"(?:^|[._])(?P<norm>norm_|(?=[qk]_norm$))?(?P<added>added?_)?(?:to_)?"
@@ -88,6 +90,7 @@ class Form:
     axis: int = -1
     bias: Array | None = None
     rotation: Rotation | None = None
+    kept: Array | None = None  # by which the probabilities are multiplied
 
     def heads(self) -> Array:
         """(batch, heads, tokens, width of a head) of the streams together."""
@@ -98,7 +101,8 @@ class Form:
         scores = scores if self.bias is None else scores + self.bias
         scores = np.where(MASKS[self.mask](*scores.shape[-2:]), scores, -1e30)
         scores = np.exp(scores - scores.max(self.axis, keepdims=True))
-        return scores / scores.sum(self.axis, keepdims=True) @ v
+        scores = scores / scores.sum(self.axis, keepdims=True)
+        return (scores if self.kept is None else scores * self.kept) @ v
 
     def result(self) -> Array:
         """(batch, tokens, width)."""
@@ -108,29 +112,66 @@ class Form:
 
 def other_attention(e: Evidence) -> Finding | None:
     """Another scale, mask, bias, rotation, head order, or q and k without their norms."""
-    if not e.same_shape or e.port.ndim != 3 or e.kind != "activation" or not e.port.size:
+    if not e.same_shape or e.kind != "activation" or not 0 < e.port.size <= MAX_VALUES:
         return None
-    if e.port.size > MAX_VALUES:
-        return None
-    right, own = _recorded_parts(e)
-    for heads in HEADS:
+    if e.port.ndim == 4 and e.slot.startswith("out"):
+        right, own = _given_parts(e)
+        return _replayed(_with_joined_heads(e), right, own, e.port.shape[1:2]) if right else None
+    return _replayed(e, *_recorded_parts(e), HEADS) if e.port.ndim == 3 else None
+
+
+def _replayed(e: Evidence, right: Parts, own: Parts, counts: Iterable[int]) -> Finding | None:
+    """The form in which these q, k and v give the reference's value, and the port's variant."""
+    for heads in counts:
         for form, rows in _forms(e, right, heads):
             value = form.result()[:, rows]
             if apart_of(e.values[0], value) > allowed(e):
                 continue
             mine = replace(form, streams=_like(form, own, heads, e.port.shape[-1]))
+            lengths = _lengths(e) if form.bias is not None else ()
             told = told_apart(
                 e,
-                (Candidate("", value), *_variants(form, rows)),
-                lambda mine=mine, rows=rows: (
+                (Candidate("", value), *_variants(form, rows, lengths)),
+                lambda mine=mine, rows=rows, lengths=lengths: (
                     Candidate("", mine.result()[:, rows]),
-                    *_variants(mine, rows),
+                    *_variants(mine, rows, lengths),
                 ),
                 reference_is="",
                 what="forms of attention from the recorded q, k and v",
             )
             return _finding(told.wrong, told.leaves) if told else None
     return None
+
+
+def _given_parts(e: Evidence) -> tuple[Parts, Parts]:
+    """q, k and v as inputs of the function that returned (batch, heads, tokens, width)."""
+    inputs = [r for r in e.before() if r.name.startswith(f"{e.name} [in")]
+    inputs = [r for r in inputs if r.value.ndim == 4 and r.value.shape[-1] == e.port.shape[-1]]
+    if len(inputs) < 3 or inputs[0].value.shape != inputs[1].value.shape:
+        return {}, {}
+    parts: Parts = {}
+    own: Parts = {}
+    for part, recorded in zip("vkq", inputs, strict=False):  # the last input first
+        key, mine = (False, False, part), recorded.own()
+        parts[key] = recorded.value.astype(np.float64)
+        same = mine is not None and mine.shape == recorded.value.shape
+        own[key] = mine.astype(np.float64) if mine is not None and same else parts[key]
+    return parts, own
+
+
+def _with_joined_heads(e: Evidence) -> Evidence:
+    """The value as (batch, tokens, width), on both sides."""
+    batch, heads, tokens, width = e.port.shape
+    sides = (x.swapaxes(1, 2).reshape(batch, tokens, heads * width) for x in e.values)
+    reference, port = sides
+    return replace(e, reference=reference, port=port)
+
+
+def _lengths(e: Evidence) -> tuple[int, ...]:
+    """How many tokens recorded values have: streams that an attention may join."""
+    values = (r.value for r in e.before())
+    found = dict.fromkeys(v.shape[1] for v in values if v.ndim == 3 and v.shape[0] == len(e.port))
+    return tuple(found)[:MAX_LENGTHS]
 
 
 def _finding(variant: str, left: str) -> Finding:
@@ -199,7 +240,10 @@ def _biases(e: Evidence, heads: int, queries: int, keys: int) -> Iterator[Array]
             continue
         if value.shape[0] not in (1, len(e.port)) or not np.ptp(value):
             continue
-        value = np.maximum(value.astype(np.float64), -1e30)
+        value = value.astype(np.float64)
+        if np.isin(value, (0.0, 1.0)).all():  # which keys are seen
+            value = np.where(value, 0.0, -1e30)
+        value = np.maximum(value, -1e30)
         if not any(np.array_equal(value, other) for other in seen):
             seen.append(value)
             yield value
@@ -281,7 +325,7 @@ def _split(value: Array, heads: int, width: int) -> Array | None:
     return None if rest or not count else value.repeat(count, 1)
 
 
-def _variants(usual: Form, rows: slice) -> Iterator[Candidate]:
+def _variants(usual: Form, rows: slice, lengths: Iterable[int] = ()) -> Iterator[Candidate]:
     streams, mask = usual.streams, usual.mask
     head = streams[0].q.shape[-1]
     width = head * streams[0].q.shape[1]
@@ -308,8 +352,8 @@ def _variants(usual: Form, rows: slice) -> Iterator[Candidate]:
     untransposed = joined.reshape(joined.shape[0], joined.shape[2], -1)[:, rows]
     yield Candidate("heads: joined without a transpose", untransposed)
     if usual.bias is not None:
-        yield Candidate("bias: without the recorded bias", result(bias=None))
-        yield Candidate("bias: with the recorded bias subtracted", result(bias=-usual.bias))
+        for words, changed in _other_biases(usual.bias, lengths):
+            yield Candidate(words, result(**changed))
     if usual.rotation is not None:
         yield from _other_rotations(usual, rows)
     if all(stream.raw for stream in streams):
@@ -334,6 +378,29 @@ def _variants(usual: Form, rows: slice) -> Iterator[Candidate]:
         length = rows.stop - rows.start
         from_end = slice(0, length) if rows.start else slice(whole.shape[1] - length, None)
         yield Candidate("streams: cut from the other end", whole[:, from_end])
+
+
+def _other_biases(
+    bias: Array, lengths: Iterable[int]
+) -> Iterator[tuple[str, dict[str, Array | None]]]:
+    """Without the recorded bias, or without the keys that it hides; the fields to change."""
+    hidden = bias < HIDDEN
+    if not hidden.any():
+        yield "bias: without the recorded bias", {"bias": None}
+        yield "bias: with the recorded bias subtracted", {"bias": -bias}
+        return
+    # A bias of positions is one for the whole batch: where one entry hides a key, another shows it.
+    shown = np.where(hidden, -np.inf, bias).max(0, keepdims=True)
+    rest = np.where(np.isfinite(shown), shown, 0.0)
+    yield "mask: without the recorded mask", {"bias": rest}
+    after: dict[str, Array | None] = {"bias": rest, "kept": ~hidden}
+    yield "mask: with the recorded mask after the softmax", after
+    if rest.any():
+        yield "bias: without the recorded bias", {"bias": np.where(hidden, -1e30, 0.0)}
+    for length in lengths:
+        if 0 < length < bias.shape[-1]:
+            rolled = np.roll(bias, length, -1)
+            yield "mask: with the mask of its streams in the other order", {"bias": rolled}
 
 
 def _other_rotations(usual: Form, rows: slice) -> Iterator[Candidate]:
