@@ -1,5 +1,6 @@
 """What has to be equal before activations are worth comparing."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
@@ -173,20 +174,27 @@ def _turned_otherwise(
     Names in the reference and in the port. A port may keep all its matrices transposed; of a square
     one only the hash shows it.
     """
-    same: list[tuple[str, str]] = []
-    moved: list[tuple[str, str]] = []
-    reshaped = 0
+    unusual: list[tuple[str, str]] = []
+    by_rank: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for name, other in pairs.items():
         a, b = weights[name], expected[other]
-        if len(a.shape) < 2 or not a.hash or not b.hash or a.dtype != b.dtype:
-            continue
-        reshaped += a.shape != b.shape
-        if a.shape == b.shape and a.hash.split(":")[0] == b.hash.split(":")[0]:
-            (same if a.hash == b.hash else moved).append((other, name))
-    customary = reshaped + len(moved) > len(same)  # to transpose
-    unusual = same if customary else moved
-    usual = reshaped + len(moved) if customary else len(same)
-    return tuple(unusual) if 0 < 2 * len(unusual) <= usual else ()
+        if len(a.shape) >= 2 and a.hash and b.hash and a.dtype == b.dtype:
+            by_rank[len(a.shape)].append((name, other))
+    for names in by_rank.values():  # matrices have a custom, kernels may have another
+        same: list[tuple[str, str]] = []
+        moved: list[tuple[str, str]] = []
+        reshaped = 0
+        for name, other in names:
+            a, b = weights[name], expected[other]
+            reshaped += a.shape != b.shape
+            a_kind, b_kind = ((info.hash or "").split(":")[0] for info in (a, b))
+            if a.shape == b.shape and a_kind == b_kind:
+                (same if a.hash == b.hash else moved).append((other, name))
+        customary = reshaped + len(moved) > len(same)  # to transpose
+        rare = same if customary else moved
+        usual = reshaped + len(moved) if customary else len(same)
+        unusual += rare if 2 * len(rare) <= usual else []
+    return tuple(unusual)
 
 
 def _weights_unknown(detail: str) -> GateResult:

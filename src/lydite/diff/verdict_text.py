@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from lydite.diff.divergence.first import Coverage
+from lydite.diff.divergence.first import UNRELATED, Coverage
 from lydite.diff.measure.rounding import FINE
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.result import Finding, Row
@@ -48,13 +48,19 @@ def divergence_text(
 
 
 def undecided_text(rows: Sequence[Row], row: Row, *, estimated: bool) -> str:
-    """That an error may be rounding, and how to find out."""
+    """That an error may be rounding, or the pair wrong, and how to find out."""
     assert row.error is not None and row.limit is not None
     step = f" at step {row.step}" if len({other.step for other in rows}) > 1 else ""
+    if row.error > UNRELATED:
+        return (
+            f"Not decided: {row.full_name}{step} has the error {error_text(row.error)}, and the "
+            "pair is a guess: the value is wrong, or it is not the counterpart. Give its name in "
+            "the reference, or null, in a map.json (--map)."
+        )
     text = (
         f"Not decided: {row.full_name}{step} has the error {error_text(row.error)}, "
-        f"{row.error / row.limit:.2g} × its limit, which may be rounding: the values from which it "
-        "is computed were not compared."
+        f"{row.error / row.limit:.2g} × its limit. That may be rounding: not all values from which "
+        "it is computed were compared."
     )
     if not estimated:
         return f"{text} Record more values of the port before it."

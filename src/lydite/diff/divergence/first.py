@@ -10,6 +10,7 @@ compared value nothing is: an agreement has to reach the port's last value or th
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import inf, prod
 from typing import Any
 
@@ -29,6 +30,7 @@ ESTIMATE_MARGIN = 3.0  # times the limit: by how much an estimated limit may be 
 OPEN_MARGIN, OPEN_MARGIN_COARSE = 100.0, 20.0
 SMALL_FINE = 1e-4  # an error in float32 that sines of large angles give
 SPREAD = 12.0  # largest over mean error of rounding, which is in every number
+UNRELATED = 1.0  # relative error of a guessed pair from which it may be no pair
 JUMP = 300.0  # times the largest error over limit before it: not the same error, grown
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
 FOLLOWING = 4  # agreeing values after a misplaced one that prove the computation is right
@@ -75,7 +77,10 @@ def first_divergence(
             continue
         small = estimated or _is_small(rows[index])
         certain = [rows[at] for at in range(index + 1, len(rows)) if not is_guessed(at)]
-        near = all(_may_be_rounding(other) for other in (row, *certain) if other.wrong)
+        # Two values that have nothing in common may be no counterparts.
+        doubtful = is_guessed(index) and (row.error is None or row.error > UNRELATED)
+        certain += [] if doubtful else [row]
+        near = all(_may_be_rounding(other) for other in certain if other.wrong)
         unsure = small and near and not is_anchored(index)
         return Divergence(index, tuple(ignored), unsure)
     return Divergence(None, tuple(ignored))
@@ -158,17 +163,27 @@ def _outer_module_agrees(rows: Sequence[Row], index: int) -> bool:
 
 
 def _agrees_after(rows: Sequence[Row], index: int) -> bool:
-    """Whether the values right after this one, in the same component, agree."""
+    """Whether the values right after this one, in the same component, agree.
+
+    Another stream may run first, which does not depend on it: the next value of its own counts too.
+    """
     row = rows[index]
     has_scopes = any("/" in other.site for other in rows)  # else the trace is one component
+    # A film is decoded frame by frame: the next frame does not depend on this value.
+    here = {other.site for other in rows[:index] if other.step == row.step} - {row.site}
+    same_pass = takewhile(
+        lambda other: other.step != row.step or other.site not in here, rows[index + 1 :]
+    )
     following = [
         other
-        for other in rows[index + 1 :]
+        for other in same_pass
         if (not has_scopes or other.scope == row.scope)
         and other.site != row.site
         and other.error is not None
-    ][:FOLLOWING]
-    return bool(following) and not any(other.wrong for other in following)
+    ]
+    own = [other for other in following if other.shape[:-1] == row.shape[:-1] != ()][:1]
+    following = following[:FOLLOWING]
+    return bool(following) and not any(other.wrong for other in (*following, *own))
 
 
 def misplaced_value(traces: Comparison, pair: Pair, row: Row) -> str | None:

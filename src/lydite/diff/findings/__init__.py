@@ -18,7 +18,13 @@ from lydite.diff.findings.per_channel import (
     scaled_per_row,
     shifted_per_channel,
 )
-from lydite.diff.findings.precision import clipped, low_precision, rounded, truncated
+from lydite.diff.findings.precision import (
+    clipped,
+    low_precision,
+    not_clipped,
+    rounded,
+    truncated,
+)
 from lydite.diff.findings.rearranged import (
     flipped,
     memory_order,
@@ -30,6 +36,7 @@ from lydite.diff.findings.rearranged import (
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.gates import other_gate
+from lydite.diff.findings.replay.guidance import other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
 from lydite.diff.findings.replay.layers import extra_norm, other_activation, other_norm
 from lydite.diff.findings.replay.linear import other_convolution, other_linear
@@ -88,7 +95,7 @@ MOVED: tuple[tuple[Hypothesis, ...], ...] = (
 # The right numbers with fewer digits, or cut off.
 COARSER: tuple[tuple[Hypothesis, ...], ...] = (
     (rounded, low_precision),
-    (clipped, truncated),
+    (not_clipped, clipped, truncated),
 )
 
 # The operation computed again from recorded values, in other variants; the most certain of all.
@@ -106,6 +113,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_rotation,
     other_rotation_table,
     other_combination,
+    other_guidance,
     other_sinusoid,
     other_resize,
     other_patches,

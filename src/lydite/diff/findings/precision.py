@@ -102,6 +102,32 @@ def clipped(e: Evidence) -> Finding | None:
     )
 
 
+def not_clipped(e: Evidence) -> Finding | None:
+    """The reference is the port's value, clipped."""
+    if not e.same_shape:
+        return None
+    reference, port = e.values
+    low, high = float(reference.min()), float(reference.max())
+    at_bound = int((reference == low).sum()), int((reference == high).sum())
+    beyond = int((port < low).sum()), int((port > high).sum())
+    sides = [side for side in (0, 1) if at_bound[side] > 2 and beyond[side] > 2]
+    between = (reference > low) & (reference < high)
+    if not sides or between.sum() < MIN_DISTINCT:
+        return None
+    bounds = (low if 0 in sides else None, high if 1 in sides else None)
+    left = apart(reference, np.clip(port, *bounds))
+    if left > e.noise(1.0) or left > 0.1 * e.lost:
+        return None
+    words = " and ".join(f"{(low, high)[side]:.6g}" for side in sides)
+    return Explanation(
+        "clip-missing",
+        f"The reference is the port's value clipped at {words}: {sum(beyond)} numbers of the port "
+        f"are beyond that, the others agree; {e.leaves(left)}.",
+        f"Clip the value at {words}.",
+        sure=True,
+    )
+
+
 def truncated(e: Evidence) -> Finding | None:
     """Whole numbers one too low, as when pixels are truncated instead of rounded."""
     if not e.same_shape or not _fine_enough(e):

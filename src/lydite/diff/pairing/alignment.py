@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.measure.axes import MAX_PARTS, best_fit, possible_fits
+from lydite.diff.measure.axes import MAX_PARTS, Shape, best_fit, possible_fits
 from lydite.diff.pairing.blocks import BlockMap, Sites
 from lydite.diff.pairing.names import tokens
 from lydite.diff.pairing.similarity import CLOSE, EQUAL, Comparer, is_input
@@ -142,9 +142,29 @@ def by_position(
 
     Their numbers are equal, or a pair soon after them `differs`: then the first ones are paired,
     because the error passes through one of them; of inputs of modules the last ones, which are next
-    to these. After the last pair nothing would show a mistake;
-    there only names that are `repeated`, step by step, are paired.
+    to these. After the last pair nothing would show a mistake; there only names that are
+    `repeated`, step by step, are paired. Of two streams, which either side may run first, each has
+    neighbours of its own.
     """
+    streams: dict[Shape, dict[str, Event]] = defaultdict(dict)
+    for name, event in port.items():
+        streams[event.shape[:-1]][name] = event
+    known = dict(pairs)
+    for values in (port, *(values for leading, values in streams.items() if leading)):
+        found = _between_pairs(comparer, reference, values, known, repeated, differs)
+        known |= {name: (site,) for name, site in found.items()}
+    return {name: sites[0] for name, sites in known.items() if name not in pairs}
+
+
+def _between_pairs(
+    comparer: Comparer,
+    reference: ReferenceEvents,
+    port: PortEvents,
+    pairs: Mapping[str, Sites],
+    repeated: Collection[str],
+    differs: Callable[[str], bool],
+) -> dict[str, Site]:
+    """As `by_position`, for the values of `port` only."""
     blocks = BlockMap(pairs)
     taken = {site for refs in pairs.values() for site in refs}
     chosen: dict[str, Site] = {}

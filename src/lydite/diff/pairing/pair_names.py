@@ -33,6 +33,7 @@ GUESSED = (
 )  # siblings correct these
 WEAK = ("order", "position", "similarity")  # of these none corrects an equal value
 MANY = 3  # inputs of one shape
+MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
 
 
@@ -163,21 +164,27 @@ class NamePairs:
         self._add_possible(predicted, "siblings")
 
     def pair_ends(self) -> None:
-        """Pair the last values of both sides where each is recorded once more at the end.
+        """Pair the last values of both sides where each is recorded once more, or has no other.
 
         A port that returns another layer's value records a value that the reference has too, but
-        not at its end.
+        not at its end. A last value without any counterpart is the wrong result.
         """
         ends = [
-            max((e for e in events.values() if e.slot == "out"), key=lambda e: e.i, default=None)
+            max(
+                (e for e in events.values() if e.slot[:3] == "out"), key=lambda e: e.i, default=None
+            )
             for events in (self.port_events, self.reference_events)
         ]
         port, reference = ends
-        if port is None or reference is None or port.shape != reference.shape:
+        if port is None or reference is None or not compatible(port, [reference]):
+            return
+        used = self.found.get(port.name)
+        if used is None and reference.site in self.free() and prod(port.shape) >= MIN_RESULT:
+            self.found[port.name] = Rename((reference.site,), how="position")
             return
         copies = port.alias_of is not None and reference.alias_of is not None
-        used = self.found.get(port.name)
-        if not copies or (used is not None and used.how not in GUESSED):
+        same = copies and port.shape == reference.shape
+        if not same or (used is not None and used.how not in GUESSED):
             return
         if self.comparer.are_equal([reference], [port]) is False:
             self.found[port.name] = Rename((reference.site,), how="end")

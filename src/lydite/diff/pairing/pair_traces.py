@@ -6,8 +6,9 @@ Values that are most similar to each other over all blocks are paired, and value
 ones of their shape between two pairs. The rest is reported as unpaired.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import (
@@ -176,15 +177,31 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
         name = pair.port_event.name
         if pair.how not in UNSEEN or name in wrong or is_equal(pair) is not False:
             continue
-        after = [
+        later = [
             other
-            for other in outputs[index + 1 :]
+            for other in _rest_of_pass(outputs, index)
             if other.port_event.name not in {name, *wrong}
             and (other.scope, other.event.step) == (pair.scope, pair.event.step)
-        ][:FOLLOWING]
-        if after and all(is_equal(other) is not False for other in after):
+        ]
+        # Another stream may run first, which does not depend on this value.
+        leading = pair.port_event.shape[:-1]
+        own = [other for other in later if leading and other.port_event.shape[:-1] == leading][:1]
+        equal = [is_equal(other) for other in (*later[:FOLLOWING], *own)]
+        if True in equal and False not in equal:
             wrong.add(name)
     return wrong
+
+
+def _rest_of_pass(outputs: Sequence[Pair], index: int) -> Iterator[Pair]:
+    """The pairs after one until a name of its step comes again.
+
+    A film is decoded frame by frame: the next frame does not depend on a value of this one.
+    """
+    event = outputs[index].event
+    before = {other.event.name for other in outputs[:index] if other.event.step == event.step}
+    return takewhile(
+        lambda other: other.event.name not in before - {event.name}, outputs[index + 1 :]
+    )
 
 
 def _guesses(pairing: Pairing) -> tuple[str, ...]:

@@ -276,6 +276,10 @@ def _compare_rotations(
             + (", rows and columns exchanged." if transposed else "."),
             "Exchange height and width." if transposed else "Check the positions of the tokens.",
         )
+    if (found := _displaced_positions(name, right, wrong, close)) is not None:
+        return found
+    if (found := _other_frequencies(name, right, wrong, close)) is not None:
+        return found
     bases = [base_of(table) for table in (right, wrong)]
     if bases[0] and bases[1] and abs(log(bases[0] / bases[1])) > 0.05:
         return Finding(
@@ -285,6 +289,88 @@ def _compare_rotations(
             f"Use the base {bases[0]:.4g} (rope_theta).",
         )
     return None
+
+
+def _displaced_positions(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
+    """That all tokens are rotated by one further angle in each pair: the positions begin elsewhere.
+
+    The angle has to be that of a whole number of positions, in half positions at most.
+    """
+    further = wrong * right.conj()
+    if float(np.abs(further - further[0]).max()) >= close:
+        return None
+    columns = [p for p in range(right.shape[1]) if abs(further[0, p] - 1) >= close]
+    steps = [_step(right[:, p], close) for p in columns]
+    moved = [
+        float(np.angle(further[0, p]) / np.angle(step))
+        for p, step in zip(columns, steps, strict=True)
+        if step is not None and abs(np.angle(further[0, p])) < pi / 2
+    ]
+    words = ""
+    if moved and all(abs(2 * m - round(2 * m)) < 0.02 for m in moved):
+        each = dict.fromkeys(round(2 * m) / 2 for m in moved)
+        words = f" by {' or '.join(f'{m:+g}' for m in each)}" if len(each) <= 2 else ""
+    return Finding(
+        "rotation-offset",
+        f"The port rotates all tokens of {name} by the same further angle: its positions are "
+        f"displaced{words} against the reference's.",
+        "Check the first position of each axis: counting from 0 or 1, centred or not, after the "
+        "other stream or not.",
+    )
+
+
+def _step(column: Array, close: float) -> complex | None:
+    """The rotation of one position: the smallest between two tokens, if it does not wrap."""
+    turns = column[1:] * column[:-1].conj()
+    turns = turns[np.abs(turns - 1) >= close]
+    if not turns.size:
+        return None
+    step = complex(turns[np.abs(np.angle(turns)).argmin()])
+    return step if step.imag > 0 else step.conjugate()
+
+
+def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
+    """That the positions are the reference's, with other frequencies: another base or width."""
+    rates: list[tuple[float, float]] = []
+    for p in range(right.shape[1]):
+        step, own = _step(right[:, p], close), _step(wrong[:, p], close)
+        if step is None and own is None:
+            continue
+        if step is None or own is None:
+            return None
+        positions = np.angle(right[:, p]) / np.angle(step)
+        # Only angles that do not wrap show the positions; the lowest frequencies never do.
+        if np.abs(positions - np.rint(positions)).max() < 0.02:
+            turned = np.exp(1j * np.angle(own) * np.rint(positions))
+            if float(np.abs(turned - wrong[:, p]).max()) >= max(close, 2e-2):
+                return None
+            rates.append((float(np.angle(step)), float(np.angle(own))))
+    runs = _geometric_runs(rates)
+    if len(rates) < 2 or not runs or all(abs(a / b - 1) < 1e-2 for a, b in rates):
+        return None
+    theirs, ours = (f"{base:.4g}" for base in runs[0])
+    return Finding(
+        "rotation-base",
+        f"The port rotates {name} with other frequencies: in an axis of {2 * runs[1]} numbers its "
+        f"base is {ours}, the reference's {theirs}.",
+        f"Use the base {theirs} (rope_theta), and divide the exponents by the width of the axis, "
+        "not of the head.",
+    )
+
+
+def _geometric_runs(rates: list[tuple[float, float]]) -> tuple[tuple[float, float], int] | None:
+    """Both bases of the longest run of falling frequencies, and how many pairs it has."""
+    best: list[tuple[float, float]] = []
+    run: list[tuple[float, float]] = []
+    for rate in rates:
+        run = [*run, rate] if run and rate[0] < run[-1][0] else [rate]
+        best = max(best, run, key=len)
+    if len(best) < 2:
+        return None
+    first, second = best[0], best[1]
+    count = len(best)
+    bases = tuple((a / b) ** count for a, b in zip(first, second, strict=True))
+    return (bases[0], bases[1]), count
 
 
 def _lookup(wrong: Table, right: Table, close: float) -> list[tuple[int, int]] | None:
