@@ -168,7 +168,30 @@ class _Comparer:
         covered = coverage(self.traces, self.pairs, rows, self.without)
         if not covered.complete and not self.traces.isolated:
             return self._finish("cannot-compare", uncovered_text(rows, covered), rows)
+        self._remark_namesakes()
         return self._finish("agree", agreement_text(rows, covered, self.pairing), rows)
+
+    def _remark_namesakes(self) -> None:
+        """Say which values of one name on both sides were not compared."""
+        words = [
+            {name.rpartition("/")[2].rpartition(".")[2]: name for name in names}
+            for names in (self.pairing.unpaired_reference, self.pairing.unpaired_port)
+        ]
+        for word in words[0].keys() & words[1].keys():
+            events = [
+                next(
+                    (e for e in trace.events if e.name == side[word] and e.slot[:3] == "out"), None
+                )
+                for trace, side in zip(
+                    (self.traces.reference, self.traces.port), words, strict=True
+                )
+            ]
+            if (reference := events[0]) is not None and (port := events[1]) is not None:
+                shapes = ["×".join(map(str, event.shape)) for event in (reference, port)]
+                self.remarks.append(
+                    f"{port.name} ({shapes[1]}) was not compared; the reference has "
+                    f"{reference.name} ({shapes[0]}), also without a counterpart"
+                )
 
     def _check_gates(self) -> None:
         reference, port, pairs = self.traces.reference, self.traces.port, self.pairing.pairs
@@ -190,8 +213,8 @@ class _Comparer:
             return first_isolated(rows)
         explained: set[int] = set()
 
-        def is_misplaced(index: int) -> bool:
-            remark = misplaced_value(self.traces, self.pairs[index], rows[index])
+        def is_misplaced(index: int, taken: Collection[str] = ()) -> bool:
+            remark = misplaced_value(self.traces, self.pairs[index], rows[index], taken)
             if remark is not None:
                 self.remarks.append(remark)
                 explained.add(index)
@@ -202,6 +225,7 @@ class _Comparer:
             is_misplaced,
             estimated=self.estimated,
             is_guessed=lambda index: self.pairs[index].how in GUESSES,
+            is_mispaired=lambda index: is_misplaced(index, self._taken(self.pairs[index])),
             is_anchored=lambda index: self._upstream(rows, index).is_anchored,
         )
         if (scaled := self._scaled_before(rows, divergence)) is not None:
@@ -213,6 +237,11 @@ class _Comparer:
             if rows[index].name not in names:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _taken(self, pair: Pair) -> set[str]:
+        """Hashes of the reference's values that other values of the port have as counterparts."""
+        others = (each for each in self.pairs if each.port_event.name != pair.port_event.name)
+        return {event.hash for other in others for event in other.reference if event.hash}
 
     def _scaled_before(self, rows: Sequence[Row], divergence: Divergence) -> int | None:
         """A value that feeds the first wrong one and is a multiple of the reference's.

@@ -55,7 +55,7 @@ def undecided_text(rows: Sequence[Row], row: Row, *, estimated: bool) -> str:
         return (
             f"Not decided: {row.full_name}{step} has the error {error_text(row.error)}, and the "
             "pair is a guess: the value is wrong, or it is not the counterpart. Give its name in "
-            "the reference, or null, in a map.json (--map)."
+            "the reference, or null, in a map.json (--map); --floor shows how much is rounding."
         )
     text = (
         f"Not decided: {row.full_name}{step} has the error {error_text(row.error)}, "

@@ -164,3 +164,76 @@ def test_a_value_computed_from_something_else_names_no_variant(seed: int) -> Non
         for wrong in (F.gelu(other), right + 0.1 * other, right @ torch.randn(32, 32)):
             result = found(right, wrong, before, name="net/attn.to_out", given=X)
             assert not result or result[0] not in replayed
+
+
+GIVEN = {
+    f"f [in.{part}]": heads(x) for part, x in (("value", V), ("key", K), ("query", Q))
+}  # the last first
+PADDED = torch.arange(12)[None] < torch.tensor([[12], [7]])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        (attention(scale=8**-1), "attention-scale"),
+        (attention(is_causal=True), "attention-mask"),
+        (attention(q=K, k=Q), "qkv-exchanged"),
+    ],
+)
+def test_attention_recorded_as_a_function(wrong: torch.Tensor, cause: str) -> None:
+    result = found(heads(attention()), heads(wrong), GIVEN, name="f")
+    assert result[:1] == [cause]
+
+
+def test_a_padding_mask_that_is_not_used() -> None:
+    mask = PADDED[:, None, None]
+    before = {"f [in.attn_mask]": mask.float(), **GIVEN}
+    right = attention(attn_mask=mask)
+    assert (
+        "without the recorded mask" in found(heads(right), heads(attention()), before, name="f")[1]
+    )
+    late = (heads(Q) @ heads(K).mT * 8**-0.5).softmax(-1) * mask @ heads(V)
+    assert "after the softmax" in found(heads(right), late, before, name="f")[1]
+
+
+def turned(x: torch.Tensor, rows: int = 3, start: int = 0, base: float = 1e4) -> torch.Tensor:
+    """Rotated by rows and columns of a grid, eight pairs each."""
+    rates = base ** (-torch.arange(8) / 8)
+    y, z = torch.meshgrid(torch.arange(rows), torch.arange(12 // rows), indexing="ij")
+    angles = torch.cat([(p.flatten() + start)[:, None] * rates for p in (y, z)], -1)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [(turned(X, start=-1), "rotation-offset"), (turned(X, base=1e3), "rotation-base")],
+)
+def test_rotations_of_two_axes(wrong: torch.Tensor, cause: str) -> None:
+    assert found(turned(X), wrong, NAMED)[:1] == [cause]
+
+
+def guided(prompt: torch.Tensor, other: torch.Tensor, weight: float = 4.0) -> torch.Tensor:
+    return other + weight * (prompt - other)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (guided(X, Y), "does not rescale"),
+        (guided(X, Y) * X.norm() / guided(X, Y).norm(), "over all axes"),
+        (guided(X, Y) * Y.norm(dim=-1, keepdim=True) / guided(X, Y).norm(dim=-1, keepdim=True),
+         "to the norm of net/y"),
+    ],
+)  # fmt: skip
+def test_guidance_with_a_rescaled_norm(wrong: torch.Tensor, words: str) -> None:
+    joined = guided(X, Y)
+    right = joined * X.norm(dim=-1, keepdim=True) / joined.norm(dim=-1, keepdim=True)
+    result = found(right, wrong, {"net/x": X, "net/y": Y})
+    assert result[0] == "other-guidance"
+    assert words in result[1]
+
+
+def test_a_clip_that_is_missing() -> None:
+    assert found(X.clamp(-1, 1), X, {})[0] == "clip-missing"
+    assert found(X.clamp(-1, 1), X + 1e-2, {})[:1] != ["clip-missing"]

@@ -55,22 +55,25 @@ def first_divergence(
     *,
     estimated: bool = False,
     is_guessed: Test = lambda _: False,
+    is_mispaired: Test | None = None,
     is_anchored: Test = lambda _: True,
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
 
     `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed` whether
-    its pair is a guess, `is_anchored` whether the values it was computed from agree. With
-    `estimated` limits, a value a little above its limit is ignored when no later value is.
+    its pair is a guess, `is_mispaired` whether a guess is false, `is_anchored` whether the values
+    it was computed from agree. With `estimated` limits, a value a little above its limit is ignored
+    when no later value is.
     """
     ignored: list[int] = []
+    is_mispaired = is_mispaired or is_misplaced
     for index, row in enumerate(rows):
         if not row.wrong:
             continue
         agrees_after = _agrees_after(rows, index)
         misplaced = agrees_after and (row.error is None or is_misplaced(index))
         marginal = estimated and _is_marginal(rows, index)
-        mispaired = is_guessed(index) and (agrees_after or is_misplaced(index))
+        mispaired = is_guessed(index) and (agrees_after or is_mispaired(index))
         overtaken = _is_overtaken(rows, index)
         if misplaced or marginal or mispaired or overtaken or _outer_module_agrees(rows, index):
             ignored.append(index)
@@ -186,8 +189,14 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
     return bool(following) and not any(other.wrong for other in (*following, *own))
 
 
-def misplaced_value(traces: Comparison, pair: Pair, row: Row) -> str | None:
-    """A remark, when one side's value equals another of the other side's near it; else None."""
+def misplaced_value(
+    traces: Comparison, pair: Pair, row: Row, taken: Collection[str] = ()
+) -> str | None:
+    """A remark, when one side's value equals another of the other side's near it; else None.
+
+    Values of the reference that are `taken`, by hash, have a counterpart of their own: a port that
+    has one of them twice has it once where another belongs.
+    """
     if len(pair.port) > 1 or len(pair.reference) > 1:
         return None
     limit = max(row.limit or 0.0, 1e-3 if row.dtype in ("bf16", "f16") else 1e-5)
@@ -204,22 +213,30 @@ def misplaced_value(traces: Comparison, pair: Pair, row: Row) -> str | None:
         if not trace.has_values(own):
             continue
         value = wide(trace.read(own))
-        for name, candidate in values_nearby(other_trace, other, inside=False):
+        without = taken if side == "reference" else ()
+        for name, candidate in values_nearby(other_trace, other, inside=False, without=without):
             if _equal_in_some_order(value, candidate, limit):
                 return f"{row.name}: equals {name} of the {side}; recorded there, not a bug"
     return None
 
 
 def values_nearby(
-    trace: Trace, event: Event, *, inside: bool = True, any_size: bool = False
+    trace: Trace,
+    event: Event,
+    *,
+    inside: bool = True,
+    any_size: bool = False,
+    without: Collection[str] = (),
 ) -> Iterable[tuple[str, NDArray[Any]]]:
     """Other values of a trace around one event, of its size unless any will do, by name.
 
     Without `inside`, values of modules inside its module are left out: a module that returns what a
-    part of it returned has left something out, which is a bug.
+    part of it returned has left something out, which is a bug. Hashes `without` are left out.
     """
     size = prod(event.shape)
     for other in trace.events:
+        if other.hash in without:
+            continue
         if not inside and other.name.startswith((f"{event.name}.", f"{event.name}/")):
             continue
         near = abs(other.i - event.i) <= NEARBY and other.i != event.i and other.step == event.step

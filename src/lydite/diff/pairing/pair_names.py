@@ -179,15 +179,14 @@ class NamePairs:
         if port is None or reference is None or not compatible(port, [reference]):
             return
         used = self.found.get(port.name)
-        if used is None and reference.site in self.free() and prod(port.shape) >= MIN_RESULT:
-            self.found[port.name] = Rename((reference.site,), how="position")
+        if used is not None and used.how not in GUESSED:
             return
         copies = port.alias_of is not None and reference.alias_of is not None
-        same = copies and port.shape == reference.shape
-        if not same or (used is not None and used.how not in GUESSED):
-            return
-        if self.comparer.are_equal([reference], [port]) is False:
-            self.found[port.name] = Rename((reference.site,), how="end")
+        if copies and port.shape == reference.shape:
+            if self.comparer.are_equal([reference], [port]) is False:
+                self.found[port.name] = Rename((reference.site,), how="end")
+        elif used is None and reference.site in self.free() and prod(port.shape) >= MIN_RESULT:
+            self.found[port.name] = Rename((reference.site,), how="position")
 
     def _by_siblings(self, pairs: Mapping[str, Sites], blocks: BlockMap) -> dict[str, Sites]:
         """The counterparts of names that have none, or a guess, by their siblings among `pairs`."""

@@ -92,7 +92,13 @@ def _pair_other_names(names: NamePairs) -> None:
     names.add_fused(fused_values)
     equal, close = align(names.comparer, names.free_events(), names.left_events(), names.refs())
     names.add(equal, "equal")
-    names.add(close, "order")
+    positions = Positions(names.reference_events, names.port_events, names.refs())
+    in_order = {
+        name: site
+        for name, site in close.items()
+        if positions.permit(names.port_events[name], names.reference_events[site])
+    }
+    names.add(in_order, "order")
     names.pair_other_parts()
     names.pair_siblings()
     names.pair_scopes()
@@ -185,7 +191,11 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
         ]
         # Another stream may run first, which does not depend on this value.
         leading = pair.port_event.shape[:-1]
-        own = [other for other in later if leading and other.port_event.shape[:-1] == leading][:1]
+        stream = [each for each in outputs if leading and each.port_event.shape[:-1] == leading]
+        own = [other for other in later if other in stream]
+        if not own and len({each.port_event.name for each in stream}) > 1:
+            continue
+        own = own[:1]
         equal = [is_equal(other) for other in (*later[:FOLLOWING], *own)]
         if True in equal and False not in equal:
             wrong.add(name)

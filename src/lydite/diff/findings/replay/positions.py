@@ -1,6 +1,6 @@
 """Positions: sinusoids of timesteps, tables that are added, rotations (RoPE), buckets of T5."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import isqrt, log, pi
 
@@ -331,46 +331,46 @@ def _step(column: Array, close: float) -> complex | None:
 
 def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
     """That the positions are the reference's, with other frequencies: another base or width."""
-    rates: list[tuple[float, float]] = []
-    for p in range(right.shape[1]):
-        step, own = _step(right[:, p], close), _step(wrong[:, p], close)
-        if step is None and own is None:
-            continue
-        if step is None or own is None:
-            return None
-        positions = np.angle(right[:, p]) / np.angle(step)
-        # Only angles that do not wrap show the positions; the lowest frequencies never do.
-        if np.abs(positions - np.rint(positions)).max() < 0.02:
-            turned = np.exp(1j * np.angle(own) * np.rint(positions))
-            if float(np.abs(turned - wrong[:, p]).max()) >= max(close, 2e-2):
+    rates: dict[int, tuple[float, float]] = {}  # by pair, per position
+    for pair in range(right.shape[1]):
+        step, own = _step(right[:, pair], close), _step(wrong[:, pair], close)
+        if step is None or own is None:  # no rotation, or one too slow to be seen
+            if abs(np.angle(step or own or 1.0)) > 10 * close:
                 return None
-            rates.append((float(np.angle(step)), float(np.angle(own))))
-    runs = _geometric_runs(rates)
-    if len(rates) < 2 or not runs or all(abs(a / b - 1) < 1e-2 for a, b in rates):
+            continue
+        positions = np.angle(right[:, pair]) / np.angle(step)
+        if np.abs(positions - np.rint(positions)).max() > 0.02:
+            continue  # angles that wrap do not show the positions
+        turned = np.exp(1j * np.angle(own) * np.rint(positions))
+        if float(np.abs(turned - wrong[:, pair]).max()) >= max(close, 2e-2):
+            return None
+        rates[pair] = float(np.angle(step)), float(np.angle(own))
+    bases = _bases(rates, right.shape[1])
+    if bases is None or all(abs(a / b - 1) < 1e-2 for a, b in rates.values()):
         return None
-    theirs, ours = (f"{base:.4g}" for base in runs[0])
+    theirs, ours = f"{bases[0]:.4g}", f"{bases[1]:.4g}"
     return Finding(
         "rotation-base",
-        f"The port rotates {name} with other frequencies: in an axis of {2 * runs[1]} numbers its "
+        f"The port rotates {name} with other frequencies: in an axis of {2 * bases[2]} numbers its "
         f"base is {ours}, the reference's {theirs}.",
         f"Use the base {theirs} (rope_theta), and divide the exponents by the width of the axis, "
         "not of the head.",
     )
 
 
-def _geometric_runs(rates: list[tuple[float, float]]) -> tuple[tuple[float, float], int] | None:
-    """Both bases of the longest run of falling frequencies, and how many pairs it has."""
-    best: list[tuple[float, float]] = []
-    run: list[tuple[float, float]] = []
-    for rate in rates:
-        run = [*run, rate] if run and rate[0] < run[-1][0] else [rate]
-        best = max(best, run, key=len)
-    if len(best) < 2:
-        return None
-    first, second = best[0], best[1]
-    count = len(best)
-    bases = tuple((a / b) ** count for a, b in zip(first, second, strict=True))
-    return (bases[0], bases[1]), count
+def _bases(rates: Mapping[int, tuple[float, float]], total: int) -> tuple[float, float, int] | None:
+    """Both bases in the axis that shows the most frequencies, and how many pairs it has.
+
+    In an axis the frequencies fall from pair to pair; the next one begins with a higher one.
+    """
+    pairs = list(rates)
+    starts = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
+    widths = [end - start for start, end in zip(starts, [*starts[1:], total], strict=True)]
+    for start, width in sorted(zip(starts, widths, strict=True), key=lambda run: -run[1]):
+        if start + 1 in rates and start + 1 not in starts:
+            first, second = rates[start], rates[start + 1]
+            return (first[0] / second[0]) ** width, (first[1] / second[1]) ** width, width
+    return None
 
 
 def _lookup(wrong: Table, right: Table, close: float) -> list[tuple[int, int]] | None:
