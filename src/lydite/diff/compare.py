@@ -17,11 +17,11 @@ from lydite.diff.divergence.data_flow import DataFlow, Upstream
 from lydite.diff.divergence.first import (
     ESTIMATE_MARGIN,
     Divergence,
-    count_unpaired_between,
     coverage,
     first_divergence,
     first_isolated,
     misplaced_value,
+    unpaired_between,
     values_nearby,
 )
 from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
@@ -91,6 +91,11 @@ def compare(
             reproduce,
             progress,
         )
+        if parameters.is_unused:
+            remarks += (
+                "--checkpoint is not used: no parameter in it has the name of a recorded module; "
+                'record with the component\'s name as scope, such as scope="vae"',
+            )
     sides = (("reference", reference), ("port", port))
     incomplete = tuple(side for side, trace in sides if _is_incomplete(trace))
     return replace(verdict, incomplete=incomplete, remarks=(*remarks, *verdict.remarks))
@@ -327,10 +332,10 @@ class _Comparer:
             findings = (_shape_finding(pair), *findings)
         if self.reproduce is not None and row.error is not None:
             self.reproduce(self._reproduction(rows, divergence.first, evidence, findings))
-        last, unpaired = None, 0
+        last, unpaired = None, ()
         if (before := self._last_agreement(rows, divergence.first)) is not None:
             last = rows[before]
-            unpaired = count_unpaired_between(
+            unpaired = unpaired_between(
                 self.traces.port, self.pairs[before], pair, self.pairing.pairs, self.without
             )
         paired = {event.i for pair in self.pairing.pairs for event in pair.reference}

@@ -34,18 +34,27 @@ class ParameterValues:
 
     def of_module(self, name: str) -> dict[str, NDArray[Any]]:
         """The parameters of a module itself, by their own names: weight, bias."""
-        beginning = f"{name}."
+        beginning = f"{_dotted(name)}."
         return {
             path[len(beginning) :]: self._read(path)
             for path in self._names()
-            if path.startswith(beginning) and "." not in path[len(beginning) :]
+            if _dotted(path).startswith(beginning) and "." not in path[len(beginning) :]
         }
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether a checkpoint was given, and none of its parameters belongs to a module."""
+        modules = {_dotted(event.name) for event in self._trace.events}
+        names = (scope + name for scope, file in self._files.items() for name in file.tensors)
+        return bool(self._files) and not any(
+            _dotted(n).rpartition(".")[0] in modules for n in names
+        )
 
     def like(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[Any]]]:
         """Parameters of the same component with this shape, without those of the module itself."""
         component = name.partition("/")[0]
         for path in self._names():
-            own = path.startswith(f"{name}.")
+            own = _dotted(path).startswith(f"{_dotted(name)}.")
             if path.partition("/")[0] == component and not own and self._shape(path) == shape:
                 yield path, self._read(path)
 
@@ -97,3 +106,9 @@ class ParameterValues:
             for scope, file in self._files.items()
             if path.startswith(scope) and path[len(scope) :] in file.tensors
         )
+
+
+def _dotted(name: str) -> str:
+    """`vae/encoder/conv_in` as `vae/encoder.conv_in`: a scope may name a part of a component."""
+    component, separator, path = name.partition("/")
+    return component + separator + path.replace("/", ".")

@@ -16,7 +16,7 @@ def divergence_text(
     row: Row,
     last: Row | None,
     findings: Sequence[Finding],
-    unpaired_between: int = 0,
+    unpaired_between: Sequence[str] = (),
 ) -> str:
     """Where the first wrong value is, how wrong, what agrees before it, and the likely cause."""
     step = f" at step {row.step}" if len({other.step for other in rows}) > 1 else ""
@@ -42,7 +42,11 @@ def divergence_text(
         error = error_text(last.error or 0.0)
         parts.append(f"the last value before it that agrees is {last.name} (error {error})")
         if unpaired_between:
-            parts.append(f"between the two, {_unpaired(unpaired_between)}")
+            count = len(unpaired_between)
+            parts.append(
+                f"between the two, {_unpaired(count)} ({_listed(unpaired_between)}: give "
+                f"{'it' if count == 1 else 'them'} in a map.json)"
+            )
     sentence = "; ".join(parts) + "."
     return f"{sentence} {findings[0].evidence.rstrip('.')}." if findings else sentence
 

@@ -287,13 +287,14 @@ def coverage(
     return Coverage(last[1] if last else None, uncovered, not_comparable, not uncovered or finished)
 
 
-def count_unpaired_between(
+def unpaired_between(
     port: Trace, before: Pair, here: Pair, pairs: Sequence[Pair], ignored: Collection[str]
-) -> int:
-    """How many values without a counterpart the port computes between two pairs."""
+) -> tuple[str, ...]:
+    """The values without a counterpart that the port computes between two pairs, by name."""
     paired = {event.i for pair in pairs for event in pair.port}
     start, end = _end(before.port), min(event.i for event in here.port)
-    return sum(start < e.i < end and e.i not in paired for e in _results(port, ignored))
+    between = (e for e in _results(port, ignored) if start < e.i < end and e.i not in paired)
+    return tuple(dict.fromkeys(event.name for event in between))
 
 
 def _results(trace: Trace, ignored: Collection[str]) -> list[Event]:

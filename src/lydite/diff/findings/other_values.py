@@ -22,10 +22,14 @@ def another_value(e: Evidence) -> Finding | None:
         (value,) = comparable(other)
         left = matches(e, value)
         if left is not None:
+            own_input = name.startswith(f"{e.name} [in")
             return Explanation(
                 "another-value",
                 f"The port equals the reference's {name}; {e.leaves(left)}.",
-                f"Check which value is used: the port computes {name}, or records it as {e.name}.",
+                f"{e.name} is not applied: the port passes its input on, or records that."
+                if own_input
+                else f"Check which value is used: the port computes {name}, or records it as "
+                f"{e.name}.",
                 left <= e.noise(),
             )
     return None
