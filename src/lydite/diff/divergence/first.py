@@ -184,7 +184,9 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
         and other.site != row.site
         and other.error is not None
     ]
-    own = [other for other in following if other.shape[:-1] == row.shape[:-1] != ()][:1]
+    own = [
+        other for other in following if len(row.shape) > 2 and other.shape[:-1] == row.shape[:-1]
+    ][:1]
     following = following[:FOLLOWING]
     return bool(following) and not any(other.wrong for other in (*following, *own))
 

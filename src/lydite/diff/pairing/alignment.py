@@ -150,7 +150,7 @@ def by_position(
     for name, event in port.items():
         streams[event.shape[:-1]][name] = event
     known = dict(pairs)
-    for values in (port, *(values for leading, values in streams.items() if leading)):
+    for values in (port, *(values for leading, values in streams.items() if len(leading) > 1)):
         found = _between_pairs(comparer, reference, values, known, repeated, differs)
         known |= {name: (site,) for name, site in found.items()}
     return {name: sites[0] for name, sites in known.items() if name not in pairs}

@@ -191,7 +191,9 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
         ]
         # Another stream may run first, which does not depend on this value.
         leading = pair.port_event.shape[:-1]
-        stream = [each for each in outputs if leading and each.port_event.shape[:-1] == leading]
+        stream = [
+            each for each in outputs if len(leading) > 1 and each.port_event.shape[:-1] == leading
+        ]
         own = [other for other in later if other in stream]
         if not own and len({each.port_event.name for each in stream}) > 1:
             continue
