@@ -1,5 +1,6 @@
 """Exports side by side: how each was made, and how far its pictures are from the original's."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def read_exports(folders: Sequence[Path]) -> list[Export]:
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """The last part of each path, or the whole path where two would be the same."""
-    short = [Path(folder).resolve().name for folder in folders]
+    short = [os.path.basename(os.path.realpath(folder)) for folder in folders]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
