@@ -18,7 +18,7 @@ from lydite.models.modulation import clip_float16
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.pipelines.families.flux_single_file import infer_transformer
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import Shapes
+from lydite.pipelines.inferred_models import Shapes
 from lydite.pipelines.model import Component, folder_component
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_hash, parameters

@@ -15,7 +15,7 @@ from lydite.core.tensorfile import save
 from lydite.models.flux2 import Flux2Transformer, position_ids
 from lydite.pipelines.families.flux2_single_file import infer_transformer
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import Shapes
+from lydite.pipelines.inferred_models import Shapes
 from lydite.pipelines.model import Component, folder_component
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_hash, parameters

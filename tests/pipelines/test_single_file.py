@@ -20,7 +20,7 @@ from lydite.models.text.t5 import T5Config
 from lydite.models.vae.kl import AutoencoderKLConfig
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
-from lydite.pipelines.inferred import Shapes
+from lydite.pipelines.inferred_models import Shapes
 from lydite.pipelines.model_files import find_components
 from lydite.weights.audit import audit
 from lydite.weights.load import parameter_specs

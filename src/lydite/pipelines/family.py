@@ -31,7 +31,7 @@ from lydite.weights.lora import Network as LoraNetwork
 from lydite.weights.rules import Rule
 
 if TYPE_CHECKING:
-    from lydite.pipelines.inferred import InferredModel
+    from lydite.pipelines.inferred_models import InferredModel
 
 # What --guidance is. cfg: the scale of classifier-free guidance, on above 1. above_0: that scale
 # less 1, on above 0. negative: as cfg, on only with a negative prompt. distilled: an input of the

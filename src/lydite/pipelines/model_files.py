@@ -15,7 +15,7 @@ from lydite.core.config import read_config, read_json
 from lydite.core.errors import ConfigError, FileError, at, shown
 from lydite.core.tensorfile import TensorInfo
 from lydite.pipelines.family import Defaults, Family, families, find_family, network_classes
-from lydite.pipelines.inferred import InferredModel
+from lydite.pipelines.inferred_models import InferredModel
 from lydite.pipelines.model import Component, Model, folder_component
 from lydite.weights.audit import Finding, Ledger
 

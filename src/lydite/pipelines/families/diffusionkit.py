@@ -4,7 +4,7 @@ from functools import partial
 
 from lydite.pipelines.families import flux_single_file, sd3_single_file
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import InferredModel, InferredNetwork
+from lydite.pipelines.inferred_models import InferredModel, InferredNetwork
 from lydite.weights.maps import diffusionkit as names
 
 FLUX = InferredModel(

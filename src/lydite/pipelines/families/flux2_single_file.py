@@ -1,7 +1,7 @@
 """FLUX.2's transformer in its authors' names: its geometry, read off the shapes of its tensors."""
 
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import Found, Inferred, InferredModel, InferredNetwork, Shapes
+from lydite.pipelines.inferred_models import Found, Inferred, InferredModel, InferredNetwork, Shapes
 from lydite.weights.maps import flux as flux_map
 
 # Of every FLUX.2; no tensor shows them.

@@ -3,7 +3,7 @@
 from functools import partial
 
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import Found, Inferred, InferredModel, InferredNetwork, Shapes
+from lydite.pipelines.inferred_models import Found, Inferred, InferredModel, InferredNetwork, Shapes
 from lydite.weights.maps import flux as flux_map
 from lydite.weights.rules import Rule
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from lydite.pipelines.families import flux_single_file, sd3_single_file
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import (
+from lydite.pipelines.inferred_models import (
     Found,
     Inferred,
     InferredModel,

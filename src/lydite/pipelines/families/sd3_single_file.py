@@ -6,7 +6,7 @@ from math import isqrt
 from typing import Any
 
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import Found, Inferred, InferredModel, InferredNetwork, Shapes
+from lydite.pipelines.inferred_models import Found, Inferred, InferredModel, InferredNetwork, Shapes
 from lydite.weights.maps import mmdit as mmdit_map
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import vae as vae_map

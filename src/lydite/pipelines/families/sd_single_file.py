@@ -13,7 +13,7 @@ from typing import Any
 from lydite.core.checkpoint import open_checkpoint
 from lydite.core.errors import ConfigError
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.inferred import Found, Inferred, InferredModel, InferredNetwork, Shapes
+from lydite.pipelines.inferred_models import Found, Inferred, InferredModel, InferredNetwork, Shapes
 from lydite.weights.maps import text as text_map
 from lydite.weights.maps import unet as unet_map
 from lydite.weights.maps import vae as vae_map
