@@ -234,6 +234,10 @@ def test_guidance_with_a_rescaled_norm(wrong: torch.Tensor, words: str) -> None:
     assert words in result[1]
 
 
+def test_a_value_that_is_one_of_two_is_no_guidance() -> None:
+    assert found(X, guided(X, Y), {"net/x": X, "net/y": Y})[:1] != ["other-guidance"]
+
+
 def test_a_clip_that_is_missing() -> None:
     assert found(X.clamp(-1, 1), X, {})[0] == "clip-missing"
     assert found(X.clamp(-1, 1), X + 1e-2, {})[:1] != ["clip-missing"]

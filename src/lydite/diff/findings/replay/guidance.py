@@ -67,7 +67,8 @@ def _weight(value: Array, prompt: Array, other: Array, axis: int) -> float | Non
         return None
     weight = -float((start * way).sum()) / power
     left = np.linalg.norm(start + weight * way)
-    return weight if left < 1e-2 * np.linalg.norm(start) and abs(weight) > 1e-2 else None
+    is_sum = min(abs(weight), abs(weight - 1)) > 1e-2  # else it is one of the two
+    return weight if is_sum and left < 1e-2 * np.linalg.norm(start) else None
 
 
 def _rescaled(
