@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
+from lydite.diff.divergence.first import first_divergence
 from lydite.diff.measure.distance import correlation, relative_error, wide
 from lydite.diff.preconditions import check_weights
+from lydite.diff.result import Row
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
@@ -108,3 +110,14 @@ def test_matrices_and_kernels_have_customs_of_their_own(tmp_path: Path) -> None:
         traces.append(Trace.open(tmp_path / name))
     assert check_weights(traces[0], traces[1], {})[0].turned == ()
     assert [b for _, b in check_weights(traces[0], traces[2], {})[0].turned] == ["to_0.weight"]
+
+
+def test_the_output_of_a_module_comes_after_the_values_inside_it() -> None:
+    """Its input was seen before; that does not end the pass."""
+    order = [("net.a", "in.0"), ("net.a.mod", "in.0"), ("net.b", "out"), ("net.a", "out")]
+    wrong = [False, True, False, True]
+    rows = [
+        Row(site, site, slot, 0, 0, "activation", (2, 8), "f32", float(bad), 1e-7, 1e-6, bad)
+        for (site, slot), bad in zip(order, wrong, strict=True)
+    ]
+    assert first_divergence(rows, lambda _: True).first == 1

@@ -173,9 +173,12 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
     row = rows[index]
     has_scopes = any("/" in other.site for other in rows)  # else the trace is one component
     # A film is decoded frame by frame: the next frame does not depend on this value.
-    here = {other.site for other in rows[:index] if other.step == row.step} - {row.site}
+    seen = {(other.site, other.slot) for other in rows[:index] if other.step == row.step}
     same_pass = takewhile(
-        lambda other: other.step != row.step or other.site not in here, rows[index + 1 :]
+        lambda other: (
+            other.step != row.step or other.site == row.site or (other.site, other.slot) not in seen
+        ),
+        rows[index + 1 :],
     )
     following = [
         other
