@@ -52,8 +52,11 @@ def test_the_first_wrong_value() -> None:
     assert "shapes differ" in divergence_text(rows, replace(wrong, error=None), None, ())
     finding = Finding("x", "It is doubled.", "fix")
     assert divergence_text(rows, wrong, None, (finding,)).endswith(". It is doubled.")
-    for count, said in ((1, "1 value of the port has no"), (2, "2 values of the port have no")):
-        assert said in divergence_text(rows, wrong, rows[0], (), count)
+    for names, said in (
+        (["x"], "1 value of the port has no"),
+        (["x", "y"], "2 values of the port have no"),
+    ):
+        assert said in divergence_text(rows, wrong, rows[0], (), names)
 
 
 def test_inputs_that_agree_stand_for_the_last_agreement() -> None:
