@@ -239,12 +239,13 @@ def test_rows_that_do_not_sum_to_one(tmp_path: Path) -> None:
 
 
 def test_attention_that_collapsed(tmp_path: Path) -> None:
-    (remark,) = attention(tmp_path / "a", softmax(60 * normal(1, 2, 32, 32)), "t/probs")
+    (remark,) = attention(tmp_path / "a", softmax(600 * normal(1, 2, 32, 32)), "t/probs")
     assert not remark.serious and "1/√d" in remark.sentence
 
 
 @pytest.mark.parametrize(
-    ("scale", "keys", "reported"), [(60, 32, True), (60, 15, False), (60, 16, True), (3, 32, False)]
+    ("scale", "keys", "reported"),
+    [(600, 32, True), (600, 15, False), (600, 16, True), (3, 32, False)],
 )
 def test_when_attention_counts_as_collapsed(
     tmp_path: Path, scale: float, keys: int, reported: bool

@@ -84,8 +84,7 @@ def test_the_largest_is_sized_up_without_being_allocated(tmp_path: Path) -> None
     code = f"""if True:
         import resource
         from pathlib import Path
-        from lydite.pipelines.families import sd3, sdxl
-from lydite.pipelines.families.network_classes import KINDS
+        from lydite.pipelines.families.network_classes import KINDS
         from lydite.pipelines.model import folder_component
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         assert len(folder_component(Path({str(tmp_path)!r}), KINDS).expected) > 1000
