@@ -163,6 +163,7 @@ def our_problem(module: Any, inputs: list[Any], memory: int) -> Any:
     from lydite.quantize.blocks import Rows
     from lydite.quantize.calls import watch_calls
     from lydite.quantize.grid import fit_grid
+    from lydite.quantize.layers import exchange_layer
     from lydite.quantize.methods.reconstruct import Problem, Target
     from lydite.trace.mlx_capture import walk
 
@@ -197,7 +198,7 @@ def our_problem(module: Any, inputs: list[Any], memory: int) -> Any:
 
     def install(layers: Any) -> None:
         for path, layer in layers.items():
-            put(module, path, layer)
+            exchange_layer(module, path, layer)
 
     return Problem(module, install, targets, ranges, [rows], [outputs])
 
@@ -378,19 +379,13 @@ def pack_blocks(model: Any) -> None:
     import mlx.core as mx
 
     from lydite.models.layers import Linear, QuantizedLinear
+    from lydite.quantize.layers import exchange_layer
 
     for path, layer in list(model.named_modules()):
         if isinstance(layer, Linear) and path.startswith("transformer_blocks."):
             packed = QuantizedLinear.from_linear(layer, 64, 8 if "norm" in path else 4)
             mx.eval(packed.parameters())
-            put(model, path, packed)
-
-
-def put(module: Any, path: str, layer: Any) -> None:
-    *parents, name = path.split(".")
-    for part in parents:
-        module = module[int(part)] if part.isdigit() else module[part]
-    module[int(name) if name.isdigit() else name] = layer
+            exchange_layer(model, path, packed)
 
 
 # GPTQ

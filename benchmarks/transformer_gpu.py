@@ -130,6 +130,7 @@ def run_ours(options: argparse.Namespace, model: str) -> dict[str, float]:
     import mlx.core as mx
 
     from lydite.models.layers import Linear, QuantizedLinear, join_weights
+    from lydite.quantize.layers import exchange_layer
     from lydite.weights.load import parameters
     from lydite.weights.quantize import GROUP, formats_for
 
@@ -143,7 +144,7 @@ def run_ours(options: argparse.Namespace, model: str) -> dict[str, float]:
             if isinstance(layer, Linear) and chosen:
                 packed = QuantizedLinear.from_linear(layer, GROUP, chosen.bits)
                 mx.eval(packed.parameters())
-                put(network, path, packed)
+                exchange_layer(network, path, packed)
     mx.eval(network.parameters())
     join_weights(network)
     arguments = our_arguments(network, model, *draw_inputs(options, model), mx.bfloat16)
@@ -167,13 +168,6 @@ def run_ours(options: argparse.Namespace, model: str) -> dict[str, float]:
     found = measure({"step": one_step}, mx.synchronize, options.repeat)
     found |= in_a_row(steps, mx.synchronize)
     return found | {"held": held / 2**30, "peak": mx.get_peak_memory() / 2**30}
-
-
-def put(module: Any, path: str, layer: Any) -> None:
-    *parents, name = path.split(".")
-    for part in parents:
-        module = module[int(part)] if part.isdigit() else module[part]
-    module[int(name) if name.isdigit() else name] = layer
 
 
 def run_diffusers(options: argparse.Namespace, model: str) -> dict[str, float]:
