@@ -42,6 +42,8 @@ REFUSED = {
     b'{"a": ' + b"9" * 5000 + b"}": "digits",
     b'{"a": ' + b"[" * 10**6 + b"}": "nested too deep",
     b"{} {}": "not JSON",
+    rb'{"a": "\ud800"}': "not valid Unicode",
+    rb'{"a": "\uDFFF"}': "not valid Unicode",
 }
 
 

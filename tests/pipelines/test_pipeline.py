@@ -291,6 +291,8 @@ def test_fresh_noise_of_the_sampler_has_a_seed_of_its_own() -> None:
     first = noise.first()
     assert mx.array_equal(first, MLXNoise([5], (4, 2, 2)).first())
     assert mx.array_equal(noise(1.0, 0.5), MLXNoise([8], (4, 2, 2)).first())
+    below, above = (MLXNoise([seed], (4, 2, 2)).first() for seed in (-1, 2**64 - 1))
+    assert mx.array_equal(below, above)  # as in torch
 
 
 def test_tokenizers_of_two_lengths_are_one_clear_error(untrained: Path, tmp_path: Path) -> None:
