@@ -182,7 +182,7 @@ class _Comparer:
             {name.rpartition("/")[2].rpartition(".")[2]: name for name in names}
             for names in (self.pairing.unpaired_reference, self.pairing.unpaired_port)
         ]
-        for word in words[0].keys() & words[1].keys():
+        for word in sorted(words[0].keys() & words[1].keys()):
             events = [
                 next(
                     (e for e in trace.events if e.name == side[word] and e.slot[:3] == "out"), None

@@ -126,15 +126,6 @@ def round_inputs(network: nn.Module) -> None:
             module.quantize_input = True
 
 
-def compiled(network: nn.Module) -> Any:
-    """The network for the steps of a run: on a GPU fewer, larger kernels pay at once; on a CPU MLX
-    would call a C++ compiler first."""
-    if on_cpu():
-        return network
-    by_step = any("input_times" in module for module in network.modules())
-    return mx.compile(network, inputs=TIMESTEP) if by_step else mx.compile(network)
-
-
 # Rows of an input from which a plain product with the unpacked weight is faster than MLX's product
 # with the packed one: by 2 to 4 times on a CPU and, for 8,858 rows, by 2.5 to 5 times on an H200.
 FEW_ROWS = 32

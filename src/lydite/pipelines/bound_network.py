@@ -9,13 +9,21 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from lydite.models import cpu
-from lydite.models.layers import compiled, on_cpu
+from lydite.models.layers import TIMESTEP, on_cpu
 from lydite.trace.mlx_capture import compiles
 
 
 def for_device(network: nn.Module) -> Callable[..., mx.array]:
     """Compiled on a GPU; on a CPU with parts of the batch on several cores."""
     return partial(_in_parts, network) if on_cpu() else compiled(network)
+
+
+def compiled(network: nn.Module) -> Callable[..., mx.array]:
+    """On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first."""
+    if on_cpu():
+        return network
+    by_step = any("input_times" in module for module in network.modules())
+    return mx.compile(network, inputs=TIMESTEP) if by_step else mx.compile(network)
 
 
 def _in_parts(network: nn.Module, *arguments: Any) -> mx.array:

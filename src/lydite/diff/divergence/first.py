@@ -172,7 +172,7 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
     """
     row = rows[index]
     has_scopes = any("/" in other.site for other in rows)  # else the trace is one component
-    # A film is decoded frame by frame: the next frame does not depend on this value.
+    # A video is decoded frame by frame: the next frame does not depend on this value.
     seen = {(other.site, other.slot) for other in rows[:index] if other.step == row.step}
     same_pass = takewhile(
         lambda other: (

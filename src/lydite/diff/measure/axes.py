@@ -61,7 +61,7 @@ class Fit:
 
     @property
     def moves_channels(self) -> bool:
-        """Whether the channels of a picture or a film move from one end to the other."""
+        """Whether the channels of a picture or a video move from one end to the other."""
         moved = self.moved_axes
         last = len(moved) - 1
         return last >= 2 and moved in ((last, *range(last)), (*range(1, last + 1), 0))

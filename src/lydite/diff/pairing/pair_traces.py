@@ -207,7 +207,7 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
 def _rest_of_pass(outputs: Sequence[Pair], index: int) -> Iterator[Pair]:
     """The pairs after one until a name of its step comes again.
 
-    A film is decoded frame by frame: the next frame does not depend on a value of this one.
+    A video is decoded frame by frame: the next frame does not depend on a value of this one.
     """
     event = outputs[index].event
     before = {other.event.name for other in outputs[:index] if other.event.step == event.step}
