@@ -153,6 +153,23 @@ def test_values_that_are_none(problem: Problem, tmp_path: Path, value: float) ->
     assert verdict.verdict == "deviates" and verdict.step == 2
 
 
+@pytest.mark.parametrize("name", ["sigmas", "timesteps"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_tables_with_values_that_are_none(
+    problem: Problem, tmp_path: Path, name: str, value: float
+) -> None:
+    tables = {"sigmas": list(problem.sigmas), "timesteps": list(problem.timesteps)}
+    tables[name][1] = value
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for each, table in tables.items():
+            writer.add(f"schedule/{each}", np.array(table), kind="schedule")
+        for step, x in enumerate(right(problem)):
+            writer.add("sampler/x", x.astype(np.float32), step=step)
+    verdict = judge_trace(problem, tmp_path / "run")
+    assert verdict.verdict == "deviates" and verdict.step == 1 and "not finite" in verdict.sentence
+    assert not verdict.findings and "No mistake known here" in verdict.sentence
+
+
 def test_missing_and_surplus_steps(problem: Problem, tmp_path: Path) -> None:
     xs = right(problem)
     short = judge_trace(problem, traced(tmp_path / "short", xs[:2]))

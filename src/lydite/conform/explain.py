@@ -249,7 +249,9 @@ def explain_tables(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
             if len(replayed) == len(timesteps) and np.abs(replayed - timesteps).max() <= most:
                 says = f"The candidate {mistake.says}. Its timesteps are those."
                 result.setdefault(mistake.cause, Finding(mistake.cause, says, mistake.fix))
-    return tuple(result.values())[:4] or _table_findings(plan.problem, sigmas, timesteps)
+    return tuple(result.values())[:4] or _table_findings(
+        plan.problem, None if alone else sigmas, timesteps
+    )
 
 
 def _timesteps(timestep: Callable[[CallTime], float], problem: Problem) -> Array:
@@ -260,7 +262,7 @@ def _timesteps(timestep: Callable[[CallTime], float], problem: Problem) -> Array
 def _table_findings(
     problem: Problem, sigmas: Array | None, timesteps: Array | None
 ) -> tuple[Finding, ...]:
-    """Findings about a table that no known mistake makes."""
+    """Findings about a table that no known mistake makes; without `sigmas` that are right."""
     right = np.array(problem.sigmas)
     if sigmas is not None and len(sigmas) == len(right):
         if table_error(sigmas[::-1], right) <= SIGMA:

@@ -20,7 +20,6 @@ from lydite.conform.measure import (
     Key,
     bounds,
     error_of,
-    table_error,
     timestep_limit,
 )
 from lydite.conform.problem import Problem
@@ -220,10 +219,6 @@ def table_rows(problem: Problem, candidate: Candidate) -> list[Row]:
         for entry in range(max(len(right), len(table))):
             error = None
             if entry < len(right) and entry < len(table):
-                error = (
-                    table_error(table[entry : entry + 1], right[entry : entry + 1])
-                    if name == "sigma"
-                    else float(np.nan_to_num(abs(table[entry] - right[entry]), nan=np.inf))
-                )
+                error = error_of(name, table[entry], right[entry])
             rows.append(Row(name, entry, 0, error, UNIT["f32"], limit, judged=True))
     return rows
