@@ -150,9 +150,13 @@ def test_where_guidance_is_off_the_negative_prompt_is_not_counted(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
     request = replays.REQUEST.replace(guidance_interval=(0.0, 0.5))
+    guided = replays.draw_set(tmp_path / "guided", pipeline, images=1)
     folder = replays.draw_set(tmp_path / "set", pipeline, images=1, request=request)
-    with CalibrationSet.open(folder) as opened:
+    with CalibrationSet.open(folder) as opened, CalibrationSet.open(guided) as other:
         collect(opened, pipeline, tmp_path / "out.sqlite", Selection())
+        key = ("norm_out.linear", "in.0", 2)  # computed for all steps at once, from the text
+        (one,), (negative, prompt) = (everything(each, pipeline)[key] for each in (opened, other))
+    assert np.array_equal(one, prompt) and not np.array_equal(one, negative)
     table = read_file(tmp_path / "out.sqlite").table
     for layer in ("norm_out.linear", "time_text_embed.text_embedder.linear_1"):
         assert [table[layer, "in", step].count for step in range(3)] == [2, 2, 1]

@@ -175,7 +175,7 @@ def test_nothing_is_overwritten_unasked(untrained, tmp_path) -> None:
 
 
 def test_previews_are_written_every_n_steps(untrained, tmp_path) -> None:
-    draw(untrained, "--seed", 1, "--steps", 5, "--preview", 2, "-o", tmp_path / "a.png")
+    draw(untrained, "--seed", 1, "--steps", 6, "--preview", 2, "-o", tmp_path / "a.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a.png",
         "a_step002.png",

@@ -102,6 +102,22 @@ def test_values_before_the_bug_that_nobody_compared_are_counted(tmp_path: Path) 
     assert "between" not in divergence_text(found.rows, found.rows[1], last, ())
 
 
+@pytest.mark.parametrize("count", [3, 8, 11])
+def test_what_was_assumed_of_axes_is_listed_up_to_a_number(tmp_path: Path, count: int) -> None:
+    for side in ("ref", "port"):
+        with TraceWriter(tmp_path / side, Header(dtype="float32")) as writer:
+            for n in range(count):
+                value, dims = STRANGE[:, : n % 3 + 2], f"a{n} b{n} c{n}"
+                if side == "port":
+                    value, dims = value.transpose(2, 0, 1), f"c{n} a{n} b{n}"
+                writer.add(f"net/{n}", np.ascontiguousarray(value) + n, dims=dims)
+    found = compare(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
+    assert found.verdict == "agree" and all(row.note for row in found.rows)
+    listed = [remark for remark in found.remarks if "from the traces" in remark]
+    assert len(listed) == min(count, 8)
+    assert (f"{count - 8} more assumptions" in found.remarks[-1]) == (count > 8)
+
+
 @pytest.mark.parametrize("how", ["unfinished", "cut"])
 def test_a_trace_that_was_cut_off_is_called_incomplete(tmp_path: Path, how: str) -> None:
     port = write(tmp_path / "port", VALUES, complete=how == "cut")

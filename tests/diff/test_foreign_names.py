@@ -1,5 +1,6 @@
 """Pairs of a port that shares no name with the reference, after a bug has spoilt its values."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,9 +292,16 @@ def test_a_guessed_pair_is_no_bug_while_what_follows_agrees() -> None:
     assert first_divergence(rows, lambda _: False, is_guessed=lambda at: at == 1).first is None
 
 
-@pytest.mark.parametrize(("error", "undecided"), [(3e-5, True), (3e-4, False)])
-def test_an_estimate_decides_only_what_is_far_from_it(error: float, undecided: bool) -> None:
-    rows = rows_of(error)
+@pytest.mark.parametrize(
+    ("error", "dtype", "peak", "undecided"),
+    [(3e-5, "f32", 4, True), (3e-4, "f32", 4, False), (3e-5, "f32", 20, False),
+     (1.5e-5, "bf16", 4, True), (3e-5, "bf16", 4, False), (3e-5, "i64", 4, False)],
+)  # fmt: skip
+def test_an_estimate_decides_only_what_is_far_from_it(
+    error: float, dtype: str, peak: float, undecided: bool
+) -> None:
+    """Far: many limits, fewer of them in coarse precision; or an error of a few numbers only."""
+    rows = [replace(row, dtype=dtype, peak=peak * error) for row in rows_of(error)]
     for anchored in (True, False):
         found = first_divergence(
             rows, lambda _: False, estimated=True, is_anchored=lambda _, known=anchored: known

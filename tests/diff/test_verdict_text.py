@@ -130,7 +130,8 @@ def test_an_end_that_was_not_compared() -> None:
 
 def test_errors_of_layers_from_the_largest_local_one() -> None:
     free = [
-        row("a", 0.1), row("a", 0.3, slot="out.1"), row("a", 0.2, step=1), row("b", 0.9),
+        row("a", 0.1), row("a", 0.3, slot="out.1"), row("a", 0.2, slot="out.2"),
+        row("a", 0.2, step=1), row("b", 0.9),
         row("b", 5.0, slot="in.0"), row("c", None),
     ]  # fmt: skip
     a, b = layer_errors(free, [row("a", 0.08), row("a", 0.05, step=1), row("b", 0.01)])

@@ -1,6 +1,7 @@
 """Qwen2.5-VL's text tower and Qwen3 against transformers, through the real loader."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,12 +190,17 @@ def read(folder: Path, raw: dict[str, Any]) -> Any:
 def test_flat_and_nested_configs_say_the_same(tmp_path: Path) -> None:
     published = read(tmp_path, PUBLISHED)
     assert (published.rope_theta, published.num_key_value_heads) == (1e6, 4)
-    newest = transformers.Qwen2_5_VLConfig.from_dict(dict(PUBLISHED)).to_dict()
+    newest = transformers.Qwen2_5_VLConfig.from_dict(deepcopy(PUBLISHED)).to_dict()
     assert "hidden_size" not in newest
     nested = read(tmp_path, {**newest, "architectures": PUBLISHED["architectures"]})
     assert nested.layer_types == ("full_attention",) * 28
     for name in ("hidden_size", "rope_theta", "rms_norm_eps", "num_hidden_layers"):
         assert getattr(nested, name) == getattr(published, name)
+    both = PUBLISHED | {"text_config": PUBLISHED | {"num_hidden_layers": 7, "rope_theta": 5e5}}
+    theirs: Any = transformers.Qwen2_5_VLConfig.from_dict(deepcopy(both)).text_config
+    ours = read(tmp_path, both)
+    assert ours.num_hidden_layers == theirs.num_hidden_layers == 7
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"] == 5e5
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ REQUEST = Request(prompt="a red star", steps=2, guidance=4.0, width=32, height=4
         ("normal text", [("normal text", 1.0)]),
         ("an (important) word", [("an ", 1.0), ("important", 1.1), (" word", 1.0)]),
         ("(unbalanced", [("unbalanced", 1.1)]),
+        ("[a (b", [("a ", 1 / 1.1), ("b", 1.0)]),
         (r"\(literal\]", [("(literal]", 1.0)]),
         ("(unnecessary)(parens)", [("unnecessaryparens", 1.1)]),
         (

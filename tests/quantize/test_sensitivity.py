@@ -142,8 +142,11 @@ def test_refuses_what_was_measured_otherwise(
     measured: tuple[Sensitivity, Path], pipeline: Pipeline, opened: CalibrationSet, tmp_path: Path
 ) -> None:
     _, file = measured
-    with pytest.raises(FileError, match="another model, set or settings"):
-        measure_sensitivity(pipeline, opened, images=1, file=file)
+    same: dict[str, Any] = {"images": IMAGES, "file": file}
+    others: list[dict[str, Any]] = [{"images": 1}, {"group": 32}, {"widths": (4,)}, {"steps": 2}]
+    for changes in others:
+        with pytest.raises(FileError, match="another model, set or settings"):
+            measure_sensitivity(pipeline, opened, **same | changes)
     broken = tmp_path / "broken.json"
     broken.write_text('{"errors": 1}')
     with pytest.raises(FileError, match="not a file of sensitivities"):

@@ -14,7 +14,7 @@ from lydite.diff.compare import compare
 from lydite.pipelines import recording
 from lydite.pipelines.pipeline import Pipeline
 from lydite.reference.jobs import Dtype, Job, ReferenceFailed, TraceOutput
-from lydite.reference.recording import _steps_after, _unpinned, record
+from lydite.reference.recording import _schedule, _steps_after, _unpinned, record
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest, has_selftest
 from support import tiny_sd, tiny_sd3
@@ -211,17 +211,22 @@ def test_without_guidance_only_the_prompt_is_run(models: Models, tmp_path: Path)
             assert relative_l2(moved, values(theirs, name, step=2)) < 1e-5
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 4])
 @pytest.mark.parametrize("name", ["EulerDiscrete", "HeunDiscrete", "PNDM"])
-def test_the_latents_of_every_step_are_recorded_once(name: str) -> None:
+def test_the_latents_of_every_step_are_recorded_once(name: str, first: int) -> None:
+    """Also of img2img, which leaves out the first steps of the list; PNDM then skips one."""
     import diffusers
 
     scheduler = getattr(diffusers, f"{name}Scheduler")()
     if name == "PNDM":
         scheduler.register_to_config(skip_prk_steps=True)
     scheduler.set_timesteps(5)
-    after = [_steps_after(scheduler, index, 0) for index in range(len(scheduler.timesteps))]
-    assert [step for step, _ in after if step is not None] == [0, 1, 2, 3, 4]
-    assert after[-1] == (4, 0)
+    listed = scheduler.timesteps[first * scheduler.order :]
+    after = [_steps_after(scheduler, index, first) for index in range(len(listed))]
+    _, timesteps = _schedule(scheduler, first)
+    whole = list(range(len(timesteps)))[name == "PNDM" and first > 1 :]
+    assert [step for step, _ in after if step is not None] == whole
+    assert [after for step, after in after if step is not None] == [*whole[1:], 0]
 
 
 def test_injected_values_replace_its_own(models: Models, tmp_path: Path) -> None:

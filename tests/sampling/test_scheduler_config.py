@@ -209,6 +209,17 @@ def test_checkpoints_in_the_wild_have_our_names(key: str):
     assert ours.class_name == f"{name}Scheduler"
 
 
+@pytest.mark.parametrize("key", ["sd15", "sd21", "sdxl", "sd3"])
+def test_a_late_start_is_where_diffusers_lists_the_step(key: str):
+    """img2img and a refiner cut the list of timesteps, in which PNDM has the second one twice."""
+    name, config, _ = SHIPPED[key]
+    listed = made_by_diffusers(name, config, 7, even=False).timesteps.numpy()
+    ours = read(name, config)
+    for step, timestep in enumerate(ours.make_schedule(7).timesteps):
+        first = int(np.flatnonzero(np.isclose(listed, timestep))[0])
+        assert ours.position(step) == first
+
+
 def test_prediction_end_and_first_noise():
     sd21, sdxl, sd3 = (read(*SHIPPED[key][:2]) for key in ("sd21", "sdxl", "sd3"))
     assert (sd21.prediction, sd21.final, sd21.unit_variance) == (V, "sigma_min", True)

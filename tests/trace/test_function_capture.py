@@ -64,11 +64,20 @@ def test_inputs_have_the_names_of_the_parameters(tmp_path: Path) -> None:
         def attend(query: Any, key: Any, scale: float = 1.0) -> Any:
             return query @ key.T * scale
 
+    class Inherits(Functions):
+        pass
+
+    before = dict(vars(Functions))
     with (
         Recorder.start(tmp_path / "run") as recorder,
         watch_function(recorder, Functions, "attend", as_name="attention"),
     ):
         Functions.attend(np.eye(3), key=np.ones((2, 3)), scale=0.5)
+    assert dict(vars(Functions)) == before
+    with Recorder.start(tmp_path / "other") as recorder:
+        with watch_function(recorder, Inherits, "attend"):
+            Inherits().attend(np.eye(3), np.eye(3))
+        assert "attend" not in vars(Inherits) and Inherits.attend is Functions.attend
     with Trace.open(tmp_path / "run") as trace:
         slots = [(event.name, event.slot) for event in trace.events]
     assert slots == [("attention", slot) for slot in ("in.query", "in.key", "out")]

@@ -258,7 +258,12 @@ def test_alpha_of_peft_is_read_from_the_header(sd1: Model, tmp_path: Path, rslor
     settings: dict[str, Any] = {
         "unet.r": RANK,
         "unet.lora_alpha": 6,
-        "unet.alpha_pattern": {"attn1.to_k": 1, f"^{module}.to_v": 2, "^attn1.to_q": 3},
+        "unet.alpha_pattern": {
+            "attn1.to_k": 1,
+            f"^{module}.to_v": 2,
+            "^attn1.to_q": 3,
+            "n1.to_q": 4,
+        },
     }
     settings["unet.use_rslora"] = rslora
     for settings_alpha, last in ((6, "to_q"), (1, "to_k"), (2, "to_v")):

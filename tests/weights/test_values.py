@@ -97,6 +97,8 @@ def test_not_noted(array: np.ndarray) -> None:
 
 def test_a_bias_of_zeros_is_common_and_an_integer_says_nothing() -> None:
     assert suspicion("x.bias", np.zeros(8, np.float32)) is None
+    assert suspicion("x.bias", np.full(8, 2.0, np.float32)) == "constant (2)"
+    assert suspicion("x.bias", np.zeros((8, 8), np.float32)) == "all zero"
     assert suspicion("x.weight", np.zeros(8, np.float32)) == "all zero"
     assert suspicion("x.weight", np.zeros((8, 8), np.int32)) is None
 
