@@ -49,3 +49,14 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from untrained_sd3 import make_untrained  # imports MLX
 
     return make_untrained(tmp_path_factory.mktemp("models") / "untrained")
+
+
+@pytest.fixture
+def on_the_cpu() -> Iterator[None]:
+    """For tests of what is arranged for the CPU, where a GPU is MLX's default."""
+    import mlx.core as mx
+
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)

@@ -41,15 +41,16 @@ def test_the_shell_completes_sampler_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "said"),
     [
-        MemoryError(),
-        RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"),
-        RuntimeError("CUDA error: out of memory"),
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"), "not enough memory"),
+        (RuntimeError("CUDA error: out of memory"), "not enough memory"),
+        (RuntimeError("Failed to compile kernel: mma.h(55): error\nmore"), "compile kernel: mma.h"),
     ],
 )
-def test_a_lack_of_memory_is_one_line_and_another_error_is_not_called_so(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_error_of_mlx_that_a_user_can_mend_is_one_line_and_another_is_not(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(raised: Exception) -> None:
         raise raised
@@ -57,7 +58,8 @@ def test_a_lack_of_memory_is_one_line_and_another_error_is_not_called_so(
     monkeypatch.setattr(lydite, "main", lambda **_: fail(error))
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 2 and "not enough memory" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2 and said in printed and len(printed.splitlines()) == 1
     monkeypatch.setattr(lydite, "main", lambda **_: fail(RuntimeError("shapes do not fit")))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         main()

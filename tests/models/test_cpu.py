@@ -11,6 +11,8 @@ import pytest
 from lydite.models import cpu, layers
 from support.distance import relative_l2
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 EXTREMES = mx.array([0.0, -0.0, 200.0, -200.0, 1e30, -1e30, float("inf")])
 
 

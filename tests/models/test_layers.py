@@ -34,6 +34,8 @@ def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """The branches of a GPU run on the CPU too; only their own kernels do not."""
     if request.param == "gpu":
         monkeypatch.setenv(GPU_BRANCHES, "1")
+    else:
+        request.getfixturevalue("on_the_cpu")
     assert layers.on_cpu() == (request.param == "cpu")
     return request.param
 

@@ -15,6 +15,8 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
 from lydite.trace.reader import Trace
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 REQUEST = Request("a red fox", steps=2, width=32, height=32, text_length=4, guidance=4.0)
 
 

@@ -18,6 +18,7 @@ from lydite.cli.output import PipeClosed, discard_output, one_line, safe_streams
 from lydite.core.errors import LyditeError
 
 # What MLX raises on Metal, on CUDA and on a CPU.
+_UNCOMPILED = "Failed to compile kernel"  # MLX compiles some kernels while it runs
 _OUT_OF_MEMORY = re.compile(r"(?i)out of memory|insufficient memory|unable to allocate|malloc")
 PIPE_CLOSED = 141  # as of a program that SIGPIPE ended
 
@@ -134,6 +135,12 @@ def _run() -> int:
         _print_error("interrupted")
         return 130
     except (MemoryError, RuntimeError) as error:
+        if _UNCOMPILED in str(error):
+            _print_error(
+                f"error: MLX: {one_line(str(error).splitlines()[0])}. If it is a missing header "
+                "of CUDA, try: pip install nvidia-cuda-crt. --device cpu needs no such kernel."
+            )
+            return 2
         if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
         _print_error(
