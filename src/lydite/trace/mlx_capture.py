@@ -16,6 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from lydite.trace.arrays import to_numpy
+from lydite.trace.compilation import not_compiled
 from lydite.trace.nested import map_inputs, map_outputs
 from lydite.trace.recorder import Recorder, full_name
 from lydite.trace.selftest import SPECIAL, Records, record_all
@@ -74,32 +75,6 @@ def record_modules(
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, under its first path: root first, in order of definition."""
     yield from _walk("", model, set())
-
-
-@contextmanager
-def not_compiled() -> Generator[None]:
-    """Turn mx.compile off: values are seen, and exchanged layers used, only outside of it."""
-    compiled = compiles()
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        if compiled:
-            mx.enable_compile()
-
-
-def compiles() -> bool:
-    """Whether mx.compile is on. MLX does not tell; a compiled body runs once only."""
-    calls: list[None] = []
-
-    def body(x: mx.array) -> mx.array:
-        calls.append(None)
-        return x
-
-    compiled = mx.compile(body)
-    for _ in range(2):
-        compiled(mx.array(0))
-    return len(calls) == 1
 
 
 def _walk(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
