@@ -17,8 +17,8 @@ from lydite.core.request import Request
 from lydite.pipelines.observer import FinishedStep, StepReporter
 from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.arrays import to_numpy
-from lydite.trace.compilation import compiles
 from lydite.trace.mlx_capture import record_modules, walk
+from lydite.trace.mlx_compilation import compiles
 from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection, Recorder
 from lydite.trace.writer import Capture

@@ -10,7 +10,7 @@ from mlx.utils import tree_map
 
 from lydite.models import cpu
 from lydite.models.layers import TIMESTEP, on_cpu
-from lydite.trace.compilation import compiles
+from lydite.trace.mlx_compilation import compiles
 
 
 def for_device(network: nn.Module) -> Callable[..., mx.array]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from lydite.trace.compilation import not_compiled
+from lydite.trace.mlx_compilation import not_compiled
 
 # Path, positional and named inputs, output; returns what the network goes on with.
 OnCall = Callable[[str, tuple[Any, ...], dict[str, Any], Any], Any]

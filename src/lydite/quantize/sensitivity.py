@@ -37,8 +37,8 @@ from lydite.core.errors import CalibrationError, FileError, NotFiniteError, at
 from lydite.core.files import cache_folder, write_atomic
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.grid import fit_grid
-from lydite.trace.compilation import not_compiled
 from lydite.trace.mlx_capture import walk
+from lydite.trace.mlx_compilation import not_compiled
 from lydite.weights.quantize import GROUPS
 
 MEASURED = (3,)  # bits

@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from lydite.trace.arrays import to_numpy
-from lydite.trace.compilation import not_compiled
+from lydite.trace.mlx_compilation import not_compiled
 from lydite.trace.nested import map_inputs, map_outputs
 from lydite.trace.recorder import Recorder, full_name
 from lydite.trace.selftest import SPECIAL, Records, record_all

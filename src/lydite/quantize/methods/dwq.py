@@ -28,7 +28,7 @@ from lydite.quantize.blocks import HELD_OUT, choose_samples
 from lydite.quantize.grid import Grid, ScaleDtype, stored
 from lydite.quantize.layers import QuantizedWeight, exchange_layer
 from lydite.quantize.plan import KEPT_BITS
-from lydite.trace.compilation import not_compiled
+from lydite.trace.mlx_compilation import not_compiled
 from lydite.weights.load import to_mlx
 from lydite.weights.quantize import is_sensitive
 
