@@ -1,6 +1,7 @@
-"""`lydite quantize` on the embedded model: exports that load anywhere, resuming, errors."""
+"""`lydite quantize` on a small model: exports that load anywhere, resuming, errors."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,14 +15,14 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from lydite import embedded
 from lydite.calibrate.run import Model
 from lydite.cli.main import lydite
+from lydite.cli.quantize import model as quantize_model
 from lydite.cli.quantize.model import _check_places, _proof
 from lydite.cli.quantize.plan import _print, _record
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.files import size_text
-from lydite.pipelines.model_files import find_components
+from lydite.pipelines.model_files import DEFAULTS, find_components
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize import network
 from lydite.quantize.grid import Grid
@@ -31,6 +32,7 @@ from lydite.quantize.provenance import read_provenance
 from lydite.quantize.run import BlockResult
 from lydite.quantize.sensitivity import Sensitivity
 from lydite.quantize.work import read_result, write_result
+from support import replays
 from support.exports import PROVENANCE
 
 EVALUATION = ["--eval-images", "2", "-q"]
@@ -46,27 +48,31 @@ def _done(*arguments: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("quantize")
-    (folder / "prompts.txt").write_text("a red star\na blue ring\n")
-    words = ["--prompts", str(folder / "prompts.txt"), "--steps", "3", "--out", str(folder / "set")]
-    result = CliRunner().invoke(lydite, ["calibrate", "run", *words, "-q"])
-    assert result.exit_code == 0, result.output
-    return folder / "set"
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two blocks, meant to be run in two steps."""
+    folder = replays.make_small(tmp_path_factory.mktemp("models") / "small")
+    (folder / DEFAULTS).write_text('{"steps": 2}')
+    return folder
 
 
 @pytest.fixture(scope="module")
-def exported(calibration: Path) -> Path:
+def calibration(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantize") / "set"
+    return replays.draw_set(folder, replays.loaded(small), images=2)
+
+
+@pytest.fixture(scope="module")
+def exported(small: Path, calibration: Path) -> Path:
     out = calibration.parent / "gptq"
-    _done("embedded", "--bits", 3, "--set", calibration, "--out", out)
+    _done(small, "--bits", 3, "--set", calibration, "--out", out)
     return out
 
 
 def test_an_export_is_a_model_with_its_proof(exported: Path) -> None:
     record = read_provenance(exported)
-    assert record.method == "gptq" and record.improved == len(record.units) == 6
+    assert record.method == "gptq" and record.improved == len(record.units) == 2
     assert np.mean(list(record.changed.values())) > 0.05
-    assert record.bytes_after < record.bytes_before / 2
+    assert record.bytes_after < 0.55 * record.bytes_before
     evaluation = json.loads((exported / "evaluation.json").read_text())
     assert evaluation["paired"]["psnr"]["n"] == 2
     assert not exported.with_name("gptq.work").exists()
@@ -77,7 +83,7 @@ def test_only_packed_weights_are_in_memory(exported: Path) -> None:
     pipeline = Pipeline.open(exported, dtype="float32")
     layer = pipeline.model.network("transformer").transformer_blocks[0].ff.net[2]
     assert layer.weight.dtype == mx.uint32 and layer.bits == 3
-    x = mx.random.normal((40, 768), key=mx.random.key(0))
+    x = mx.random.normal((40, 256), key=mx.random.key(0))
     packed = mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, group_size=64, bits=3)
     assert mx.allclose(layer(x), packed + layer.bias, atol=1e-4).item()
 
@@ -92,7 +98,7 @@ said = json.load(open(folder + "/config.json"))["quantization"]
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.proj, self.modulation = nn.Linear(768, 192), nn.Linear(192, 1152)
+        self.proj, self.modulation = nn.Linear(256, 64), nn.Linear(64, 9 * 64)
 names = {"proj": "transformer_blocks.0.ff.net.2", "modulation": "transformer_blocks.0.norm1.linear"}
 net = Net()
 usual = {key: said[key] for key in ("group_size", "bits", "mode")}
@@ -102,13 +108,13 @@ net.load_weights([(f"{own}.{part}", weights[f"{name}.{part}"])
                   for part in ("weight", "scales", "biases", "bias")], strict=True)
 assert net.proj.bits == 3 and net.modulation.bits == 8, (net.proj.bits, net.modulation.bits)
 assert "lydite" not in sys.modules
-mx.save(sys.argv[2], net.proj(mx.ones((1, 768))))
+mx.save(sys.argv[2], net.proj(mx.ones((1, 256))))
 """
     out = exported.parent / "plain.npy"
     words = [sys.executable, "-c", program, str(exported / "transformer"), str(out)]
     subprocess.run(words, check=True, timeout=120)
     layer = Pipeline.open(exported, dtype="float32").model.network("transformer")
-    own = np.array(layer.transformer_blocks[0].ff.net[2](mx.ones((1, 768))))
+    own = np.array(layer.transformer_blocks[0].ff.net[2](mx.ones((1, 256))))
     assert np.allclose(np.load(out), own, atol=1e-3)
 
 
@@ -117,15 +123,19 @@ class _Killed(BaseException):
 
 
 def test_a_killed_run_resumes_to_the_same_file(
-    exported: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Path,
+    small: Path,
+    calibration: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = ("embedded", "--bits", 3, "--set", calibration, "--out", tmp_path / "again")
+    words = (small, "--bits", 3, "--set", calibration, "--out", tmp_path / "again")
     added: list[str] = []
     with monkeypatch.context() as patch:
         add = network.Work.add
 
         def kill(self: Any, number: int, result: Any) -> None:
-            if len(added) == 3:
+            if len(added) == 2:
                 raise _Killed
             add(self, number, result)
             added.append(result.path)
@@ -153,9 +163,9 @@ def test_a_killed_run_resumes_to_the_same_file(
     ],
 )  # fmt: skip
 def test_methods_end_in_models_that_run(
-    words: tuple[object, ...], calibration: Path, tmp_path: Path
+    words: tuple[object, ...], small: Path, calibration: Path, tmp_path: Path
 ) -> None:
-    _done("embedded", *words, "--set", calibration, "--out", tmp_path / "out")
+    _done(small, *words, "--set", calibration, "--out", tmp_path / "out")
     record = read_provenance(tmp_path / "out")
     simulated = {"--act-bits", "--quantize-input"} & set(words)
     assert record.activations == ("simulated" if simulated else None)
@@ -165,6 +175,38 @@ def test_methods_end_in_models_that_run(
     layer: Any = layers["transformer_blocks.0.ff.net.2"]
     assert layer.quantize_input == ("--quantize-input" in words)
     assert ("input_times" in layer) == ("--act-groups" in words)
+
+
+def test_bits_by_sensitivity_and_scales_that_are_tuned(
+    small: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = (small, "--method", "rtn", "--set", calibration, "--samples", 2)
+    for name, more in (("mixed", ("--bpw", 4)), ("tuned", ("--bits", 3, "--tune", 3))):
+        result = _run(*words, *more, "--out", tmp_path / name, *EVALUATION[:2])
+        assert result.exit_code == 0, result.output or result.exception
+        if name == "tuned":
+            found = re.search(r"network: error (\S+) → (\S+)", result.output)
+            assert found and 0 < float(found[2]) < float(found[1])
+    mixed, tuned = (
+        find_components(tmp_path / name)["transformer"].formats for name in ("mixed", "tuned")
+    )
+    assert mixed.keys() == tuned.keys()
+    assert {each.bits for each in tuned.values()} == {3, 8} and len(set(mixed.values())) > 2
+    assert read_provenance(tmp_path / "mixed").bits_per_weight == pytest.approx(4, abs=0.2)
+
+
+def test_without_a_set_one_is_drawn(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize_model, "SET_IMAGES", 2)
+    (tmp_path / "prompts.txt").write_text("a red star\n")
+    words = ("--prompts", tmp_path / "prompts.txt", "--samples", 2)
+    result = _run(small, *words, "--out", tmp_path / "out", *EVALUATION[:2])
+    assert result.exit_code == 0, result.output or result.exception
+    assert "calibration set of 2 images" in result.output
+    assert "2 of 4 samples of the set" in result.output
+    assert read_provenance(tmp_path / "out").set_hash is not None
 
 
 def test_a_plan_is_printed_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +245,7 @@ def test_what_was_learned_is_said_in_a_sentence() -> None:
 
 
 def test_what_cannot_be_done_is_said_in_one_line(
-    exported: Path, calibration: Path, tmp_path: Path
+    exported: Path, small: Path, calibration: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     wrong = {
@@ -222,6 +264,12 @@ def test_what_cannot_be_done_is_said_in_one_line(
     for text, words in wrong.items():
         result = _run(*words)
         assert isinstance(result.exception, LyditeError) and text in str(result.exception), text
+    for text, words in {
+        "no prompts": ("--method", "rtn"),
+        "one sample takes": ("--set", calibration, "--memory", "1kB"),
+    }.items():
+        result = _run(small, *words, "--out", tmp_path / text)
+        assert isinstance(result.exception, LyditeError) and text in str(result.exception)
     assert not out.exists() and not out.with_name("out.work").exists()
 
 
@@ -249,9 +297,9 @@ def test_a_plan_is_shown_and_nothing_is_made(tmp_path: Path) -> None:
     assert isinstance(result.exception, LyditeError) and "quantize plan" in str(result.exception)
 
 
-def test_another_model_is_refused(calibration: Path, tmp_path: Path) -> None:
+def test_another_model_is_refused(small: Path, calibration: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(embedded.MODEL, copy)
+    shutil.copytree(small, copy)
     (weights,) = (copy / "transformer").glob("*.safetensors")
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -292,9 +340,11 @@ def test_a_block_whose_record_was_changed_is_damaged(tmp_path: Path) -> None:
         read_result(path)
 
 
-def test_pictures_of_another_model_are_no_reference(exported: Path, tmp_path: Path) -> None:
+def test_pictures_of_another_model_are_no_reference(
+    small: Path, exported: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(embedded.MODEL, copy)
+    shutil.copytree(small, copy)
     (weights,) = (copy / "transformer").glob("*.safetensors")
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -319,7 +369,7 @@ def test_plans_that_cannot_be_written_are_refused(layers: Any, text: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("input_range", (0, 0, 0)), ("input_divisor", (0.0,) * 768)]
+    ("name", "values"), [("input_range", (0, 0, 0)), ("input_divisor", (0.0,) * 256)]
 )
 def test_inputs_that_cannot_be_rounded_are_refused(
     name: str, values: tuple[float, ...], exported: Path, tmp_path: Path
