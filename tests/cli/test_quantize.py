@@ -338,6 +338,11 @@ def test_a_block_whose_record_was_changed_is_damaged(tmp_path: Path) -> None:
     assert path.read_bytes() != data
     with pytest.raises(LyditeError, match="damaged"):
         read_result(path)
+    tensors = dict(load_file(path))
+    for changed in ({}, {"block": "{"}, {"block": "{}", "hash": "0"}):
+        save_file(tensors, path, changed)
+        with pytest.raises(LyditeError, match="damaged"):
+            read_result(path)
 
 
 def test_pictures_of_another_model_are_no_reference(

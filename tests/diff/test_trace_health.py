@@ -135,6 +135,7 @@ def test_growth_along_the_blocks_is_called_normal(examined: Any) -> None:
 
     remark = examined(write)["range-grows"]
     assert not remark.serious and remark.site == "t/transformer_blocks.5"
+    assert "t/transformer_blocks.0 to" in remark.sentence and "blocks.5, of 6." in remark.sentence
 
 
 def test_small_values_may_grow(examined: Any) -> None:

@@ -92,6 +92,11 @@ def test_refuses_records_that_break_a_rule(folders: list[Path], tmp_path: Path) 
     (broken / RECORD).write_text("{}")
     with pytest.raises(FileError, match="not the record of an evaluation"):
         read_exports([broken])
+    record = json.loads((folders[0] / RECORD).read_text())
+    del record["paired"]["psnr"]
+    (broken / RECORD).write_text(json.dumps(record))
+    with pytest.raises(FileError, match="without PSNR"):
+        read_exports([broken])
     (broken / RECORD).unlink()
     with pytest.raises(FileError, match="no such file"):
         read_exports([broken])

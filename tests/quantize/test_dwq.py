@@ -3,16 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from lydite.calibrate.replay import Replay, latent_of
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.core.errors import InputError
+from lydite.core.errors import InputError, NotFiniteError
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.activations import InputRange
+from lydite.quantize.grid import Grid
 from lydite.quantize.layers import QuantizedWeight
-from lydite.quantize.methods.dwq import TuneRecipe, _Network, tune
+from lydite.quantize.methods.dwq import TuneRecipe, _finished, _Network, tune
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.run import Settings, round_layers
 from lydite.weights.load import parameter_hash, parameter_specs
@@ -71,6 +73,34 @@ def test_what_got_worse_is_not_kept(pipeline: Pipeline, opened: CalibrationSet) 
     tuned = tune(pipeline, opened, weights, replace(FEW, iterations=2, rate=3.0))
     assert not tuned.improved and tuned.after > tuned.before
     assert all(tuned.weights[path] is weight for path, weight in weights.items())
+
+
+def test_what_is_not_finite_is_an_error_and_the_network_is_as_before(
+    pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    net = pipeline.model.network("transformer")
+    before = parameter_hash(net)
+    with pytest.raises(NotFiniteError, match="NaN or Inf"):
+        tune(pipeline, opened, rounded(pipeline, 3), replace(FEW, iterations=2, rate=1e38))
+    assert parameter_hash(net) == before
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_changes_are_in_steps_of_the_grid_and_sizes_of_the_bias(biased: bool) -> None:
+    grid = Grid(np.array([[0.5], [2.0]], np.float32), np.array([[-1.0], [3.0]], np.float32), 3)
+    bias = np.array([1.0, -3.0], np.float32) if biased else None
+    weight = QuantizedWeight(np.zeros((2, 32), np.uint8), grid, bias)
+    changes = {name: mx.zeros(shape) for name, shape in (("scale", (2, 1)), ("offset", (2, 1)))}
+    changes |= {"bias": mx.array([0.0, 0.25])} if biased else {}
+    changes["scale"] += mx.array([[0.25], [-0.5]])
+    changes["offset"] += mx.array([[1.0], [-0.5]])
+    found = _finished(weight, changes, "float32")
+    assert found.grid.scales.tolist() == [[0.625], [1.0]]
+    assert found.grid.offsets.tolist() == [[-0.5], [2.0]] and found.integers is weight.integers
+    if found.bias is None:
+        assert not biased
+    else:
+        np.testing.assert_allclose(found.bias, [1.0, -2.5], atol=1e-5)
 
 
 def test_gradients_pass_inputs_that_are_rounded(pipeline: Pipeline, opened: CalibrationSet) -> None:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from lydite.calibrate.replay import network
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.cli.quantize.plan import command
-from lydite.core.errors import FileError, InputError
+from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
 from lydite.pipelines.observer import Observer, Stage
 from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize import sensitivity
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.plan import read_plan
 from lydite.quantize.sensitivity import (
@@ -26,7 +27,7 @@ from lydite.quantize.sensitivity import (
     read_sensitivity,
 )
 from lydite.trace.mlx_capture import walk
-from lydite.weights.load import parameter_specs
+from lydite.weights.load import parameter_hash, parameter_specs
 from support import replays
 
 FEED_FORWARD = "transformer_blocks.0.ff.net.2"
@@ -151,6 +152,48 @@ def test_refuses_what_was_measured_otherwise(
     broken.write_text('{"errors": 1}')
     with pytest.raises(FileError, match="not a file of sensitivities"):
         measure_sensitivity(pipeline, opened, images=1, file=broken)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [(np.nan, NotFiniteError, "returns NaN or Inf"), (0.0, CalibrationError, "no linear changes")],
+)
+def test_errors_that_say_nothing_are_refused_and_the_network_is_as_before(
+    value: float,
+    error: type[Exception],
+    message: str,
+    pipeline: Pipeline,
+    opened: CalibrationSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, runs = parameter_hash(network(pipeline)), list[None]()
+
+    def run(self: Any) -> list[NDArray[np.float64]]:
+        runs.append(None)
+        return [np.ones(3) + (value if len(runs) > 1 else 0.0)]
+
+    monkeypatch.setattr(sensitivity._Ends, "run", run)
+    with pytest.raises(error, match=message):
+        measure_sensitivity(pipeline, opened, images=1, file=tmp_path / "file.json")
+    assert parameter_hash(network(pipeline)) == before
+
+
+def test_a_measurement_that_is_stopped_keeps_what_it_has(
+    pipeline: Pipeline, opened: CalibrationSet, tmp_path: Path
+) -> None:
+    file, done = tmp_path / "file.json", list[int]()
+
+    def measure(steps: int = 1) -> None:
+        measure_sensitivity(
+            pipeline, opened, images=1, steps=steps, file=file,
+            on_layer=lambda n, total: done.append(n), stopping=lambda: len(done) == 2,
+        )  # fmt: skip
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            measure()
+        assert done == [1, 2] and len(read_sensitivity(file).errors) == 2
 
 
 # `lydite quantize plan`

@@ -1,5 +1,6 @@
 """Qwen2's tokenizer against transformers', on a small vocabulary, and Qwen-Image's template."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,28 @@ def test_ids_are_those_of_the_reference(folder: Path, prompt: str) -> None:
         expected = reference([text], max_length=300, padding=True, truncation=True).input_ids[0]
         assert ours(text).tolist() == expected
     assert ours.vocab_size == len(reference)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized", "special"])
+def test_flags_of_added_tokens_mean_what_they_mean_in_the_reference(
+    flag: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    tiny_qwen_image.write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    table = config["added_tokens_decoder"]
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized", "special"), False)
+    new = {"content": "<cafe\u0301>", **flags, flag: True}
+    table[str(max(map(int, table)) + 1)] = new
+    path.write_text(json.dumps(config))
+    reference, ours = (
+        transformers.Qwen2Tokenizer.from_pretrained(tmp_path),
+        load_qwen2_tokenizer(tmp_path, 300),
+    )
+    for text in ("a  <cafe\u0301>  b", "x<cafe\u0301>y <cafe\u0301>", "<caf\u00e9> <CAFE\u0301>"):
+        assert ours(text).tolist() == reference(text).input_ids, text
 
 
 @pytest.mark.parity
