@@ -74,6 +74,10 @@ def test_every_parameter_has_the_values_of_the_file() -> None:
     np.testing.assert_array_equal(model.layers[1].weight, joined)
 
 
+def test_a_converted_weight_lies_in_the_order_in_which_it_is_read() -> None:
+    assert np.array(fill(stored()).conv.weight, copy=False).flags.c_contiguous
+
+
 @pytest.mark.parametrize("name", stored())
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_value_that_is_no_number_is_refused_by_name(name: str, value: float) -> None:

@@ -115,7 +115,8 @@ def _require_finite(array: Array, label: str, where: str) -> None:
 
 
 def _narrowed(array: Array, dtype: mx.Dtype, label: str, where: str) -> mx.array:
-    value = to_mlx(array).astype(dtype)
+    # A convolution copies a weight whose axes are not in order of memory, at every call.
+    value = mx.contiguous(to_mlx(array).astype(dtype))
     mx.eval(value)  # one tensor at a time, so that the stored copy can be freed
     narrower = array.dtype.itemsize > value.itemsize or value.dtype == mx.float16
     if narrower and not mx.isfinite(value).all().item():
