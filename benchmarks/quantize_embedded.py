@@ -29,7 +29,7 @@ from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.request import Request
 from lydite.evaluate.intervals import summarize
 from lydite.evaluate.scenes import held_out
-from lydite.models.layers import set_timestep
+from lydite.models.layers import at_timestep
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import Block, BlockRows, Rows, choose_samples, find_blocks
@@ -83,10 +83,10 @@ class Drawer:
         sigmas = self._run.schedule.sigmas.tolist()
         guidance = self._run.request.guidance or 1.0
         for sigma, after, at in zip(sigmas, sigmas[1:], self._run.schedule.timesteps, strict=False):
-            set_timestep(float(at))
             tables = net.modulation(mx.array([at], dtype=mx.float32), pooled)
             tables = {path: table[0] for path, table in tables.items()}
-            outputs = net(mx.concatenate([x, x]), text, tables, positions)
+            with at_timestep(float(at)):
+                outputs = net(mx.concatenate([x, x]), text, tables, positions)
             negative, positive = mx.split(outputs, 2)
             x = x + (after - sigma) * (negative + guidance * (positive - negative))
             mx.eval(x)

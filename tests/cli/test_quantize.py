@@ -154,12 +154,12 @@ def test_a_killed_run_resumes_to_the_same_file(
 @pytest.mark.parametrize(
     "words",
     [
-        ("--method", "taqdit", "--act-bits", 8, "--group", "channel", "--iterations", 2,
-         "--samples", 4),
+        ("--method", "taqdit", "--act-bits", 8, "--act-groups", 3, "--group", "channel",
+         "--iterations", 2, "--samples", 4),
         ("--method", "rtn", "--rank", 4, "--samples", 2),
         ("--method", "gptq", "--format", "nvfp4", "--samples", 2),
         ("--method", "rtn", "--format", "mxfp8", "--quantize-input"),
-        ("--method", "rtn", "--act-bits", 8, "--act-groups", 3, "--samples", 4),
+        ("--method", "rtn", "--act-bits", 8, "--samples", 4),
     ],
 )  # fmt: skip
 def test_methods_end_in_models_that_run(
@@ -255,8 +255,6 @@ def test_what_cannot_be_done_is_said_in_one_line(
         "leave it out": ("embedded", "--format", "mxfp4", "--group", 64, "--out", out),
         "--act-bits 8": ("embedded", "--method", "taqdit", "--out", out),
         "groups of ranges": ("embedded", "--act-groups", 2, "--out", out),
-        "one range for all steps": ("embedded", "--method", "joint", "--act-bits", 8,
-                                    "--act-groups", 2, "--out", out),
         "--format nvfp4": ("embedded", "--quantize-input", "--out", out),
         "--group 64": ("embedded", "--method", "smoothquant", "--act-bits", 8, "--group",
                        "channel", "--out", out),

@@ -7,8 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from lydite.core.device import GPU_BRANCHES
 from lydite.core.request import Request
 from lydite.models import cpu
+from lydite.models.layers import QuantizedLinear, at_timestep
 from lydite.models.mmdit import MMDiT
 from lydite.pipelines import bound_network
 from lydite.pipelines.pipeline import Pipeline
@@ -60,6 +62,32 @@ def test_who_records_sees_whole_batches(
     assert np.abs(alone.pixels.astype(int) - recorded.pixels.astype(int)).max() <= 1
     event = Trace.open(tmp_path / "run").find("transformer", "in.hidden_states", 0)
     assert event is not None and event.shape[0] == 2
+
+
+def test_a_compiled_network_rounds_inputs_by_the_range_of_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = QuantizedLinear(64, 8)
+    layer["input_range"] = mx.array([[2.0, 8, 15], [0.5, 8, 15], [0.1, 8, 15]])
+    layer["input_times"] = mx.array([600.0, 300, 0])
+    x = mx.random.normal((2, 40, 64), key=mx.random.key(0))
+    monkeypatch.setenv(GPU_BRANCHES, "1")
+    calls: list[None] = []
+    original = QuantizedLinear.__call__
+
+    def call(self: QuantizedLinear, x: mx.array) -> mx.array:
+        calls.append(None)
+        return original(self, x)
+
+    monkeypatch.setattr(QuantizedLinear, "__call__", call)
+    network, found = bound_network.compiled(layer), list[Any]()
+    for timestep in (900.0, 450.0, 450.0, 0.0, 600.0):
+        with at_timestep(timestep):
+            found.append(np.array(network(x)))
+            np.testing.assert_allclose(found[-1], np.array(original(layer, x)), rtol=1e-5)
+    assert len(calls) == 1  # it was compiled
+    assert np.array_equal(found[1], found[2]) and np.array_equal(found[0], found[4])
+    assert not np.allclose(found[0], found[1]) and not np.allclose(found[1], found[3])
 
 
 def test_arrays_without_the_batch_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

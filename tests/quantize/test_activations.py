@@ -1,5 +1,6 @@
 """Ranges of activations: shift and migration behind a GELU, balance of channels, steps' weights."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.models import layers
-from lydite.models.layers import QuantizedLinear, rounded_to_format, set_timestep
+from lydite.models.layers import QuantizedLinear, at_timestep, rounded_to_format
 from lydite.quantize.activations import (
     InputRange,
     balance,
@@ -54,6 +55,18 @@ def test_a_range_covers_what_has_least_error() -> None:
         assert error <= all_error
     assert plain_range(np.abs(values), 8).zero == 0
     assert rounded(np.zeros(4), plain_range(np.zeros(4, np.float32), 8)).tolist() == [0] * 4
+
+
+def test_a_search_sees_every_channel_and_the_largest_values() -> None:
+    """A sample of every sixth value is of some channels only, and any sample lacks the largest."""
+    values = normal(64, 64, 192) * np.where(np.arange(192) % 6 == 5, 20, 1).astype(np.float32)
+    values[0, :20, 0] = 200
+    found = plain_range(values, 8)
+    errors = {
+        share: (np.abs(values - rounded(values, replace(found, scale=share * found.scale))) ** 2.4)
+        for share in (0.7, 0.85, 1, 1.15, 1.4)
+    }
+    assert min(errors, key=lambda share: errors[share].mean()) == 1
 
 
 def test_a_search_on_the_gpu_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +130,7 @@ def test_other_channels_are_neither_moved_nor_divided() -> None:
 
 def test_what_a_layer_stores_of_a_range() -> None:
     found = time_aware_range(behind_gelu(), 8)
-    extras = found.extras(0.5)
+    extras = replace(found, scale=0.5).extras()
     assert extras["input_range"].tolist() == [0.5, found.zero, 255]
     assert set(extras) == {"input_range", "input_shift", "input_divisor"}
     assert set(plain_range(behind_gelu(), 8).extras()) == {"input_range"}
@@ -138,26 +151,27 @@ def test_steps_are_grouped_from_the_first_on() -> None:
 
 
 def test_each_row_is_rounded_by_the_range_of_its_step() -> None:
-    groups = ((600.0, 0.5, 4.0), (300.0, 0.25, 7.0), (0.0, 2.0, 0.0))
-    found = InputRange(4, 0.1, 3, groups=groups)
+    lowest, scales, zeros = (
+        np.array(each, np.float32) for each in ((600, 300, 0), (0.5, 0.25, 2), (4, 7, 0))
+    )
+    found = InputRange(4, scales, zeros, times=lowest)
     layer = QuantizedLinear(64, 8, bias=False)
     x = mx.array(normal(6, 5, 64, seed=3))
     times = mx.array([1000.0, 600.0, 599.0, 300.0, 299.0, 0.0])
     for name, array in found.extras().items():
         layer[name] = mx.array(array)
-    set_timestep(times)
-    together = layer(x)
+    with at_timestep(times):
+        together = layer(x)
     del layer["input_times"]
     for row, number in enumerate((0, 0, 1, 1, 2, 2)):
-        _, scale, zero = groups[number]
-        layer["input_range"] = mx.array([scale, zero, 15])
+        layer["input_range"] = mx.array([float(scales[number]), float(zeros[number]), 15])
         alone = layer(x[row : row + 1])
         np.testing.assert_allclose(np.array(together[row]), np.array(alone[0]), rtol=1e-5)
         layer["input_range"], layer["input_times"] = (
             mx.array(found.extras()[name]) for name in ("input_range", "input_times")
         )
-        set_timestep(float(times[row]))
-        np.testing.assert_allclose(np.array(layer(x[row])), np.array(alone[0]), rtol=1e-5)
+        with at_timestep(float(times[row])):
+            np.testing.assert_allclose(np.array(layer(x[row])), np.array(alone[0]), rtol=1e-5)
         del layer["input_times"]
 
 

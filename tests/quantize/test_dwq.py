@@ -104,7 +104,8 @@ def test_changes_are_in_steps_of_the_grid_and_sizes_of_the_bias(biased: bool) ->
 
 
 def test_gradients_pass_inputs_that_are_rounded(pipeline: Pipeline, opened: CalibrationSet) -> None:
-    extras = InputRange(8, 0.05, 128).extras()
+    scales, lowest = np.array([0.05, 0.04], np.float32), np.array([500, 0], np.float32)
+    extras = InputRange(8, scales, 128, times=lowest).extras()
     weights = {
         path: weight if is_sensitive(f"{path}.weight") else replace(weight, extras=extras)
         for path, weight in rounded(pipeline, 3).items()

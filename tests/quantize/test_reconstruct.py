@@ -13,6 +13,7 @@ from lydite.core.errors import InputError, NotFiniteError
 from lydite.models.layers import Linear, gelu_tanh
 from lydite.quantize.activations import InputRange, plain_range, time_aware_range
 from lydite.quantize.blocks import KEPT_SCORES, KEPT_VALUES, Rows, _join
+from lydite.quantize.blocks import TIMES as BLOCK_TIMES
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.methods import reconstruct as method
 from lydite.quantize.methods.reconstruct import (
@@ -80,6 +81,32 @@ def problem_of(bits: int, act_bits: int | None) -> Problem:
             mlp[name] = layer
 
     return Problem(mlp, install, targets, ranges, [rows], outputs)
+
+
+LOWEST = (700.0, 300.0, 0.0)  # timesteps of groups of steps
+
+
+def problem_of_steps(act_bits: int, *, groups: bool) -> Problem:
+    """The same, where inputs grow from step to step."""
+    problem = problem_of(8, act_bits)
+    (rows,) = problem.rows
+    step = np.arange(SAMPLES) % len(LOWEST)
+    x = inputs() * np.array([1, 4, 16], np.float32)[step][:, None, None]
+    times = mx.array(np.array(LOWEST, np.float32)[step] + 100)
+    full = {"args.0": mx.array(x)}
+    problem.rows = [Rows(rows.samples, {}, {BLOCK_TIMES: times}, full, full)]
+    problem.outputs = [problem.rows[0].forward(problem.module, full)]
+    values = {"first": x, "second": np.array(gelu_tanh(problem.module.first(full["args.0"])))}
+    ranges = {name: plain_range(each, act_bits) for name, each in values.items()}
+    if groups:
+        ranges = {
+            name: each.for_groups(
+                {lowest: values[name][step == number] for number, lowest in enumerate(LOWEST)}
+            )
+            for name, each in ranges.items()
+        }
+    problem.ranges = ranges
+    return problem
 
 
 def some_range(values: Any, *, moved: bool) -> InputRange:
@@ -199,6 +226,22 @@ def test_finished_layers_have_the_error_that_was_reported(joint: Learned) -> Non
     problem = problem_of(3, 3)
     problem.install({name: weight.layer() for name, weight in joint.weights.items()})
     assert problem.error() == pytest.approx(joint.after, rel=1e-3)
+
+
+def test_each_group_of_steps_learns_its_own_range() -> None:
+    recipe = replace(SHORT, iterations=60, range_rate=1e-2)
+    one, many = (reconstruct(problem_of_steps(4, groups=each), recipe) for each in (False, True))
+    assert many.after < 0.9 * one.after and many.after < many.before
+    start = problem_of_steps(4, groups=True)
+    for name, weight in many.weights.items():
+        before, after = start.ranges[name].extras(), weight.extras
+        assert after["input_times"].tolist() == list(LOWEST)
+        assert after["input_range"].shape == (3, 3)
+        learned = np.abs(after["input_range"][:, 0] / before["input_range"][:, 0] - 1)
+        assert (learned > 1e-3).all()
+        np.testing.assert_array_equal(after["input_range"][:, 1:], before["input_range"][:, 1:])
+    start.install({name: weight.layer() for name, weight in many.weights.items()})
+    assert start.error() == pytest.approx(many.after, rel=1e-3)
 
 
 def test_the_same_seed_gives_the_same_integers() -> None:

@@ -1,5 +1,7 @@
 """Every method on a small model, block by block, from a few samples."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -8,24 +10,23 @@ import pytest
 
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize import activations
 from lydite.quantize.blocks import BlockRows, choose_samples
 from lydite.quantize.methods.reconstruct import Recipe
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.run import BlockResult, Settings, quantize_blocks
+from lydite.quantize.work import read_result, write_result
 from lydite.weights.load import parameter_hash, parameter_specs
 from lydite.weights.quantize import is_sensitive
 
 FEW = Recipe(iterations=3, batch=4, rounding_rate=1e-2)
 
 
-@pytest.fixture(autouse=True)
-def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations, "MOST_VALUES", 1 << 12)
-
-
 def quantized(
-    pipeline: Pipeline, opened: CalibrationSet, blocks: int = 1, **options: Any
+    pipeline: Pipeline,
+    opened: CalibrationSet,
+    blocks: int = 1,
+    finished: Mapping[str, BlockResult] | None = None,
+    **options: Any,
 ) -> list[BlockResult]:
     """The results of the first blocks."""
     net = pipeline.model.network("transformer")
@@ -33,7 +34,7 @@ def quantized(
     plan = uniform_plan(parameter_specs(net), options.pop("bits", 3), 64)
     settings = Settings(plan=plan, recipe=FEW, **options)
     rows = BlockRows(pipeline, opened, choose_samples(opened, 1, 1 << 30))
-    steps = quantize_blocks(rows, pipeline.family, settings)
+    steps = quantize_blocks(rows, pipeline.family, settings, finished=finished)
     results = [next(steps) for _ in range(blocks)]
     rows.install(rows.full)
     assert parameter_hash(net) == before
@@ -105,12 +106,30 @@ def test_gptq_is_better_than_nearest(pipeline: Pipeline, opened: CalibrationSet)
             assert error.after < 0.9 * error.nearest
 
 
+@pytest.mark.parametrize("method", ["rtn", "joint", "taqdit", "ptq4dit"])
 def test_groups_of_steps_have_ranges_of_their_own(
-    pipeline: Pipeline, opened: CalibrationSet
+    method: Any, pipeline: Pipeline, opened: CalibrationSet
 ) -> None:
-    options: dict[str, Any] = {"method": "rtn", "bits": 8, "act_bits": 4}
+    options: dict[str, Any] = {"method": method, "bits": 8, "act_bits": 4}
     one, many = (quantized(pipeline, opened, act_groups=groups, **options) for groups in (1, 3))
     extras = many[0].weights["transformer_blocks.0.ff.net.2"].extras
     assert extras["input_range"].shape == (3, 3) and len(set(extras["input_range"][:, 0])) == 3
     assert (np.diff(extras["input_times"]) < 0).all()
-    assert many[0].errors[0].after < one[0].errors[0].after
+    assert [extras[name].ndim for name in ("input_shift", "input_divisor") if name in extras] == (
+        [1, 1] if method == "taqdit" else []
+    )
+    errors = [sum(error.after for error in each[0].errors) for each in (many, one)]
+    assert errors[0] < errors[1]
+
+
+def test_a_finished_block_from_its_file_is_followed_by_the_same_block(
+    pipeline: Pipeline, opened: CalibrationSet, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"method": "joint", "bits": 4, "act_bits": 8, "act_groups": 3}
+    first, second = quantized(pipeline, opened, 2, **options)
+    for name, result in (("first", first), ("second", second)):
+        write_result(tmp_path / name, result)
+    finished = {first.path: read_result(tmp_path / "first")}
+    _, again = quantized(pipeline, opened, 2, finished=finished, **options)
+    write_result(tmp_path / "again", again)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "second").read_bytes()

@@ -1,7 +1,9 @@
 """Layers that more than one network is built from."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial, reduce
 from typing import Any, Literal
 
@@ -65,14 +67,8 @@ class QuantizedLinear(nn.QuantizedLinear):
 
     def _range(self, axes: int) -> Sequence[mx.array]:
         """Scale, zero point and highest integer: numbers, or one for each row of the input."""
-        found = self["input_range"]
-        if found.ndim == 2:
-            now = TIMESTEP["now"]
-            found = found[(now[..., None] < self["input_times"][:-1]).sum(axis=-1)]
-            if now.ndim:
-                found = found.reshape(-1, *(1,) * (axes - 2), 3)
-                return [found[..., n : n + 1] for n in range(3)]
-        return [found[..., n] for n in range(3)]
+        found = [self["input_range"][..., n] for n in range(3)]
+        return of_this_step(found, self["input_times"], axes) if "input_times" in self else found
 
     def _product(self, x: mx.array) -> mx.array:
         options = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
@@ -90,13 +86,36 @@ class QuantizedLinear(nn.QuantizedLinear):
 
 
 FLOAT_PRODUCTS = ("nvfp4", "mxfp8")  # formats in which MLX can also take the input of a product
-# The timestep of the call of a network that is under way: a number, or one for each row.
-TIMESTEP: dict[str, mx.array] = {"now": mx.array(0.0)}
+_timestep: ContextVar[mx.array | None] = ContextVar("timestep", default=None)
 
 
-def set_timestep(timestep: float | mx.array) -> None:
-    """Say for which timestep a network is called next."""
-    TIMESTEP["now"] = mx.array(timestep, dtype=mx.float32)
+@contextmanager
+def at_timestep(timestep: float | mx.array | None) -> Generator[None]:
+    """Calls of a network inside are for this timestep: a number, or one for each row."""
+    now = None if timestep is None else mx.array(timestep, dtype=mx.float32)
+    token = _timestep.set(now)
+    try:
+        yield
+    finally:
+        _timestep.reset(token)
+
+
+def this_timestep() -> mx.array | None:
+    """What the innermost `at_timestep` was given."""
+    return _timestep.get()
+
+
+def of_this_step(values: Sequence[mx.array], times: mx.array, axes: int) -> list[mx.array]:
+    """The entries for this timestep, of arrays with one for each group of steps.
+
+    `times` are the lowest timesteps of the groups, descending. Where each row has a timestep, so
+    has each row of an input with so many axes its own entry.
+    """
+    now = this_timestep()
+    assert now is not None, "ranges for groups of steps, and a call outside `at_timestep`"
+    group = (now[..., None] < times[:-1]).sum(axis=-1)
+    found = [each[group] for each in values]
+    return [each.reshape(-1, *(1,) * (axes - 1)) for each in found] if now.ndim else found
 
 
 def rounded_to_format(x: mx.array, mode: str) -> mx.array:

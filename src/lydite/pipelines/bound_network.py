@@ -9,7 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from lydite.models import cpu
-from lydite.models.layers import TIMESTEP, on_cpu
+from lydite.models.layers import at_timestep, on_cpu, this_timestep
 from lydite.trace.mlx_compilation import compiles
 
 
@@ -22,8 +22,13 @@ def compiled(network: nn.Module) -> Callable[..., mx.array]:
     """On a GPU fewer, larger kernels pay at once; on a CPU MLX would call a C++ compiler first."""
     if on_cpu():
         return network
-    by_step = any("input_times" in module for module in network.modules())
-    return mx.compile(network, inputs=TIMESTEP) if by_step else mx.compile(network)
+
+    @mx.compile
+    def graph(timestep: mx.array | None, *arguments: Any) -> Any:
+        with at_timestep(timestep):  # an input: else that of the first call would be in the graph
+            return network(*arguments)  # pyright: ignore[reportCallIssue]
+
+    return lambda *arguments: graph(this_timestep(), *arguments)
 
 
 def _in_parts(network: nn.Module, *arguments: Any) -> mx.array:

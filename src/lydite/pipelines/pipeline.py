@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import InputError, shown
 from lydite.core.request import Request
-from lydite.models.layers import on_cpu, set_timestep
+from lydite.models.layers import at_timestep, on_cpu
 from lydite.pipelines.embeddings import Embedding, read_embedding
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
 from lydite.pipelines.inpainting import (
@@ -427,8 +427,8 @@ class Denoiser:
         name = BOTH_PROMPTS if len(prompts) > 1 else "cond" if self._prompts > 1 else ""
         if self.inpainting is not None and self.inpainting.channels is not None:
             x = mx.concatenate([x, self.inpainting.channels], axis=-1)
-        set_timestep(timestep)
-        output = self._network(x, timestep, len(prompts))  # (prompts·B, …, C)
+        with at_timestep(timestep):
+            output = self._network(x, timestep, len(prompts))  # (prompts·B, …, C)
         mx.async_eval(output)  # the sampler draws its noise meanwhile
         output = self._observer.observe("network_output", output, name=name, step=self.step)
         return list(mx.split(output, len(prompts)))

@@ -4,10 +4,13 @@ Ranges come from rows of all steps of a calibration set, the last included. TaQ-
 asymmetric values behind a GELU to the middle of their range, channel by channel, and divides
 channels with outliers by an integer that their weights take over; its outliers are a static list,
 ours are the channels whose best scale is 1.5 times the median.
+
+Shift and divisor are the same for all steps, whatever the ranges are: a layer has one weight, which
+is multiplied by the divisor, and one bias, which gives back the shift.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +25,8 @@ POWER, CANDIDATES = 2.4, 24  # of the error; shares of the range that are tried 
 MOMENTUM, BATCHES, BATCH = 0.95, 100, 32  # of the mid-range: its average over shuffled rows
 GELU_LOWEST = -0.1701  # no value of GELU is below
 OUTLIER = 1.5  # times the median scale of all channels
-MOST_VALUES, MOST_ROWS = 1 << 17, 1 << 11  # that a search looks at: of a tensor, of a channel
+BINS = 1 << 13  # of the histogram that a search looks at: 32 for each of 256 steps
+MOST_ROWS = 1 << 11  # of a channel that a search looks at
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +34,11 @@ class InputRange:
     """How one input is rounded: shift and divide its channels, then 2 ** bits steps of `scale`."""
 
     bits: int
-    scale: float
-    zero: float
+    scale: float | Floats  # a number, or one for each group of steps
+    zero: float | Floats
     shift: Floats | None = None
     divisor: Floats | None = None
-    groups: tuple[tuple[float, float, float], ...] = ()  # lowest timestep, descending; scale; zero
+    times: Floats | None = None  # the lowest timestep of each group, descending
 
     @property
     def most(self) -> int:
@@ -46,14 +50,12 @@ class InputRange:
             return None
         return self.shift if self.divisor is None else self.shift / self.divisor
 
-    def extras(self, scale: float | None = None) -> dict[str, Floats]:
-        """What a layer stores of it, with another scale where one was learned."""
-        own = self.scale if scale is None else scale
-        found = {RANGE: np.array([own, self.zero, self.most], np.float32)}
-        if self.groups:
-            times, scales, zeros = np.array(self.groups, np.float32).T
-            found[RANGE] = np.stack([scales, zeros, np.full_like(scales, self.most)], axis=1)
-            found[TIMES] = times
+    def extras(self) -> dict[str, Floats]:
+        """What a layer stores of it."""
+        parts = np.broadcast_arrays(self.scale, self.zero, self.most)
+        found = {RANGE: np.stack(parts, axis=-1).astype(np.float32)}
+        if self.times is not None:
+            found[TIMES] = self.times
         if self.shift is not None:
             found[SHIFT] = self.shift
         if self.divisor is not None:
@@ -68,6 +70,12 @@ class InputRange:
     def scaled(self, weight: Floats) -> Floats:
         """The weight that takes over the divisor."""
         return weight if self.divisor is None else weight * self.divisor
+
+    def for_groups(self, groups: Mapping[float, Floats]) -> "InputRange":
+        """With scales and zero points for groups of steps: lowest timestep -> inputs."""
+        found = [_search(self.moved(values).reshape(-1), self.bits) for values in groups.values()]
+        scales, zeros = np.array(found, np.float32).T
+        return replace(self, scale=scales, zero=zeros, times=np.array([*groups], np.float32))
 
 
 def plain_range(values: Floats, bits: int) -> InputRange:
@@ -119,7 +127,9 @@ def momentum_shift(values: Floats, seed: int = 0) -> Floats:
 
 def migration(centred: Floats, bits: int) -> Floats:
     """The integers by which outlier channels are divided, 1 for the others."""
-    sample = centred[_stride(len(centred), MOST_ROWS)]
+    # at random: every n-th would be of some positions in a picture only
+    rows = np.random.default_rng(0).integers(0, len(centred), MOST_ROWS)
+    sample = centred[rows] if len(centred) > MOST_ROWS else centred
     scales = _channel_scales(sample, bits)
     outliers = scales > OUTLIER * np.median(scales)
     if not outliers.any() or outliers.all():
@@ -177,40 +187,40 @@ def _channel_scales(values: Floats, bits: int) -> Floats:
     best, scales = np.full(low.shape, np.inf), (high - low) / (2**bits - 1)
     tried = on_device(values.T)
     for share in np.linspace(1, 0.3, CANDIDATES):
-        error = _error(tried, share * low, share * high, bits)
+        error = np.array(_powers(tried, share * low, share * high, bits).mean(axis=-1))
         scales = np.where(error < best, share * (high - low) / (2**bits - 1), scales)
         best = np.minimum(error, best)
     return np.maximum(scales, 1e-9).astype(np.float32)
 
 
 def _search(values: Floats, bits: int) -> tuple[float, float]:
-    """The scale and zero point with the least error."""
-    values = values[_stride(values.size, MOST_VALUES)]
+    """The scale and zero point with the least error.
+
+    All values count, by a histogram where they are many: a few large ones make most of the error.
+    """
     low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
     if low == high:
         return 1.0, 0.0
-    best, tried = (np.inf, 1.0, 1.0), on_device(values[None])
-    for share in np.linspace(1, 0.2, CANDIDATES):
-        best = min(best, (_one_error(tried, share * low, share * high, bits), share, share))
-    _, start, _ = best
-    for own in np.linspace(1, 0.2, CANDIDATES):  # one side, then the other
-        best = min(best, (_one_error(tried, own * low, start * high, bits), own, start))
-    _, lower, _ = best
-    for own in np.linspace(1, 0.2, CANDIDATES):
-        best = min(best, (_one_error(tried, lower * low, own * high, bits), lower, own))
-    _, lower, upper = best
+    tried, weights = values, np.ones(1, np.float32)
+    if values.size > BINS:
+        counts, edges = np.histogram(values, BINS, (low, high))
+        middles, full = (edges[:-1] + edges[1:]) / 2, counts > 0
+        tried, weights = middles[full].astype(np.float32), counts[full]
+
+    def error(lower: float, upper: float) -> float:
+        powers = _powers(tried[None], np.array([lower * low]), np.array([upper * high]), bits)
+        return float((powers * weights).sum())
+
+    shares = np.linspace(1, 0.2, CANDIDATES)
+    both = min(shares, key=lambda own: error(own, own))
+    lower = min(shares, key=lambda own: error(own, both))  # one side, then the other
+    upper = min(shares, key=lambda own: error(lower, own))
     scale = (upper * high - lower * low) / (2**bits - 1)
     return scale, float(np.clip(np.rint(-lower * low / scale), 0, 2**bits - 1))
 
 
-def _one_error(values: Floats | mx.array, low: float, high: float, bits: int) -> float:
-    return float(_error(values, np.array([low]), np.array([high]), bits)[0])
-
-
-def _error(
-    values: Floats | mx.array, low: Floats, high: Floats, bits: int
-) -> NDArray[np.floating[Any]]:
-    """The mean of |error| ** 2.4 over the last axis, with an integer zero point."""
+def _powers(values: Any, low: NDArray[Any], high: NDArray[Any], bits: int) -> Any:
+    """|error| ** 2.4 of each value, with an integer zero point; NumPy or MLX, as the values are."""
     most = 2**bits - 1
     scale = np.maximum((high - low) / most, 1e-9)[:, None]
     zero = np.clip(np.rint(-low[:, None] / scale), 0, most)
@@ -218,11 +228,4 @@ def _error(
     if isinstance(values, mx.array):
         x, scale, zero = mx, mx.array(scale, mx.float32), mx.array(zero, mx.float32)
     rounded = (x.clip(x.round(values / scale) + zero, 0, most) - zero) * scale
-    return np.array((x.abs(values - rounded) ** POWER).mean(axis=-1))
-
-
-def _stride(size: int, most: int) -> slice:
-    return slice(None, None, max(size // most, 1))
-
-
-Ranges = Mapping[str, InputRange]
+    return x.abs(values - rounded) ** POWER

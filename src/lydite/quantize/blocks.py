@@ -24,7 +24,7 @@ from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError
 from lydite.core.files import size_text
-from lydite.models.layers import set_timestep
+from lydite.models.layers import at_timestep
 from lydite.pipelines.family import Family
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.calls import watch_calls
@@ -102,10 +102,9 @@ class Rows:
     def call(self, module: Any, arrays: Mapping[str, mx.array]) -> list[mx.array]:
         """What a block returns for these arrays and what is fixed."""
         own = {key: array for key, array in arrays.items() if key.startswith(("args.", "kwargs."))}
-        if TIMES in arrays:
-            set_timestep(arrays[TIMES])
         args, kwargs = _unflatten({**self.fixed, **own})
-        return output_arrays(module(*args, **kwargs))
+        with at_timestep(arrays.get(TIMES)):
+            return output_arrays(module(*args, **kwargs))
 
     def batches(self, first: int = 0, stop: int | None = None) -> Iterator[slice]:
         """Rows in pieces of one call."""

@@ -42,7 +42,6 @@ AFFINE_ONLY: tuple[Method, ...] = ("hqq", "adaround", "joint", "taqdit", "ptq4di
 DATA_FREE: tuple[Method, ...] = ("rtn", "hqq")
 LEARNED: tuple[Method, ...] = ("adaround", "joint", "taqdit", "ptq4dit")
 CALIBRATED: tuple[Method, ...] = ("gptq", *LEARNED)
-JOINT: tuple[Method, ...] = ("joint", "taqdit", "ptq4dit")  # learn ranges of activations too
 SEEN_ROWS, GROUP_ROWS = 64, 16  # by which ranges of activations are found: in all, of a group
 
 
@@ -249,15 +248,13 @@ class _Block:
         found = self._range_of(stage, self._inputs(stage[0]))
         if self.settings.act_groups == 1:
             return found
-        times = self._learned_times()
-        groups: list[tuple[float, float, float]] = []
-        above = np.inf
-        for lowest in group_times(times, self.settings.act_groups):
-            values = found.moved(self._inputs(stage[0], GROUP_ROWS, (lowest, above)))
-            own = plain_range(values, found.bits)
-            groups.append((lowest, own.scale, own.zero))
-            above = lowest
-        return replace(found, groups=tuple(groups))
+        lowest = group_times(self._learned_times(), self.settings.act_groups)
+        return found.for_groups(
+            {
+                low: self._inputs(stage[0], GROUP_ROWS, (low, above))
+                for low, above in zip(lowest, [np.inf, *lowest], strict=False)
+            }
+        )
 
     def _learned_times(self, most: int | None = None) -> Floats:
         """Timesteps of the rows to learn from, in their order."""

@@ -56,8 +56,7 @@ ITERATIONS, TUNED = 1000, 200
               help="Also round the inputs of these linears, one static range each: simulated, MLX "
                    "has no such products.")  # fmt: skip
 @click.option("--act-groups", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-              help="Ranges of these inputs for N groups of steps, not one for all: simulated; not "
-                   "with a method that learns ranges.")  # fmt: skip
+              help="Ranges of these inputs for N groups of steps, not one for all.")  # fmt: skip
 @click.option("--quantize-input", is_flag=True,
               help="Also round these inputs to --format nvfp4 or mxfp8, as such products of MLX do "
                    "(mx.qqmm); simulated on a device without them.")  # fmt: skip
@@ -235,7 +234,7 @@ class _Job:
         from lydite.models.layers import FLOAT_PRODUCTS
         from lydite.quantize.methods.reconstruct import short_recipe
         from lydite.quantize.plan import read_plan, uniform_plan
-        from lydite.quantize.run import AFFINE_ONLY, JOINT, Settings
+        from lydite.quantize.run import AFFINE_ONLY, Settings
 
         options = self._options
         shapes = pipeline.model.components[pipeline.family.network].expected
@@ -266,11 +265,6 @@ class _Job:
             raise InputError(f"{options['method']} rounds activations too: add --act-bits 8.")
         if options["act_groups"] > 1 and not options["act_bits"]:
             raise InputError("--act-groups are groups of ranges of activations: add --act-bits 8.")
-        if options["act_groups"] > 1 and options["method"] in JOINT:
-            raise InputError(
-                f"{options['method']} learns one range for all steps: leave out --act-groups, or "
-                "use --method gptq or adaround."
-            )
         if options["quantize_input"] and (options["act_bits"] or not modes & {*FLOAT_PRODUCTS}):
             raise InputError(
                 "--quantize-input rounds inputs to the format of the weights: give --format nvfp4 "

@@ -21,7 +21,7 @@ from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.dtypes import widen
 from lydite.core.errors import InputError, NotFiniteError
-from lydite.models.layers import QuantizedLinear
+from lydite.models.layers import QuantizedLinear, at_timestep
 from lydite.pipelines.family import Conditioning
 from lydite.pipelines.pipeline import SILENT, Pipeline
 from lydite.quantize.blocks import HELD_OUT, choose_samples
@@ -243,7 +243,12 @@ class _Network:
         prompts = len(run.prompts) if guided else 1
         x = run.prediction.scaled(sample.x, entry.sigma)
         timestep = run.schedule.timestep_of(entry.sigma)
-        return lambda: bound(x, timestep, prompts)
+
+        def output() -> mx.array:
+            with at_timestep(timestep):
+                return bound(x, timestep, prompts)
+
+        return output
 
     def error(self, samples: Sequence[_Sample]) -> float:
         """The relative error of the network's outputs."""

@@ -12,7 +12,7 @@ are learned together with it (LSQ), while half of the activations, at random, ar
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -23,7 +23,7 @@ from mlx.utils import tree_map
 from numpy.typing import NDArray
 
 from lydite.core.errors import NotFiniteError
-from lydite.models.layers import Linear, on_cpu
+from lydite.models.layers import Linear, of_this_step, on_cpu
 from lydite.quantize.activations import InputRange
 from lydite.quantize.blocks import Rows
 from lydite.quantize.grid import Floats, Grid, ScaleDtype, stored
@@ -122,10 +122,11 @@ class TrialLinear(Linear):
         # Not parameters: a private attribute is none in mlx.nn.
         self._inputs, self._scale = inputs, mx.array(inputs.scale if inputs else 1.0)
         self._last: list[mx.array] = [] if last is None else last
+        self._times = mx.array(inputs.times) if inputs and inputs.times is not None else None
         # One number for each channel: mx.compile writes a single number into the source of a
         # kernel, and each layer would have to compile its own.
-        zero = inputs.zero if inputs else 0.0
-        self._zero = mx.array(np.full(target.weight.shape[1], zero, np.float32))
+        zero = np.asarray(inputs.zero if inputs else 0.0, np.float32)
+        self._zero = mx.array(zero if zero.ndim else np.full(target.weight.shape[1], zero))
         self._keep: tuple[float, mx.array] | None = None
         self._shift = mx.array(inputs.shift) if inputs and inputs.shift is not None else None
         self._divisor = mx.array(inputs.divisor) if inputs and inputs.divisor is not None else None
@@ -150,7 +151,10 @@ class TrialLinear(Linear):
             x = x - self._shift
         if self._divisor is not None:
             x = x / self._divisor
-        rounded = round_input(x, self._scale, self._zero, most)
+        scale, zero = self._scale, self._zero
+        if self._times is not None:
+            scale, zero = of_this_step((scale, zero), self._times, x.ndim)
+        rounded = round_input(x, scale, zero, most)
         if self._keep is None:
             return rounded
         share, key = self._keep
@@ -452,7 +456,8 @@ def _finished(
         if target.inputs:
             each = problem.ranges[target.inputs]
             bias = _folded(bias, mx.array(grid.values(integers[name])), each)
-            extras |= each.extras(max(abs(params["range"][target.inputs].item()), 1e-9))
+            scale = np.maximum(np.abs(np.array(params["range"][target.inputs])), 1e-9)
+            extras |= replace(each, scale=scale).extras()
         found = None if bias is None else np.array(bias)
         finished[name] = QuantizedWeight(integers[name], grid, found, extras)
     return finished
