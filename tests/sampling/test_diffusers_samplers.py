@@ -1,14 +1,19 @@
 """Samplers against diffusers' schedulers, run here step by step on the same sigmas."""
 
 import importlib
+import inspect
+import json
 import sys
+from itertools import combinations, product
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from lydite.core.errors import ConfigError
 from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.samplers.sa_solver import sample_sa_solver
+from lydite.sampling.scheduler_config import read_scheduler_config
 from support.schedulers import (
     ABOVE_ZERO,
     DOUBLE,
@@ -72,6 +77,45 @@ def test_every_step_is_that_of_diffusers(case: Case, random: bool):
         # its float32 weights are differences of logarithms, and lose up to half of their digits
         rounding = distance(single_theirs, double_theirs)
         assert distance(single, single_theirs) < max(1e-5, 2 * rounding)
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "solver_order": (1, 2, 3),
+    "solver_type": ("midpoint", "heun", "logrho", "bh1", "bh2"),
+    "algorithm_type": ("dpmsolver++", "dpmsolver", "sde-dpmsolver++", "sde-dpmsolver", "deis"),
+    "lower_order_final": (True, False),
+    "euler_at_final": (False, True),
+    "final_sigmas_type": ("zero", "sigma_min"),
+    "disable_corrector": ([], [1, 2]),
+    "predict_x0": (True, False),
+}
+
+
+@pytest.mark.parametrize("name", (MULTISTEP, SINGLESTEP, UNIPC, DEIS))
+def test_keys_of_a_config_choose_what_the_class_runs(name: str):
+    """Every pair of values of two keys."""
+    kind = getattr(pytest.importorskip("diffusers"), name)
+    known = inspect.signature(kind.__init__).parameters
+    own = {key: values for key, values in CHOICES.items() if key in known}
+    configs = {
+        json.dumps({first: one, second: other}): {first: one, second: other}
+        for first, second in combinations(own, 2)
+        for one, other in product(own[first], own[second])
+    }
+    ran = set[str]()
+    for config in configs.values():
+        raw = {"_class_name": name, **SD, "prediction_type": "sample", **config}
+        try:
+            read = read_scheduler_config(raw, where="config")
+            case = Case(name, config, read.sampler, dict(read.sampler_options))
+            mine, theirs = case.run(7, "float64", "sde" in str(config))
+        except (ConfigError, NotImplementedError, RuntimeError, ValueError):
+            continue  # refused here, or by diffusers while it runs
+        if theirs[-1].isnan().any():  # UniPC's B(h) = h, of a step to 0
+            mine, theirs = mine[:-1], theirs[:-1]
+        assert distance(mine, theirs) < DOUBLE.get(name, 1e-9), config
+        ran |= {f"{key}={value}" for key, value in config.items()}
+    assert len(ran) >= sum(map(len, own.values())) - 2
 
 
 def test_uni_pc_ends_at_the_denoised_image_where_diffusers_has_no_number():

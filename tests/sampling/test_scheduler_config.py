@@ -21,6 +21,7 @@ TOKENS = 1024
 CLASSES = scheduler_config._CLASSES
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 UNCLIPPED = {"clip_sample": False}
+SDE = {"algorithm_type": "sde-dpmsolver++"}
 V_ZERO_SNR = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
 
 # What checkpoints ship with: the class, its keys, and (sampler, schedule) of ours.
@@ -274,6 +275,13 @@ def test_a_file_that_diffusers_writes_is_read(name: str, tmp_path: Any):
         ("FlowMatchEulerDiscrete", {"invert_sigmas": True}, "invert_sigmas is True; only False"),
         ("DEISMultistep", {"use_flow_sigmas": True}, "use_flow_sigmas is supported with"),
         ("DPMSolverMultistep", {"algorithm_type": "x"}, "algorithm_type is 'x'"),
+        (
+            "DPMSolverMultistep",
+            {"algorithm_type": "dpmsolver"},
+            "needs final_sigmas_type sigma_min",
+        ),
+        ("DPMSolverMultistep", SDE | {"solver_order": 3}, "solver_order 3 of sde-dpmsolver++"),
+        ("DPMSolverSinglestep", SDE, "with solver_order 1 only"),
         ("LCM", {"timestep_scaling": 1.0}, "timestep_scaling"),
         ("ScoreSdeVe", {}, "_class_name is 'ScoreSdeVeScheduler'; expected one of"),
     ),

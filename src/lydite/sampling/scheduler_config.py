@@ -407,6 +407,8 @@ def _solver_method(keys: _Keys, name: str, final: Final) -> tuple[str, dict[str,
         raise _Unsupported(f"algorithm_type {algorithm} needs final_sigmas_type sigma_min.")
     last = lower | {"euler_at_final": keys.euler_at_final}
     if algorithm.startswith("sde-"):
+        if name == "DPMSolverSinglestepScheduler" and (order > 1 or kind == "noise"):
+            raise _Unsupported(f"algorithm_type {algorithm} is supported with solver_order 1 only.")
         if order == 3 or (kind == "data" and order == 2 and final != "zero"):
             raise _Unsupported(
                 f"solver_order {order} of {algorithm} with final_sigmas_type {final} is not "
