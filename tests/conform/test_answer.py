@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -61,6 +62,25 @@ def test_a_trace_is_judged_in_the_coarsest_precision_of_its_x(tmp_path: Path) ->
         verdict = judge_path(problem, writer.folder)
         assert verdict.verdict == "conforms", verdict.sentence
         assert verdict.remarks == (() if complete else (UNFINISHED,))
+
+
+def test_what_else_is_recorded_coarsely_widens_no_limit_of_x(tmp_path: Path) -> None:
+    problem = make_problem(ProblemSpec("euler", denoiser="gaussian"))
+    ours = run(plan_for(problem))
+    timesteps = np.array(problem.timesteps, ml_dtypes.bfloat16)
+    for off in (0.0, 1e-3):
+        with TraceWriter(tmp_path / f"off-{off}", Header()) as writer:
+            if off:
+                writer.add("schedule/timesteps", timesteps, kind="schedule")
+            for step in range(ours.steps):
+                values = {"denoised": ours.values["denoised", step, 0], "x": ours.x(step) + off}
+                for name, value in values.items():
+                    coarse = np.float32 if name == "x" else ml_dtypes.bfloat16
+                    writer.add(f"sampler/{name}", value.astype(coarse), step=step)
+        verdict = judge_path(problem, writer.folder)
+        assert verdict.verdict == ("deviates" if off else "conforms"), verdict.sentence
+        limits = [row.limit for row in verdict.rows if row.name == "x"]
+        assert max(limits) < 1e-4
 
 
 @pytest.mark.parametrize(("model", "off"), [("sd15", 0.1), ("edm", 1e-4), ("cosmos", 1e-4)])

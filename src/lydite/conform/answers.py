@@ -59,7 +59,6 @@ def read_candidate(trace: Trace, problem: Problem) -> Candidate:
         name = event.name.removeprefix("sampler/")
         if event.name in TABLES:
             tables[TABLES[event.name]] = _floats(trace, event).reshape(-1)
-            dtypes.add(event.dtype)
         elif event.name.startswith("sampler/") and name in EVENTS and event.slot == "out":
             value = _floats(trace, event)
             if name in SCALARS:
@@ -71,7 +70,8 @@ def read_candidate(trace: Trace, problem: Problem) -> Candidate:
                 remarks[f"{event.name} has shape {value.shape}, read as {problem.shape}"] = None
                 value = value.reshape(problem.shape)
             values[name, event.step, event.call] = value
-            dtypes.add(event.dtype if name == "x" else "f64")
+            if name == "x":
+                dtypes.add(event.dtype)
     if not values and not tables and not shapes:
         seen = ", ".join(dict.fromkeys(event.name for event in trace.events[:4])) or "none"
         raise CannotRead(
