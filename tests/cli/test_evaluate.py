@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -17,8 +18,11 @@ from lydite.cli.evaluate.metric_options import SHOWN, print_evaluation
 from lydite.cli.evaluate.models import IMAGES, evaluated_images
 from lydite.cli.main import lydite
 from lydite.core.errors import LyditeError
+from lydite.core.request import Request
 from lydite.evaluate.evaluation import Distance, Evaluation, Pair, StepError
+from lydite.evaluate.flat_field import residual_noise
 from lydite.evaluate.intervals import Summary
+from lydite.pipelines.pipeline import Pipeline
 
 DRAW = ["--images", "3", "--steps", "2", "-q"]
 
@@ -88,6 +92,22 @@ def test_sets_are_compared_without_a_model(run: Path) -> None:
 def test_other_settings_in_the_same_folder_are_refused(run: Path) -> None:
     result = _run("embedded", "--against", "embedded", "--bits", "4", *DRAW, "--out", run)
     assert isinstance(result.exception, LyditeError)
+
+
+def test_an_even_surface_is_drawn_with_more_and_more_steps(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "FLAT_STEPS", (1, 2))
+    monkeypatch.setattr(models, "FLAT_IMAGES", 2)
+    flat = ("--flat-field", "a gray background", "--seed", 5)
+    words = ("embedded", "--against", run / "reference", "--bits", 3, *flat, "-q")
+    record = _json(*words, "--out", tmp_path / "out")
+    pipeline = Pipeline.open("embedded")
+    for row, steps in zip(record["flat_field"], (1, 2), strict=True):
+        pictures = pipeline.generate(Request("a gray background", steps=steps), [5, 6])
+        noise = fmean(residual_noise(picture.pixels) for picture in pictures)
+        assert row["steps"] == steps and row["reference"] == pytest.approx(noise, rel=1e-3)
+        assert row["candidate"] != row["reference"]
 
 
 def test_errors_are_one_line_each(tmp_path: Path, run: Path) -> None:

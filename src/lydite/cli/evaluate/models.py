@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lydite.evaluate.evaluation import Evaluation
 
 REFERENCE, CANDIDATE, RECORD, FLAT = "reference", "candidate", "evaluation.json", "flat"
+FLAT_STEPS, FLAT_IMAGES = (4, 8, 16, 32), 4
 MOST_IMAGES = 100_000
 IMAGES = 32  # of the embedded model, where no prompts are given
 
@@ -267,13 +268,14 @@ def _flat_field(
         CANDIDATE: _candidate(options),
     }
     rows: list[dict[str, Any]] = []
-    for steps in (4, 8, 16, 32):
+    images = [(options["flat_field"], options["seed"] + n) for n in range(FLAT_IMAGES)]
+    for steps in FLAT_STEPS:
         row: dict[str, Any] = {"steps": steps}
         for side, model in models.items():
             request, dtype = request_of(described[side].conditions)
             folder = options["out"] / FLAT / f"{side}_{steps:02}"
-            plan = plan_of([(options["flat_field"], options["seed"] + n) for n in range(4)], ())
-            draw_side(folder, model, dtype, request.replace(steps=steps), plan, settings, resume)
+            request = request.replace(steps=steps)
+            draw_side(folder, model, dtype, request, plan_of(images, ()), settings, resume)
             with closing(SetPictures.open(folder)) as source:
                 row[side] = fmean(residual_noise(pixels) for _, pixels in source.pictures())
         rows.append(row)
