@@ -1,6 +1,6 @@
 """Variant replay: the cause is named with torch's own operations on both sides, or not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -134,6 +134,74 @@ def test_attention(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None
     assert found(right, wrong, QKV, name="net/attn.to_out")[0] == cause
 
 
+TEXT = [torch.randn(2, 5, 32) for _ in range(3)]
+JOINT = {**QKV, **{f"net/attn.add_{part}_proj": x for part, x in zip("qkv", TEXT, strict=True)}}
+WHOLE, REVERSED = (
+    attention(*(torch.cat(parts, 1) for parts in zip(*streams, strict=True)))
+    for streams in (((Q, K, V), TEXT), (TEXT, (Q, K, V)))
+)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        (WHOLE[:, :12], attention(), "in its own stream only"),
+        (WHOLE[:, 12:], attention(*TEXT), "in its own stream only"),
+        (WHOLE[:, :12], WHOLE[:, 5:], "cut from the other end"),
+        (WHOLE[:, 12:], WHOLE[:, :5], "cut from the other end"),
+        (WHOLE[:, :12], REVERSED[:, :12], "joined in the other order"),
+    ],
+)
+def test_attention_of_two_streams(right: torch.Tensor, wrong: torch.Tensor, says: str) -> None:
+    cause, text = found(right, wrong, JOINT, name="net/attn.to_out")
+    assert cause == ("attention-mask" if "only" in says else "streams-cut-wrongly") and says in text
+
+
+def of_two_heads(name: str, x: torch.Tensor) -> torch.Tensor:
+    few = x[..., :16].unflatten(-1, (2, 8))
+    return (few.repeat_interleave(2, -2) if name == "repeated" else few.repeat(1, 1, 2, 1)).flatten(
+        -2
+    )
+
+
+PADDED = torch.arange(12)[None] < torch.tensor([[12], [7]])
+NORMED = {**QKV, "net/attn.norm_q": rms(Q), "net/attn.norm_k": rms(K)}
+FEW = {**QKV, "net/attn.to_k": K[..., :16], "net/attn.to_v": V[..., :16]}
+POSITIONS = torch.randn(12, 12, 4)  # (queries, keys, heads), as T5 computes it
+ADDED = POSITIONS.permute(2, 0, 1)[None]
+HIDDEN = torch.where(PADDED[:, None, None], 0.0, -1e9)
+T5 = {"net/attn.relative": POSITIONS, **QKV}
+BOTH = {"net/attn.bias": ADDED + HIDDEN, **QKV}
+MASK = torch.cat([PADDED[:, 5:], torch.ones(2, 5, dtype=torch.bool)], 1)[:, None, None]
+STREAMS = {"net/text": torch.randn(2, 5, 8), "net/mask": MASK.float(), **QKV}
+REPEATED, IN_TURN = (
+    attention(Q, *(of_two_heads(name, x) for x in (K, V))) for name in ("repeated", "in turn")
+)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "before", "says"),
+    [
+        (attention(rms(Q), rms(K)), attention(), NORMED, "without the norms of q and k"),
+        (REPEATED, IN_TURN, FEW, "repeated in turn"),
+        (attention(attn_mask=ADDED, scale=1.0), attention(scale=1.0), T5,
+         "without the recorded bias"),
+        (attention(attn_mask=ADDED, scale=1.0), attention(attn_mask=-ADDED, scale=1.0), T5,
+         "bias subtracted"),
+        (attention(attn_mask=ADDED + HIDDEN), attention(attn_mask=HIDDEN), BOTH,
+         "without the recorded bias"),
+        (attention(attn_mask=ADDED + HIDDEN), attention(attn_mask=ADDED), BOTH,
+         "without the recorded mask"),
+        (attention(attn_mask=MASK), attention(attn_mask=MASK.roll(5, -1)), STREAMS,
+         "mask of its streams in the other order"),
+    ],
+)  # fmt: skip
+def test_attention_with_norms_groups_and_biases(
+    right: torch.Tensor, wrong: torch.Tensor, before: dict[str, torch.Tensor], says: str
+) -> None:
+    assert says in found(right, wrong, before, name="net/attn.to_out")[1]
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -169,7 +237,6 @@ def test_a_value_computed_from_something_else_names_no_variant(seed: int) -> Non
 GIVEN = {
     f"f [in.{part}]": heads(x) for part, x in (("value", V), ("key", K), ("query", Q))
 }  # the last first
-PADDED = torch.arange(12)[None] < torch.tensor([[12], [7]])
 
 
 @pytest.mark.parametrize(
@@ -213,6 +280,12 @@ def test_rotations_of_two_axes(wrong: torch.Tensor, cause: str) -> None:
     assert found(turned(X), wrong, NAMED)[:1] == [cause]
 
 
+def test_tokens_that_are_rotated_with_the_angles_of_others() -> None:
+    order = torch.tensor([3, 0, 2, 1, *range(4, 12)])
+    cause, text = found(turned(X), turned(X[:, order])[:, order.argsort()], NAMED)
+    assert cause == "rotation-positions" and "token 0 with those of token 1." in text
+
+
 def guided(prompt: torch.Tensor, other: torch.Tensor, weight: float = 4.0) -> torch.Tensor:
     return other + weight * (prompt - other)
 
@@ -232,6 +305,16 @@ def test_guidance_with_a_rescaled_norm(wrong: torch.Tensor, words: str) -> None:
     result = found(right, wrong, {"net/x": X, "net/y": Y})
     assert result[0] == "other-guidance"
     assert words in result[1]
+
+
+@pytest.mark.parametrize(
+    ("channels", "words"), [(range(12), "channels 0–11 of"), ((1, 5, 9), "channels 1, 5, 9 of")]
+)
+def test_guidance_in_some_channels(channels: Sequence[int], words: str) -> None:
+    right, wrong = guided(X, Y), X.clone()
+    wrong[..., list(channels)] = right[..., list(channels)]
+    cause, text = found(right, wrong, {"net/x": X, "net/y": Y})
+    assert cause == "guided-in-part" and words in text and "the others are net/x" in text
 
 
 def test_a_value_that_is_one_of_two_is_no_guidance() -> None:
