@@ -81,6 +81,8 @@ def test_a_grid_per_channel_is_stored_by_repeating_its_scales() -> None:
     np.testing.assert_array_equal(repeated.round(weight), integers)
     with pytest.raises(InputError, match="groups of 128"):
         grid.regrouped(192, 128)
+    with pytest.raises(InputError, match="groups of 64"):
+        fit_grid(normal(3, 192), 4, 96).regrouped(192, 64)
 
 
 @pytest.mark.parametrize("bits", BITS)

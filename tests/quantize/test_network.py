@@ -1,0 +1,117 @@
+"""What a quantization needs, and what its record says of it; results whatever the memory."""
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from lydite.calibrate.store.reader import CalibrationSet
+from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize.blocks import BlockRows, Rows, choose_samples
+from lydite.quantize.grid import fit_grid
+from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.methods.reconstruct import _mixed, _pieces
+from lydite.quantize.network import _activations, _changed, needs_set
+from lydite.quantize.plan import LayerPlan, Plan, uniform_plan
+from lydite.quantize.run import Settings, quantize_blocks
+from lydite.weights.load import parameter_specs
+from lydite.weights.quantize import DIVISOR, Format
+
+PLAN = Plan({"a": LayerPlan(4)})
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "needed"),
+    [("rtn", {}, False), ("hqq", {}, False), ("rtn", {"act_bits": 8}, True),
+     ("hqq", {"tune": 1}, True), ("awq", {}, True), ("gptq", {}, True), ("taqdit", {}, True)],
+)  # fmt: skip
+def test_which_methods_need_a_set(method: Any, more: dict[str, Any], needed: bool) -> None:
+    assert needs_set(Settings(method, PLAN, **more)) == needed
+
+
+def test_how_inputs_are_rounded_is_recorded() -> None:
+    plain = Settings("rtn", PLAN)
+    formats = {"a.weight": Format(4, 16, "nvfp4")}
+    assert _activations(plain, formats) is None
+    assert _activations(replace(plain, act_bits=8), formats) == "simulated"
+    rounded = _activations(replace(plain, quantize_input=True), formats)
+    assert rounded in ("simulated", "mx.qqmm")
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_share_of_changed_integers_is_of_the_weight_that_was_rounded(
+    divided: bool, rank: int
+) -> None:
+    draw = np.random.default_rng(0)
+    layer = nn.Linear(64, 8)
+    full, extras = np.array(layer.weight), dict[str, Any]()
+    if rank:
+        down, up = draw.standard_normal((rank, 64)), draw.standard_normal((8, rank))
+        extras |= {"low_rank_down": down.astype(np.float32), "low_rank_up": up.astype(np.float32)}
+        full = full - extras["low_rank_up"] @ extras["low_rank_down"]
+    if divided:
+        extras[DIVISOR] = draw.uniform(0.5, 2.0, 64).astype(np.float32)
+        full = full * extras[DIVISOR]
+    grid = fit_grid(full, 4, 64)
+    integers = grid.round(full)
+    assert _changed(layer, QuantizedWeight(integers, grid, extras=extras)) == 0.0
+    integers[0, :16] ^= 1
+    assert _changed(layer, QuantizedWeight(integers, grid, extras=extras)) == 16 / (8 * 64)
+
+
+@pytest.mark.parametrize(("at_once", "size"), [(8, 6), (6, 6), (5, 3), (2, 2), (1, 1)])
+def test_a_batch_is_cut_into_equal_pieces_that_fit(at_once: int, size: int) -> None:
+    x = mx.arange(10)[:, None]
+    rows = Rows([0], {}, {}, {"args.0": x}, {"args.0": x + 100}, at_once)
+    index = np.array([3, 1, 4, 9, 5, 2])
+    pieces = list(_pieces(rows, [2 * x], index, 0.0, mx.random.key(0)))
+    assert [len(outputs[0]) for _, outputs in pieces] == [size] * (6 // size)
+    inputs, wanted = (mx.concatenate(list(part)) for part in zip(
+        *((arrays["args.0"], outputs[0]) for arrays, outputs in pieces), strict=True
+    ))  # fmt: skip
+    assert np.array_equal(inputs[:, 0], index + 100) and np.array_equal(wanted[:, 0], 2 * index)
+    assert len({str(arrays["key"]) for arrays, _ in pieces}) == len(pieces)
+
+
+@pytest.mark.parametrize(("samples", "held_out"), [(16, 2), (3, 1), (2, 1), (1, 1)])
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+def test_the_error_is_of_rows_that_were_not_learned_from(
+    samples: int, held_out: int, at_once: int
+) -> None:
+    """Two rows a sample; of one sample there are no others."""
+    count = 2 * samples
+    x = mx.arange(count, dtype=mx.float32)[:, None]
+    rows = Rows(list(range(samples)), {}, {}, {"args.0": x}, {"args.0": x + 1}, at_once)
+    assert rows.learned == count - 2 * held_out * (samples > 1)
+    error, total = rows.error(nn.Identity(), [x])
+    assert error == 2 * held_out and total == float((np.arange(count)[-2 * held_out :] ** 2).sum())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_the_inputs_is_of_the_full_precision_network(share: float) -> None:
+    zeros = mx.zeros((50, 200))
+    rows = Rows([0], {}, {"kwargs.c": zeros}, {"args.0": zeros + 1}, {"args.0": zeros})
+    mixed = _mixed(rows, mx.arange(40), share, mx.random.key(0))
+    assert mixed["args.0"].shape == mixed["kwargs.c"].shape == (40, 200)
+    assert mixed["args.0"].mean().item() == pytest.approx(share, abs=0.02)
+
+
+def test_the_memory_of_a_call_does_not_change_the_result(
+    pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    net = pipeline.model.network("transformer")
+    settings = Settings("gptq", uniform_plan(parameter_specs(net), 3, 64))
+    found: list[dict[str, QuantizedWeight]] = []
+    for call_bytes in (1 << 30, 1):
+        samples = choose_samples(opened, 1, 1 << 30)
+        rows = BlockRows(pipeline, opened, samples, call_bytes=call_bytes)
+        found.append(next(quantize_blocks(rows, pipeline.family, settings)).weights)
+        rows.install(rows.original)
+    many, one = found
+    assert many.keys() == one.keys()
+    for path, weight in many.items():
+        assert (weight.integers == one[path].integers).mean() > 0.99
