@@ -102,6 +102,28 @@ def test_values_before_the_bug_that_nobody_compared_are_counted(tmp_path: Path) 
     assert "between" not in divergence_text(found.rows, found.rows[1], last, ())
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda x: x.T, "same values in another axis order; not a bug"),
+        (lambda x: x[:, :4], "has another shape, and no later value does"),
+        (lambda x: x + 1, None),
+    ],
+)
+def test_a_wrong_value_that_later_ones_do_not_depend_on(
+    value: Any, says: str | None, tmp_path: Path
+) -> None:
+    values = {f"net/{n}": RANDOM.standard_normal((7, 7)).astype(np.float32) for n in range(6)}
+    changed = {**values, "net/1": np.ascontiguousarray(value(values["net/1"]))}
+    found = compare(write(tmp_path / "ref", values), write(tmp_path / "port", changed))
+    if says is None:
+        assert (found.verdict, found.site) == ("diverge", "net/1")
+    else:
+        assert found.verdict == "agree"
+        (remark,) = (each for each in found.remarks if each.startswith("net/1"))
+        assert says in remark
+
+
 @pytest.mark.parametrize("count", [3, 8, 11])
 def test_what_was_assumed_of_axes_is_listed_up_to_a_number(tmp_path: Path, count: int) -> None:
     for side in ("ref", "port"):

@@ -14,6 +14,7 @@ from lydite.diff.preconditions import (
     _are_equal,
     _difference,
     _is_comparable,
+    _passed,
     check_weights,
 )
 from lydite.diff.result import Verdict
@@ -147,6 +148,43 @@ def test_gates_say_how_much_was_compared(tmp_path: Path) -> None:
     details = {gate.name: (gate.detail, gate.compared) for gate in found.gates}
     assert details["inputs"] == ("3 values equal", True)
     assert details["ids"] == ("none recorded on both sides", False)
+
+
+@pytest.mark.parametrize(
+    ("compared", "chosen", "detail"),
+    [
+        (0, 0, "none recorded on both sides"),
+        (0, 2, "other shapes, or values not kept"),
+        (1, 1, "1 table equal"),
+        (2, 2, "2 tables equal"),
+        (1, 4, "1 table equal, 3 not compared"),
+    ],
+)
+def test_a_gate_that_passes_says_what_it_left_out(compared: int, chosen: int, detail: str) -> None:
+    pairs: Any = [None] * chosen
+    found = _passed("schedule", compared, pairs, "table").gate
+    assert (found.passed, found.detail, found.compared) == (True, detail, compared > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "slot", "gate"),
+    [
+        ("net/input_ids", np.int64, "out", True), ("prompt_tokens", np.int32, "out", True),
+        ("net/counts", np.int64, "out", False), ("net/input_ids", np.float32, "out", False),
+        ("net/input_ids", np.int64, "in.0", False),
+    ],
+)  # fmt: skip
+def test_ids_of_a_dump_without_kinds_are_known_by_name_and_dtype(
+    name: str, dtype: Any, slot: str, gate: bool, tmp_path: Path
+) -> None:
+    for side, last in (("ref", 900), ("port", 901)):
+        with TraceWriter(tmp_path / side, Header(dtype="float32")) as writer:
+            writer.add(name, np.array([[5, 7, 300, last]], dtype), slot=slot)
+            writer.add("net", X)
+    found = compare(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
+    assert any(each.name == "ids" and not each.passed for each in found.gates) == gate
+    if gate:
+        assert "1 of 4 ids differ, first at position 3: 900" in found.sentence
 
 
 def test_either_table_may_leave_out_the_final_zero(tmp_path: Path) -> None:
