@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lydite.conform import answers
 from lydite.conform.judge import judge_trace
 from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import Problem, read_problem, write_problem
@@ -151,6 +152,65 @@ def test_values_that_are_none(problem: Problem, tmp_path: Path, value: float) ->
     xs[2][0, 0, 0] = value
     verdict = judge_trace(problem, traced(tmp_path / "run", xs))
     assert verdict.verdict == "deviates" and verdict.step == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("sampler/x", np.ones((2, 3, 4), np.complex64), "24 values of c64; not a sampler's"),
+        ("sampler/sigma", np.array([1.0, 2.0]), "sampler/sigma, step 0: expected one number"),
+        ("sampler/timestep", np.array([]), "sampler/timestep, step 0: expected one number"),
+        ("schedule/sigmas", np.zeros(2**20 + 1, np.float32), "not a sampler's"),
+    ],
+)
+def test_values_of_no_sampler(
+    problem: Problem, tmp_path: Path, name: str, value: Any, said: str
+) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add(name, value)
+    verdict = judge_trace(problem, tmp_path / "run")
+    assert verdict.verdict == "cannot-judge" and said in verdict.sentence
+
+
+def test_a_trace_of_too_many_events_is_not_read(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = traced(tmp_path / "run", right(problem))
+    monkeypatch.setattr(answers, "MOST_EVENTS", 3)
+    assert "has 4 events, more than 3" in judge_trace(problem, folder).sentence
+
+
+@pytest.mark.parametrize(
+    ("shape", "cause"), [((2, 2, 3, 4), "broadcast"), ((2, 3, 3), "other-shape")]
+)
+def test_another_number_of_values_in_a_trace(
+    problem: Problem, tmp_path: Path, shape: tuple[int, ...], cause: str
+) -> None:
+    xs = [np.zeros(shape), *right(problem)[1:]]
+    verdict = judge_trace(problem, traced(tmp_path / "run", xs))
+    assert verdict.verdict == "deviates" and verdict.step == 0
+    assert verdict.findings[0].cause == cause and "missing or of another shape" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "said"),
+    [
+        ({}, "cannot-judge", "the answer has no x. Its sigmas and timesteps are right"),
+        ({"sigmas": lambda x: 2 * x}, "deviates", "Every sigma is 2 times the right one"),
+        ({"sigmas": lambda x: x[::-1]}, "deviates", "the right one, backwards"),
+        ({"sigmas": lambda x: x[1:-1]}, "deviates", "has 3 sigmas; 4 steps have 5"),
+        ({"timesteps": lambda x: x[1:]}, "deviates", "There are 3 timesteps for 4 steps"),
+    ],
+)
+def test_tables_alone(
+    problem: Problem, tmp_path: Path, changes: dict[str, Any], verdict: str, said: str
+) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for name in ("sigmas", "timesteps"):
+            table = np.array(getattr(problem, name))
+            writer.add(f"schedule/{name}", changes.get(name, lambda x: x)(table), kind="schedule")
+    found = judge_trace(problem, tmp_path / "run")
+    assert found.verdict == verdict and said in found.sentence
 
 
 @pytest.mark.parametrize("name", ["sigmas", "timesteps"])
