@@ -292,6 +292,24 @@ def test_two_loads_give_the_same_ids(plain_clip_folder):
         np.testing.assert_array_equal(first(text), first(text))
 
 
+def test_words_that_are_added_stand_for_their_ids(plain_clip_folder):
+    tokenizer = load_clip_tokenizer(plain_clip_folder)
+    size, cat = tokenizer.vocab_size, tokenizer("cat").tolist()[1]
+    tokenizer.add_word("<Toy>", 1)
+    tokenizer.add_word("kitteh", 3)
+    assert tokenizer.vocab_size == size + 4
+    ids = tokenizer("cat <toy> Kitteh cat").tolist()
+    assert ids[1:7] == [cat, size, size + 1, size + 2, size + 3, cat] and ids[7] == 49407
+    many = "kitteh " * 25
+    assert tokenizer.truncated(many) is None and tokenizer.truncated(many + "cat") == "cat"
+    assert tokenizer.truncated("kitteh cat", 2 + 3) == "cat"
+    ids, owners = tokenizer.join(["cat", "kitteh"])
+    assert owners[:6] == [-1, 0, 1, 1, 1, -1] and len(ids) == len(owners) == 77
+    for known in ("kitteh", "cat</w>"):
+        with pytest.raises(InputError, match="already"):
+            tokenizer.add_word(known, 1)
+
+
 def test_truncated_is_the_rest_of_the_prompt_as_it_was_typed(plain_clip_folder):
     tokenizer = load_clip_tokenizer(plain_clip_folder)
     assert tokenizer.truncated("") is None

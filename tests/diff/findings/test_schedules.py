@@ -71,6 +71,26 @@ def test_an_offset_of_one() -> None:
     assert "reference + -1" in findings["shifted"]
 
 
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+@pytest.mark.parametrize("steps", [8, 30])
+def test_tables_that_are_stretched_to_a_last_sigma(unit: float, steps: int) -> None:
+    """As Qwen-Image's: 1 … 1/n shifted by exp(mu), then stretched to end at 0.02."""
+
+    def table(s: float, last: float | None) -> Array:
+        sigmas = shift(np.linspace(1, 1 / steps, steps), s)
+        if last is not None:
+            sigmas = 1 - (1 - sigmas) * (1 - last) / (1 - sigmas[-1])
+        return unit * sigmas
+
+    right = table(2.5, 0.02)
+    missing = found(right, table(2.5, None))["terminal-stretch"]
+    assert "shifted by 2.5 " in missing and "to end at 0.02; " in missing
+    other = found(right, table(1.5, 0.02))["flow-shift"]
+    assert "the port is one shifted by 1.5 " in other
+    assert found(right, right) == {}
+    assert "terminal-stretch" not in found(table(2.5, None), right)
+
+
 def test_four_steps_are_enough() -> None:
     assert causes(
         evidence([1.0, 0.75, 0.5, 0.25], [1000.0, 750.0, 500.0, 250.0], kind="schedule")
