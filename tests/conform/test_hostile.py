@@ -199,6 +199,7 @@ def test_another_number_of_values_in_a_trace(
         ({"sigmas": lambda x: 2 * x}, "deviates", "Every sigma is 2 times the right one"),
         ({"sigmas": lambda x: x[::-1]}, "deviates", "the right one, backwards"),
         ({"sigmas": lambda x: x[1:-1]}, "deviates", "has 3 sigmas; 4 steps have 5"),
+        ({"sigmas": lambda x: np.append(x, 0.0)}, "deviates", "has 6 sigmas; 4 steps have 5"),
         ({"timesteps": lambda x: x[1:]}, "deviates", "There are 3 timesteps for 4 steps"),
     ],
 )

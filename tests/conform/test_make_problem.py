@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from lydite.conform.make_problem import PAIR_SCALE, ProblemSpec, make_problem
+from lydite.conform.mistakes.elsewhere import model_of
 from lydite.core.errors import InputError
+from lydite.sampling.model_sigmas import find_model
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,16 @@ def test_the_start_is_as_wide_as_it_says(spec: dict[str, Any], unit: bool) -> No
     assert np.allclose(problem.x, np.array(problem.noise) * width, rtol=1e-12)
     said = "sqrt(1 + sigmas[0]^2)" if unit else "sigmas[0]"
     assert problem.explanations["x"].endswith(f"noise * {said}")
+
+
+@pytest.mark.parametrize("name", ["sd15", "flux", "edm", "cosmos"])
+def test_a_problem_says_enough_to_find_its_model(name: str) -> None:
+    problem = make_problem(ProblemSpec(None, model=name, steps=5))
+    found, model = model_of(problem), find_model(name)
+    assert found is not None and found.noise_model == model.noise_model
+    sigmas = np.array(problem.sigmas[:-1])
+    times = [[float(each.timestep_of(sigma)) for sigma in sigmas] for each in (found, model)]
+    assert np.allclose(*times) and np.allclose(times[0], problem.timesteps, rtol=1e-6)
 
 
 def test_what_a_sampler_needs_is_in_its_problem() -> None:

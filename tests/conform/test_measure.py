@@ -88,6 +88,7 @@ def test_limits_grow_with_the_unit_of_the_dtype() -> None:
     for share, right in ((0.9, True), (1.1, False)):
         moved = ours.values[key] + share * fine[key].limit * size
         assert within({key: moved}, ours, fine) == right
+        assert within({**ours.values, key: moved}, ours, fine) == right
 
 
 @pytest.mark.parametrize(("model", "share"), [("sd15", 1), ("edm", 1000), ("cosmos", 1000)])
