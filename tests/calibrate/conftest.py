@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.small_set import drawn, opened, pipeline
+
 if TYPE_CHECKING:
-    from lydite.calibrate.store.reader import CalibrationSet
     from lydite.pipelines.pipeline import Pipeline
+
+__all__ = ("drawn", "memory", "opened", "pipeline", "whole")
 
 
 @pytest.fixture
@@ -20,31 +23,6 @@ def memory() -> Iterator[Path]:
     place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
         yield Path(folder)
-
-
-@pytest.fixture(scope="session")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> "Pipeline":
-    """A small random model with both kinds of attention."""
-    from support import replays
-
-    return replays.loaded(replays.make_small(tmp_path_factory.mktemp("models") / "small"))
-
-
-@pytest.fixture(scope="session")
-def drawn(pipeline: "Pipeline", tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of three images and nine samples, drawn with it."""
-    from support import replays
-
-    return replays.draw_set(tmp_path_factory.mktemp("sets") / "set", pipeline)
-
-
-@pytest.fixture
-def opened(drawn: Path) -> "Iterator[CalibrationSet]":
-    """The same, open."""
-    from lydite.calibrate.store.reader import CalibrationSet
-
-    with CalibrationSet.open(drawn) as found:
-        yield found
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 from lydite.calibrate.run import Model
 from lydite.cli.main import lydite
-from lydite.cli.quantize import model as quantize_model
-from lydite.cli.quantize.model import _check_places, _proof
+from lydite.cli.quantize import calibration as quantize_calibration
+from lydite.cli.quantize.model import _proof
 from lydite.cli.quantize.plan import _print, _record
+from lydite.cli.quantize.settings import check_places
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.files import size_text
 from lydite.pipelines.model_files import DEFAULTS, find_components
@@ -88,34 +89,42 @@ def test_only_packed_weights_are_in_memory(exported: Path) -> None:
     assert mx.allclose(layer(x), packed + layer.bias, atol=1e-4).item()
 
 
-def test_plain_mlx_loads_it_by_its_config(exported: Path) -> None:
-    """In a process that has no lydite."""
-    program = """
+# A network with the names and sizes of a file, and no code of lydite.
+PLAIN_NETWORK = """
 import json, sys, mlx.core as mx, mlx.nn as nn
-folder = sys.argv[1]
-weights = mx.load(folder + "/diffusion_pytorch_model.safetensors")
-said = json.load(open(folder + "/config.json"))["quantization"]
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.proj, self.modulation = nn.Linear(256, 64), nn.Linear(64, 9 * 64)
-names = {"proj": "transformer_blocks.0.ff.net.2", "modulation": "transformer_blocks.0.norm1.linear"}
-net = Net()
-usual = {key: said[key] for key in ("group_size", "bits", "mode")}
-nn.quantize(net, class_predicate=lambda path, module: said.get(names[path], usual))
-net.load_weights([(f"{own}.{part}", weights[f"{name}.{part}"])
-                  for own, name in names.items()
-                  for part in ("weight", "scales", "biases", "bias")], strict=True)
-assert net.proj.bits == 3 and net.modulation.bits == 8, (net.proj.bits, net.modulation.bits)
-assert "lydite" not in sys.modules
-mx.save(sys.argv[2], net.proj(mx.ones((1, 256))))
+weights = mx.load("q4/transformer/diffusion_pytorch_model.safetensors")
+bits = json.load(open("q4/transformer/config.json"))["quantization"]
+def build(path):
+    names = {name[len(path):].split(".")[0] for name in weights if name.startswith(path)}
+    if names and all(name.isdigit() for name in names):
+        return [build(f"{path}{number}.") for number in range(max(map(int, names)) + 1)]
+    if "scales" in names:
+        rows, words = weights[path + "weight"].shape
+        return nn.Linear(words * 32 // bits.get(path[:-1], bits)["bits"], rows, "bias" in names)
+    part = nn.Module()
+    for name in names:
+        found = weights.get(path + name)
+        part[name] = build(f"{path}{name}.") if found is None else mx.zeros_like(found)
+    return part
+net = build("")
 """
-    out = exported.parent / "plain.npy"
-    words = [sys.executable, "-c", program, str(exported / "transformer"), str(out)]
-    subprocess.run(words, check=True, timeout=120)
+
+
+def test_plain_mlx_loads_it_as_the_documentation_says(exported: Path, tmp_path: Path) -> None:
+    """In a process that has no lydite."""
+    text = (Path(__file__).parents[2] / "docs/quantization.md").read_text()
+    (printed,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "q4").symlink_to(exported)
+    shown = """
+block = net.transformer_blocks[0]
+assert block.ff.net[2].bits == 3 and block.norm1.linear.bits == 8 and "lydite" not in sys.modules
+mx.save("plain.npy", block.ff.net[2](mx.ones((1, 256))))
+"""
+    program = PLAIN_NETWORK + printed + shown
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=tmp_path)
     layer = Pipeline.open(exported, dtype="float32").model.network("transformer")
     own = np.array(layer.transformer_blocks[0].ff.net[2](mx.ones((1, 256))))
-    assert np.allclose(np.load(out), own, atol=1e-3)
+    assert np.allclose(np.load(tmp_path / "plain.npy"), own, atol=1e-3)
 
 
 class _Killed(BaseException):
@@ -199,7 +208,7 @@ def test_bits_by_sensitivity_and_scales_that_are_tuned(
 def test_without_a_set_one_is_drawn(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize_model, "SET_IMAGES", 2)
+    monkeypatch.setattr(quantize_calibration, "SET_IMAGES", 2)
     (tmp_path / "prompts.txt").write_text("a red star\n")
     words = ("--prompts", tmp_path / "prompts.txt", "--samples", 2)
     result = _run(small, *words, "--out", tmp_path / "out", *EVALUATION[:2])
@@ -275,15 +284,15 @@ def test_where_a_result_may_be_written(tmp_path: Path) -> None:
     model, places = Model(str(tmp_path / "model")), {"set_folder": None, "against": None}
     (tmp_path / "model").mkdir()
     (tmp_path / "set").mkdir()
-    _check_places(tmp_path / "out", model, places)
+    check_places(tmp_path / "out", model, places)
     for name, changes in (
         ("model/out", {}), ("set/out", {"set_folder": tmp_path / "set"}),
         ("set/out", {"against": tmp_path / "set"}), ("model/../model", {}), ("no/out", {}),
     ):  # fmt: skip
         with pytest.raises(FileError, match=r"inside the input|no such folder"):
-            _check_places(tmp_path / name, model, places | changes)
+            check_places(tmp_path / name, model, places | changes)
     with pytest.raises(InputError, match="Unicode"):
-        _check_places(tmp_path / "out\udcff", model, places)
+        check_places(tmp_path / "out\udcff", model, places)
 
 
 def test_a_plan_is_shown_and_nothing_is_made(tmp_path: Path) -> None:

@@ -145,8 +145,16 @@ def test_a_cell_of_figures(folders: list[Path]) -> None:
     made = msgspec.structs.replace(
         export.provenance, activations="simulated", units=[], bytes_after=2_500_000
     )
-    cells = _cells(replace(export, provenance=made))
-    assert cells[1] == "gptq, activations simulated" and cells[2] == "4.50" and cells[8] == "–"
+    for settings, inputs in (
+        ({}, "in the format of the weights"),
+        ({"act_bits": 8}, "in 8 bits"),  # as earlier versions wrote it
+        ({"act_bits": 8, "act_groups": 3}, "in 8 bits with ranges for 3 groups of steps"),
+    ):
+        made = msgspec.structs.replace(made, settings=settings)
+        cells = _cells(replace(export, provenance=made))
+        assert cells[1] == f"gptq, activations {inputs}, simulated"
+        assert replace(export, provenance=made).figures()["act_groups"] in (1, 3)
+    assert cells[2] == "4.50" and cells[8] == "–"
     assert cells[3] == size_text(2_500_000) and cells[9] == "25.0 %" and cells[7] == "–"
     summary = Summary(1.5, 1.0, None, None, 1.0, 2.0, 1)
     assert _mean(summary, ".2f") == "1.50" and _mean(None, ".2f") == "–"

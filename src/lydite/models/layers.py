@@ -1,7 +1,7 @@
 """Layers that more than one network is built from."""
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial, reduce
@@ -136,6 +136,13 @@ def has_quantized_product(mode: str) -> bool:
         return bool((mx.abs(found - wanted).max() < 1e-2 * mx.abs(wanted).max()).item())
     except (RuntimeError, ValueError):
         return False
+
+
+def input_products(modes: Iterable[str]) -> Literal["simulated", "mx.qqmm"]:
+    """How products take inputs in few bits on this device: in formats that weights have, or in
+    integers, where there are none of these."""
+    own = set(modes) & set(FLOAT_PRODUCTS)
+    return "mx.qqmm" if own and all(map(has_quantized_product, own)) else "simulated"
 
 
 def round_inputs(network: nn.Module) -> None:

@@ -23,7 +23,7 @@ from lydite.core.errors import ConfigError, InputError, WeightsError, first_of, 
 from lydite.models import kernels
 from lydite.models.layers import (
     FLOAT_PRODUCTS,
-    has_quantized_product,
+    input_products,
     join_weights,
     on_cpu,
     round_inputs,
@@ -132,7 +132,7 @@ class Component:
         modes = {each.mode for each in self.formats.values()} & set(FLOAT_PRODUCTS)
         if self.rounds_inputs and modes:
             mode = min(modes)
-            if has_quantized_product(mode):
+            if input_products(modes) == "mx.qqmm":
                 return f"activations are rounded to {mode} by the products of this device."
             return f"activations in {mode} are simulated: this device has no such products."
         if any(RANGE in each.extras for each in self.formats.values()):

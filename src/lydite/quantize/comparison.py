@@ -51,6 +51,8 @@ class Export:
             "export": self.name,
             "method": made.method,
             "activations": made.activations,
+            "act_bits": made.settings.get("act_bits"),
+            "act_groups": made.settings.get("act_groups", 1),
             "bits_per_weight": made.bits_per_weight,
             "bytes_before": made.bytes_before,
             "bytes_after": made.bytes_after,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +12,6 @@ import msgspec
 from lydite import __version__
 from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.models.layers import FLOAT_PRODUCTS, has_quantized_product
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import CALL_BYTES, BlockRows, find_blocks
 from lydite.quantize.layers import QuantizedWeight
@@ -34,7 +33,6 @@ from lydite.weights.load import parameter_specs
 from lydite.weights.quantize import (
     DIVISOR,
     LOW_RANK,
-    Formats,
     bits_per_weight,
     bytes_in_memory,
     is_sensitive,
@@ -196,18 +194,10 @@ def provenance(
         bytes_after=bytes_in_memory(shapes, 2, formats),
         changed={path: _changed(layers[path], weights[path]) for path in sorted(weights)},
         units=[error for result in results for error in result.errors],
-        activations=_activations(settings, formats),
+        activations=settings.activations,
         seed=settings.recipe.seed,
         **described,
     )
-
-
-def _activations(settings: Settings, formats: Formats) -> Literal["simulated", "mx.qqmm"] | None:
-    """How inputs are rounded here, if they are."""
-    if settings.quantize_input:
-        modes = {each.mode for each in formats.values()} & set(FLOAT_PRODUCTS)
-        return "mx.qqmm" if all(map(has_quantized_product, modes)) else "simulated"
-    return "simulated" if settings.act_bits else None
 
 
 def _changed(layer: nn.Module, weight: QuantizedWeight) -> float:

@@ -54,9 +54,25 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """How many units have a smaller error than rounded to nearest."""
         return sum(unit.after < unit.nearest for unit in self.units)
 
+    @property
+    def method_text(self) -> str:
+        """The method, and how inputs are rounded."""
+        bits, groups = self.settings.get("act_bits"), self.settings.get("act_groups", 1)
+        return method_text(self.method, self.activations, bits, groups)
+
     def to_json(self) -> bytes:
         """The same provenance gives the same bytes."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+
+def method_text(method: str, activations: str | None, act_bits: Any, act_groups: Any) -> str:
+    """A method, and how it rounds inputs: to integers of so many bits, with ranges for so many
+    groups of steps, or to the format of the weights."""
+    if activations is None:
+        return method
+    form = f"in {act_bits} bits" if act_bits else "in the format of the weights"
+    ranges = f" with ranges for {act_groups} groups of steps" if act_groups != 1 else ""
+    return f"{method}, activations {form}{ranges}, {activations}"
 
 
 def read_provenance(folder: Path) -> Provenance:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.models.layers import FLOAT_PRODUCTS
+from lydite.models.layers import FLOAT_PRODUCTS, input_products
 from lydite.pipelines.family import Family
 from lydite.quantize.activations import (
     InputRange,
@@ -63,6 +63,13 @@ class Settings:
     store: ScaleDtype = "float16"
     rank: int = 0  # of a branch at 16 bits beside each weight of fewer than 8 bits
     tune: int = 0  # iterations of DWQ after it
+
+    @property
+    def activations(self) -> Literal["simulated", "mx.qqmm"] | None:
+        """How inputs are rounded on this device, if they are."""
+        if self.quantize_input:
+            return input_products(each.mode for each in self.plan.layers.values())
+        return input_products(()) if self.act_bits else None
 
 
 @dataclass(eq=False)

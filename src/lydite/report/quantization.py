@@ -47,10 +47,9 @@ def table_rows(exports: Sequence[Export]) -> tuple[tuple[str, ...], ...]:
 def _cells(export: Export) -> tuple[str, ...]:
     made, psnr = export.provenance, export.metric("psnr")
     units = f"{made.improved} of {len(made.units)}" if made.units else "–"
-    activations = f", activations {made.activations}" if made.activations else ""
     return (
         export.name,
-        f"{made.method}{activations}",
+        made.method_text,
         f"{made.bits_per_weight:.2f}",
         size_text(made.bytes_after),
         _mean(psnr, ".2f"),

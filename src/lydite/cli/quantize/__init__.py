@@ -4,20 +4,20 @@ import click
 
 from lydite.cli.main import Verbs
 
+UNNAMED = "model"  # this verb is not typed: a model's folder may have any name but the others'
 VERBS = {
-    "model": "lydite.cli.quantize.model",
+    UNNAMED: "lydite.cli.quantize.model",
     "plan": "lydite.cli.quantize.plan",
     "compare": "lydite.cli.quantize.compare",
 }
 
 
 class _ModelByDefault(Verbs):
-    """`lydite quantize MODEL --out …` is the verb `model`, which is not typed: a model's folder may
-    have that name."""
+    """`lydite quantize MODEL --out …` is the verb `model`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in ("plan", "compare", "-h", "--help"):
-            args = ["model", *args]
+        if args and (args[0] == UNNAMED or args[0] not in (*VERBS, "-h", "--help")):
+            args = [UNNAMED, *args]
         return super().parse_args(ctx, args)
 
 

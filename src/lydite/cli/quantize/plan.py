@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lydite.cli.calibrate.draw_missing import StopRequest, absolute_model
 from lydite.cli.calibrate.model_options import SampleBar, note_on_stop
-from lydite.cli.quantize.model import METHODS
+from lydite.cli.quantize.settings import METHODS, group_size
 from lydite.cli.request_options import components_option, device_option, overwrite_option
 from lydite.core.errors import InputError
 from lydite.core.files import size_text
@@ -107,10 +107,6 @@ def _check(options: dict[str, Any]) -> None:
                 )
 
 
-def _group(options: dict[str, Any]) -> int:
-    return 0 if options["group"] == "channel" else int(options["group"])
-
-
 def _measure(model: "Model", options: dict[str, Any]) -> "Sensitivity":
     from lydite.calibrate.model_session import open_pipeline
     from lydite.calibrate.request_conditions import request_of
@@ -124,7 +120,7 @@ def _measure(model: "Model", options: dict[str, Any]) -> "Sensitivity":
             return measure_sensitivity(
                 pipeline,
                 opened,
-                group=_group(options),
+                group=group_size(options),
                 images=options["images"],
                 file=options["sensitivity"],
                 on_layer=bar.done,
@@ -152,7 +148,7 @@ def _suggested(
     plan = uniform_plan(
         shapes,
         int(options["bits"] or 4),
-        _group(options),
+        group_size(options),
         modulation_bits=modulation or KEPT_BITS,
     )
     return left_in(plan, options["leave_out"])
