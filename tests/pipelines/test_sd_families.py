@@ -1,6 +1,7 @@
 """Stable Diffusion 1.x, 2.x and XL against diffusers: same folder, same seeds, every pixel."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,20 @@ def test_inpainting_on_the_command_line_is_replayed(sd_folder: Any, tmp_path: Pa
     Image.fromarray(255 - MASK).save(tmp_path / "mask.png")
     with pytest.raises(InputError, match="not the mask"):
         run("generate", "--from", first, "-o", again, *common)
+
+
+def test_a_unet_runs_without_cuda_graphs_unless_the_user_wants_them(
+    sd_folder: Any, untrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("MLX_USE_CUDA_GRAPHS", "")  # so that it is restored
+    monkeypatch.delenv("MLX_USE_CUDA_GRAPHS")
+    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "7")
+    Pipeline.open(untrained)
+    assert "MLX_USE_CUDA_GRAPHS" not in os.environ
+    Pipeline.open(sd_folder("sd1"))
+    assert os.environ["MLX_USE_CUDA_GRAPHS"] == "0"
+    assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
 
 
 def test_what_a_model_cannot_do_without_is_asked_for(sd_folder: Any) -> None:

@@ -79,7 +79,7 @@ class QuantizedLinear(nn.QuantizedLinear):
                 )
             x = rounded_to_format(x, self.mode)
         biases = self.get("biases")
-        if x.size // x.shape[-1] < FEW_ROWS:
+        if x.size // x.shape[-1] < (FEW_ROWS if on_cpu() or not mx.cuda.is_available() else 2):
             return mx.quantized_matmul(x, self.weight, self.scales, biases, **options)
         weight = mx.dequantize(self.weight, self.scales, biases, dtype=x.dtype, **options)
         return x @ weight.T
@@ -154,6 +154,8 @@ def round_inputs(network: nn.Module) -> None:
 
 # Rows of an input from which a plain product with the unpacked weight is faster than MLX's product
 # with the packed one: by 2 to 4 times on a CPU and, for 8,858 rows, by 2.5 to 5 times on an H200.
+# On CUDA it is used for one row only: for more MLX compiles a kernel, which takes up to a minute
+# and needs headers that it does not install.
 FEW_ROWS = 32
 
 

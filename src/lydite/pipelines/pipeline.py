@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.core.device import avoid_cuda_graphs
 from lydite.core.errors import InputError, shown
 from lydite.core.request import Request
 from lydite.models.layers import at_timestep, on_cpu
@@ -98,6 +99,8 @@ class Pipeline:
             low_memory=low_memory,
             bits=None if bits is None else Format(bits).bits,
         )
+        if family.network == "unet":
+            avoid_cuda_graphs()
         if loras and bits:
             raise InputError("LoRAs change weights before they are rounded; leave out --bits.")
         networks = family.lora_networks(opened.components) if loras else []
