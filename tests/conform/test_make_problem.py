@@ -54,7 +54,7 @@ def test_a_problem_says_enough_to_find_its_model(name: str) -> None:
     assert found is not None and found.noise_model == model.noise_model
     sigmas = np.array(problem.sigmas[:-1])
     times = [[float(each.timestep_of(sigma)) for sigma in sigmas] for each in (found, model)]
-    assert np.allclose(*times) and np.allclose(times[0], problem.timesteps, rtol=1e-6)
+    assert np.allclose(times[0], times[1]) and np.allclose(times[0], problem.timesteps, rtol=1e-6)
 
 
 def test_what_a_sampler_needs_is_in_its_problem() -> None:
