@@ -325,6 +325,17 @@ def test_a_rounded_input_passes_gradients_as_lsq_does() -> None:
     assert float(for_scale) == pytest.approx(of_scale, rel=1e-4)
 
 
+def test_what_learning_made_worse_stays_rounded_to_nearest() -> None:
+    problem = problem_of(3, 3)
+    learned = reconstruct(problem, replace(SHORT, iterations=2, rounding_rate=5.0, range_rate=0.5))
+    for name, target in problem.targets.items():
+        nearest = target.grid.round(target.weight)
+        assert np.array_equal(learned.weights[name].integers, nearest)
+    assert learned.after == learned.before
+    problem.install({name: weight.layer() for name, weight in learned.weights.items()})
+    assert problem.error() == pytest.approx(learned.before, rel=1e-3)
+
+
 def test_a_loss_that_is_not_finite_stops_it() -> None:
     problem = problem_of(3, None)
     problem.outputs = [[problem.outputs[0][0] * float("nan")]]

@@ -265,7 +265,10 @@ def reconstruct(
         for name, alpha in params["alpha"].items()
     }
     after = _held_out_error(problem, trial, hard, params)
-    return Learned(_finished(problem, hard, params), before, after, _undecided(params["alpha"]))
+    undecided = _undecided(params["alpha"])
+    if after > before:  # too few iterations, or too few rows: the start is the better end
+        hard, params, after = nearest, _start(problem, recipe)[1], before
+    return Learned(_finished(problem, hard, params), before, after, undecided)
 
 
 Piece = tuple[Arrays, list[mx.array]]  # inputs, and the outputs of the full-precision module
