@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lydite.weights.rules import (
     ADD_BATCH,
     CONV1X1_TO_LINEAR,
+    CONV_OR_LINEAR,
     LINEAR_TO_CONV1X1,
     MLX_CONV1X1_TO_LINEAR,
     MLX_PRESENT_FRAME,
@@ -16,6 +17,7 @@ from lydite.weights.rules import (
     PER_CHANNEL_3D,
     PRESENT_FRAME,
     SWAP_HALVES,
+    TRANSPOSE,
     Layout,
     Shape,
 )
@@ -23,6 +25,8 @@ from lydite.weights.rules import (
 SIDE, ONE = st.integers(1, 5), st.just(1)
 FITTING: dict[str, tuple[Layout, st.SearchStrategy[Shape]]] = {
     "oihw_to_ohwi": (OIHW_TO_OHWI, st.tuples(SIDE, SIDE, SIDE, SIDE)),
+    "transpose": (TRANSPOSE, st.tuples(SIDE, SIDE)),
+    "conv_or_linear": (CONV_OR_LINEAR, st.tuples(SIDE, SIDE, SIDE, SIDE) | st.tuples(SIDE, SIDE)),
     "conv1x1_to_linear": (CONV1X1_TO_LINEAR, st.tuples(SIDE, SIDE, ONE, ONE)),
     "mlx_conv1x1_to_linear": (MLX_CONV1X1_TO_LINEAR, st.tuples(SIDE, ONE, ONE, SIDE)),
     "linear_to_conv1x1": (LINEAR_TO_CONV1X1, st.tuples(SIDE, SIDE)),
@@ -86,5 +90,10 @@ def test_of_a_video_kernel_the_slice_for_the_present_frame_is_taken(kernel: int)
     back = PRESENT_FRAME.inverse(y)
     assert back.shape == x.shape and not back[:, :, :-1].any()
     np.testing.assert_array_equal(PRESENT_FRAME.forward(back), y)
-    with pytest.raises(ValueError, match="K, K, K"):
-        PRESENT_FRAME.shape((2, 4, 3, 1, 1))
+    for layout, shapes in (
+        (PRESENT_FRAME, ((2, 4, 3, 1, 1), (2, 4, 0, 0, 0), (2, 4, 3, 3))),
+        (MLX_PRESENT_FRAME, ((2, 3, 1, 1, 4), (2, 0, 0, 0, 4), (2, 3, 3, 4))),
+    ):
+        for shape in shapes:
+            with pytest.raises(ValueError, match="K, K, K"):
+                layout.shape(shape)

@@ -8,7 +8,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from lydite.core.errors import WeightsError
+from lydite.core.errors import InputError, WeightsError
 from lydite.models.layers import Linear, QuantizedLinear
 from lydite.weights.audit import audit
 from lydite.weights.audit import stored as found_in
@@ -21,6 +21,9 @@ from lydite.weights.quantize import (
     Mode,
     contradictions,
     declaration,
+    formats_for,
+    is_inner,
+    is_sensitive,
 )
 from support.memory_checkpoint import in_memory
 
@@ -229,6 +232,38 @@ def test_a_value_that_is_no_number_is_refused_by_name(name: str, value: float) -
     arrays[name] = arrays[name].copy()
     arrays[name].flat[1] = value
     assert name in refusal(arrays)
+
+
+@pytest.mark.parametrize(
+    ("path", "inner", "sensitive"),
+    [
+        ("transformer_blocks.3.attn.to_q.weight", True, False),
+        ("single_transformer_blocks.0.proj_mlp.weight", True, False),
+        ("down_blocks.1.attentions.0.transformer_blocks.2.ff.net.2.weight", True, False),
+        ("encoder.block.0.layer.1.DenseReluDense.wo.weight", True, False),
+        ("layers.7.feed_forward.w1.weight", True, False),
+        ("noise_refiner.0.attention.to_v.weight", True, False),
+        ("transformer_blocks.3.norm1.linear.weight", True, True),
+        ("transformer_blocks.3.img_mod.1.weight", True, True),
+        ("layers.7.adaLN_modulation.0.weight", True, True),
+        ("down_blocks.1.resnets.0.time_emb_proj.weight", True, True),
+        ("proj_out.weight", False, False),
+        ("transformer_blocks.3.attn.to_q.bias", False, False),
+        ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", False, False),
+        ("text_model.encoder.layers.0.embed.weight", False, False),
+        ("norm_out.linear.weight", False, True),
+    ],
+)
+def test_which_weights_are_rounded_and_which_in_8_bits(
+    path: str, inner: bool, sensitive: bool
+) -> None:
+    assert (is_inner(path), is_sensitive(path)) == (inner, sensitive)
+    found = formats_for(4, {path: (64, 128), "blocks.0.odd.weight": (64, 100)})
+    assert {name: each.bits for name, each in found.items()} == (
+        {path: 8 if sensitive else 4} if inner else {}
+    )
+    with pytest.raises(InputError, match="bits is 7"):
+        formats_for(7, {})
 
 
 def test_rounding_again_is_refused() -> None:
