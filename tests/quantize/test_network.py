@@ -14,11 +14,11 @@ from lydite.quantize.blocks import BlockRows, Rows, choose_samples
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.reconstruct import _mixed, _pieces
-from lydite.quantize.network import _activations, _changed, needs_set
+from lydite.quantize.network import _changed, needs_set
 from lydite.quantize.plan import LayerPlan, Plan, uniform_plan
 from lydite.quantize.run import Settings, quantize_blocks
 from lydite.weights.load import parameter_specs
-from lydite.weights.quantize import DIVISOR, Format
+from lydite.weights.quantize import DIVISOR
 
 PLAN = Plan({"a": LayerPlan(4)})
 
@@ -33,12 +33,10 @@ def test_which_methods_need_a_set(method: Any, more: dict[str, Any], needed: boo
 
 
 def test_how_inputs_are_rounded_is_recorded() -> None:
-    plain = Settings("rtn", PLAN)
-    formats = {"a.weight": Format(4, 16, "nvfp4")}
-    assert _activations(plain, formats) is None
-    assert _activations(replace(plain, act_bits=8), formats) == "simulated"
-    rounded = _activations(replace(plain, quantize_input=True), formats)
-    assert rounded in ("simulated", "mx.qqmm")
+    plain = Settings("rtn", Plan({"a": LayerPlan(4, 16, "nvfp4")}))
+    assert plain.activations is None
+    assert replace(plain, act_bits=8).activations == "simulated"
+    assert replace(plain, quantize_input=True).activations in ("simulated", "mx.qqmm")
 
 
 @pytest.mark.parametrize("divided", [False, True])
