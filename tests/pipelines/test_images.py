@@ -32,9 +32,9 @@ def test_a_photo_and_a_mask_are_turned_as_their_exif_says(tmp_path: Path) -> Non
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
-    ramp = np.array([[0, 257 * 100, 65535]], np.uint16)
+    ramp = np.array([[0, 257 * 100, 257 * 200 - 1, 65535]], np.uint16)
     Image.fromarray(ramp).save(tmp_path / "a.png")
-    assert read_pixels(tmp_path / "a.png")[0, :, 0].tolist() == [0, 100, 255]
+    assert read_pixels(tmp_path / "a.png")[0, :, 0].tolist() == [0, 100, 199, 255]
 
 
 def test_transparency_and_grey_become_rgb(tmp_path: Path) -> None:

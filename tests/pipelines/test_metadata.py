@@ -49,6 +49,48 @@ def test_a_record_survives_the_file(tmp_path: Path, ending: str) -> None:
         assert np.array_equal(read_pixels(path), pixels)
 
 
+@pytest.mark.parametrize("ending", ["png", "webp", "jpg"])
+def test_other_tools_find_the_settings_where_a1111_writes_them(tmp_path: Path, ending: str) -> None:
+    """PNG: the text `parameters`. Else the EXIF comment, UNICODE and UTF-16 from the high byte."""
+    path = tmp_path / f"a.{ending}"
+    write_picture(path, np.zeros((8, 8, 3), np.uint8), RECORD, overwrite=False)
+    with Image.open(path) as image:
+        text = image.info.get("parameters")
+        if ending != "png":
+            comment = image.getexif().get_ifd(0x8769)[0x9286]
+            assert comment[:8] == b"UNICODE\0"
+            text = comment[8:].decode("utf-16-be")
+    assert text == RECORD.a1111()
+
+
+def test_a_record_may_stand_behind_the_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    write_picture(path, np.zeros((8, 8, 3), np.uint8), RECORD, overwrite=False)
+    data, chunks, at = path.read_bytes(), list[bytes](), 8
+    while at < len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        chunks.append(data[at:end])
+        at = end
+    chunks.sort(key=lambda chunk: (b"IHDR", b"IDAT", b"iTXt", b"IEND").index(chunk[4:8]))
+    path.write_bytes(data[:8] + b"".join(chunks))
+    assert read_record(path) == RECORD
+
+
+def test_the_text_of_a1111() -> None:
+    request = Request(
+        "a fox", negative="fog, rain", steps=9, guidance=3.5, width=64, height=32,
+        sampler="dpmpp_2m", schedule="karras", strength=0.25,
+    )  # fmt: skip
+    record = msgspec.structs.replace(RECORD, request=request, seed=7, model="x/a,b.safetensors")
+    first, second, facts = record.a1111().split("\n")
+    assert (first, second) == ("a fox", "Negative prompt: fog, rain")
+    assert dict(fact.split(": ") for fact in facts.split(", ")) == {
+        "Steps": "9", "Sampler": "DPM++ 2M", "Schedule type": "karras", "CFG scale": "3.5",
+        "Seed": "7", "Size": "64x32", "Model hash": "ababababab", "Model": "a_b",
+        "Denoising strength": "0.25", "Version": f"lydite {record.version}",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"seed": "x"}', "{" * 5000, '{"model": NaN}'])
 def test_damaged_metadata_is_one_error(tmp_path: Path, text: str) -> None:
     info = PngImagePlugin.PngInfo()

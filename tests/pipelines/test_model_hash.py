@@ -78,6 +78,14 @@ def test_a_file_of_a_moment_ago_is_not_cached(copy: Path) -> None:
     assert len(known) == 0
 
 
+def test_the_cache_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(hashing, "MOST_CACHED", 2)
+    for name in "abc":
+        hashing._add_to_cache(name, name * 64)
+    assert hashing._read_cache() == {"b": "b" * 64, "c": "c" * 64}
+
+
 def test_a_damaged_cache_is_no_cache(copy: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache" / "lydite" / hashing.CACHE
     cache.parent.mkdir(parents=True)

@@ -2,7 +2,9 @@
 
 import gc
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,7 +13,7 @@ import pytest
 
 from lydite.core.device import current_device
 from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteError
-from lydite.core.request import Request
+from lydite.core.request import LONGEST_PROMPT, Request
 from lydite.pipelines import planning
 from lydite.pipelines.model_files import find_components
 from lydite.pipelines.noise import MLXNoise
@@ -174,6 +176,19 @@ def test_the_smallest_and_the_largest_size_are_planned(pipeline) -> None:
     [
         ({"width": 33}, "width is 33; expected a multiple of 16 from 16 to 384. The nearest is 32"),
         ({"height": 4096}, "height is 4096; .* The nearest is 384"),
+        ({"width": 47}, "The nearest is 48"),
+        ({"width": 3}, "The nearest is 16"),
+        ({"negative": "a" * (LONGEST_PROMPT + 1)}, f"characters; at most {LONGEST_PROMPT}"),
+        ({"prompt": "\udcff"}, "not valid Unicode"),
+        ({"guidance": math.inf}, "guidance is inf"),
+        ({"guidance_steps": (1.0, math.nan)}, "guidance is nan"),
+        ({"guidance_rescale": 1.01}, "guidance_rescale is 1.01"),
+        (
+            {"sampler": "euler_ancestral", "options": {"eta": -0.1}},
+            "option eta is -0.1; expected 0",
+        ),
+        ({"sampler": "euler_ancestral", "options": {"eta": 11.0}}, "option eta is 11.0"),
+        ({"options": {"depth": 1.0}}, "sampler euler has no option 'depth'"),
         ({"steps": 0}, "steps is 0"),
         ({"schedule": "carrots"}, "there is no schedule 'carrots'"),
         ({"schedule": "beta"}, "schedule beta means beta_timesteps in ComfyUI"),
@@ -256,6 +271,23 @@ def test_a_photo_that_is_too_large_is_named_with_a_size_that_fits(pipeline) -> N
 def test_img2img_takes_the_size_of_its_image(pipeline) -> None:
     request = pipeline.plan(Request("a"), np.zeros((50, 39, 3), np.uint8)).request
     assert (request.width, request.height) == (32, 48)
+    tiny = pipeline.plan(Request("a"), np.zeros((5, 39, 3), np.uint8)).request
+    assert (tiny.width, tiny.height) == (32, 16)
+
+
+def test_what_is_not_read_of_a_prompt_is_said_of_encoders_that_count(pipeline, monkeypatch) -> None:
+    plan = pipeline.plan(Request("a " * 80 + "quiet fox"))
+    notes = pipeline.truncated(plan)
+    assert [note.split(" reads 77 tokens")[0] for note in notes] == [
+        "text_encoder",
+        "text_encoder_2",
+    ]
+    assert all(note.endswith("quiet fox'") or note.endswith("quiet fox") for note in notes)
+    monkeypatch.setattr(
+        pipeline, "defaults", replace(pipeline.defaults, untrained=("text_encoder_2",))
+    )
+    assert pipeline.truncated(plan) == notes[:1]
+    assert pipeline.truncated(pipeline.plan(Request("a fox"))) == []
 
 
 def test_a_tokenizer_of_another_model_is_refused(untrained: Path, tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ def test_a1111_multiplies_and_restores_the_mean(sd_folder: Any) -> None:
     expected *= plain.mean((1, 2), keepdims=True) / expected.mean((1, 2), keepdims=True)
     assert relative_l2(found, expected) < 1e-6
     assert relative_l2(plain, expected) > 1e-3
+    signs = REQUEST.replace(prompt="(a:1.5) " * 70)  # 70 tokens, and 420 signs that are not read
+    assert not ours.truncated(ours.plan(signs.replace(weighting="a1111")))
+    assert ours.truncated(ours.plan(signs))
     # a prompt without weights is as without the option; on a CPU bit for bit
     for name in ("a1111", "compel"):
         weighted, plain = (
