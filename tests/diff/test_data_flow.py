@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lydite.diff.divergence.data_flow import FEW, MAX_VISITED, DataFlow, Upstream
+from lydite.diff.data_flow import FEW, MAX_VISITED, DataFlow, Upstream
 from lydite.trace.events import Event, Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lydite.core.files import open_regular
 from lydite.diff import preconditions
-from lydite.diff.divergence.data_flow import DataFlow, Upstream
+from lydite.diff.data_flow import Upstream
 from lydite.diff.divergence.first import (
     ESTIMATE_MARGIN,
     Divergence,
@@ -153,10 +153,6 @@ class _Comparer:
         """Whether the limits are estimates, not measured and not the user's."""
         return self.traces.floor is None and self.traces.tolerance is None
 
-    @cached_property
-    def flow(self) -> DataFlow:
-        return DataFlow(self.traces.reference)
-
     def verdict(self, progress: Progress | None) -> Verdict:
         self._check_gates()
         self.layouts.learn(self.pairing.pairs, self.traces.reference, self.traces.port)
@@ -263,7 +259,8 @@ class _Comparer:
         }
         ignored = {self.pairs[index].event.i for index in divergence.ignored}
         first = self.pairs[divergence.first].event
-        feeding = {e.hash or e.i for e in self.flow.upstream(first, agreeing | ignored).nearest}
+        upstream = self.traces.flow.upstream(first, agreeing | ignored)
+        feeding = {event.hash or event.i for event in upstream.nearest}
         for index in divergence.ignored:
             event = self.pairs[index].event
             feeds = (event.hash or event.i) in feeding
@@ -289,7 +286,7 @@ class _Comparer:
             if row.agrees
             for event in pair.reference
         }
-        return self.flow.upstream(self.pairs[index].event, agreeing)
+        return self.traces.flow.upstream(self.pairs[index].event, agreeing)
 
     def _at_gate(self, failed: preconditions.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()

@@ -1,14 +1,16 @@
 """Every pair measured and judged, in the reference's order of execution."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.diff.data_flow import DataFlow
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values, measure_pair
 from lydite.diff.measure.distance import Distance, distance
 from lydite.diff.measure.rounding import (
@@ -52,6 +54,11 @@ class Comparison:
     isolated: bool = False  # the port ran on the reference's values: errors do not add up
     least: Mapping[EventId, float] = field(default_factory=dict)  # limits at least
 
+    @cached_property
+    def flow(self) -> DataFlow:
+        """What each value of the reference was computed from."""
+        return DataFlow(self.reference)
+
 
 def measure_rows(
     traces: Comparison, pairs: Sequence[Pair], layouts: Layouts, progress: Progress | None = None
@@ -59,29 +66,61 @@ def measure_rows(
     """One row per pair; only the values of one pair are in memory at a time."""
     chosen = [pair for pair in pairs if pair.event.kind not in GATED]
     second = {event.id: event for event in traces.floor.events} if traces.floor else {}
-    by_scope: dict[str, _RecentErrors] = defaultdict(_RecentErrors)
-    latest = _RecentErrors(deque(maxlen=NEIGHBOURS))
+    errors = _KnownErrors(traces.flow)
     depths = _depths(traces.reference)
     sinusoids = _sinusoids_not_compared(traces.reference, chosen)
     rows: list[Row] = []
     for number, pair in enumerate(chosen):
         while sinusoids and sinusoids[0].i < pair.event.i:
             error = fixed_rounding(_run_dtype(traces.port, pair.port_event))
-            for errors in (by_scope[scope_of(sinusoids.popleft().name)], latest):
-                errors.recent.append((error, 0.0))
+            errors.add((sinusoids.popleft(),), Error(error, 0.0))
         values = align_values(pair, traces.reference, traces.port, layouts)
-        before = (by_scope[pair.scope], latest)
-        rows.append(_measure_row(traces, pair, values, second, before, depths[pair.event.i]))
+        rows.append(_measure_row(traces, pair, values, second, errors, depths[pair.event.i]))
         if progress:
             progress(number + 1, len(chosen))
     return rows
 
 
-@dataclass
-class _RecentErrors:
-    """Of the last agreeing values: the error that no rounding explains, and error ÷ rounding."""
+@dataclass(frozen=True)
+class Error:
+    """Of values that agree: the largest error that no rounding explains, and error ÷ rounding."""
 
-    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    unexplained: float = 0.0
+    ratio: float = 0.0
+
+    @classmethod
+    def largest(cls, errors: Iterable["Error"]) -> "Error":
+        """The larger of each, none where there are no values."""
+        errors = list(errors)
+        return cls(
+            max((error.unexplained for error in errors), default=0.0),
+            max((error.ratio for error in errors), default=0.0),
+        )
+
+
+class _KnownErrors:
+    """The errors of the values measured so far that agree."""
+
+    def __init__(self, flow: DataFlow) -> None:
+        self.flow = flow
+        self.by_event: dict[int, Error] = {}
+        self.by_scope: dict[str, deque[Error]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self.latest: deque[Error] = deque(maxlen=NEIGHBOURS)
+
+    def add(self, events: Sequence[Event], error: Error) -> None:
+        self.by_event |= {event.i: error for event in events}
+        for recent in (self.by_scope[scope_of(events[0].name)], self.latest):
+            recent.append(error)
+
+    def before(self, events: Sequence[Event]) -> Error:
+        """What comes in with the values from which these are computed.
+
+        Where the trace does not show all of them, with the values recorded before these.
+        """
+        upstream = [self.flow.upstream(event, self.by_event) for event in events]
+        if any(way.is_open for way in upstream):
+            return Error.largest((*self.by_scope[scope_of(events[0].name)], *self.latest))
+        return Error.largest(self.by_event[e.i] for way in upstream for e in way.nearest)
 
 
 def _depths(reference: Trace) -> dict[int, int]:
@@ -126,7 +165,7 @@ def _measure_row(
     pair: Pair,
     values: AlignedPair,
     second: Mapping[EventId, Event],
-    before: tuple[_RecentErrors, ...],
+    errors: _KnownErrors,
     depth: int,
 ) -> Row:
     event = pair.event
@@ -148,14 +187,14 @@ def _measure_row(
         return row if wrong else replace(row, note=f"not compared: {reason}")
     depth = MODULE_DEPTH.get(dtype, 0) if traces.isolated else depth
     estimate = _estimate(event.dtype, values, dtype, depth)
+    before = Error() if traces.isolated else errors.before(pair.reference)
     limit = _limit(traces, dtype, rounding, before, estimate, measured.count)
     limit = replace(limit, limit=max(limit.limit, traces.least.get(event.id, 0.0)))
     wrong = not measured.error <= limit.limit
     if not wrong and limit.rounding and not traces.isolated:
         explained = rounding is not None and measured.error <= EXPLAINED * rounding
         unexplained = 0.0 if explained else measured.error
-        for errors in before:
-            errors.recent.append((unexplained, measured.error / limit.rounding))
+        errors.add(pair.reference, Error(unexplained, measured.error / limit.rounding))
     return replace(
         row,
         error=measured.error,
@@ -217,7 +256,7 @@ def _limit(
     traces: Comparison,
     dtype: str,
     rounding: float | None,
-    before: tuple[_RecentErrors, ...],
+    before: Error,
     estimate: float,
     count: int,
 ) -> Limit:
@@ -230,12 +269,11 @@ def _limit(
         return Limit(0.0, 0.0)
     if traces.tolerance is not None:
         return Limit(expected, traces.tolerance)
-    recent = [entry for errors in before for entry in errors.recent]
     return limit_for(
         expected,
         dtype,
         count,
-        before=max((error for error, _ in recent), default=0.0),
-        ratio=max((ratio for _, ratio in recent), default=0.0),
+        before=before.unexplained,
+        ratio=before.ratio,
         measured=measured,
     )

@@ -46,13 +46,14 @@ class DataFlow:
                 self._inputs[event.name, event.step, event.call].append(event)
             if event.hash:
                 self._same[event.hash].append(event)
+        self._known_sources: dict[int, list[Event]] = {}
 
     def upstream(self, event: Event, known: Collection[int]) -> Upstream:
         """The nearest values before `event` whose numbers are `known`."""
         nearest: list[Event] = []
         passed: list[Event] = []
-        is_open = False
         waiting = deque(self._sources(event))
+        is_open = not waiting and event.kind not in GIVEN
         seen = {event.i}
         while waiting:
             other = waiting.popleft()
@@ -73,6 +74,11 @@ class DataFlow:
         return Upstream(tuple(nearest), tuple(passed), is_open)
 
     def _sources(self, event: Event) -> list[Event]:
+        if event.i not in self._known_sources:
+            self._known_sources[event.i] = self._find_sources(event)
+        return self._known_sources[event.i]
+
+    def _find_sources(self, event: Event) -> list[Event]:
         if event.kind in GIVEN:
             return []
         if same := [other for other in self._same.get(event.hash or "", ()) if other.i < event.i]:
