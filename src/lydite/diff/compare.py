@@ -15,12 +15,14 @@ from lydite.core.files import open_regular
 from lydite.diff import preconditions
 from lydite.diff.data_flow import Upstream
 from lydite.diff.divergence.first import (
+    CLOSED_MARGIN,
     ESTIMATE_MARGIN,
     Divergence,
     coverage,
     first_divergence,
     first_isolated,
     misplaced_value,
+    over_limit,
     unpaired_between,
     values_nearby,
 )
@@ -221,14 +223,26 @@ class _Comparer:
                 explained.add(index)
             return remark is not None
 
+        of_event = {event.i: at for at, pair in enumerate(self.pairs) for event in pair.reference}
+
+        def spoils(index: int) -> bool:
+            """Whether the first compared value that is computed from this one is wrong."""
+            results = self.traces.flow.results(self.pairs[index].event)
+            compared = [rows[of_event[event.i]] for event in results if event.i in of_event]
+            return bool(compared) and compared[0].wrong
+
         divergence = first_divergence(
             rows,
             is_misplaced,
             estimated=self.estimated,
             is_guessed=lambda index: self.pairs[index].how in GUESSES,
             is_mispaired=lambda index: is_misplaced(index, self._taken(self.pairs[index])),
-            is_anchored=lambda index: self._upstream(rows, index).is_anchored,
+            is_anchored=lambda index: self._is_anchored(rows, index),
+            spoils=spoils,
         )
+        first = divergence.first
+        if first is not None and (own := self._wrong_by_itself(rows, first)) is not None:
+            divergence = Divergence(own, (*divergence.ignored, first))
         if (scaled := self._scaled_before(rows, divergence)) is not None:
             ignored = tuple(index for index in divergence.ignored if index != scaled)
             divergence = Divergence(scaled, ignored)
@@ -238,6 +252,20 @@ class _Comparer:
             if rows[index].name not in names:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _wrong_by_itself(self, rows: Sequence[Row], first: int) -> int | None:
+        """The value after a guessed copy, where it is another form of what the reference has.
+
+        Then the copy is only one more name of a right value.
+        """
+        if self.pairs[first].how != "copy":
+            return None
+        certain = (at for at in range(first + 1, len(rows)) if self.pairs[at].how not in GUESSES)
+        after = next((at for at in certain if rows[at].wrong), None)
+        if after is None:
+            return None
+        evidence = self._evidence(self.pairs[after], rows[after].floor or 0.0)
+        return after if replayed(evidence, of_input=False) else None
 
     def _taken(self, pair: Pair) -> set[str]:
         """Hashes of the reference's values that other values of the port have as counterparts."""
@@ -277,6 +305,12 @@ class _Comparer:
             return False
         factor = float(np.vdot(reference, port)) / float(np.vdot(reference, reference))
         return abs(factor - 1) > 1e-2 and relative_error(port, factor * reference) < 1e-3
+
+    def _is_anchored(self, rows: Sequence[Row], index: int) -> bool:
+        """Whether the values before this one show that its error is no rounding."""
+        upstream = self._upstream(rows, index)
+        is_far = over_limit(rows[index]) > CLOSED_MARGIN
+        return upstream.is_anchored or (upstream.is_closed and is_far)
 
     def _upstream(self, rows: Sequence[Row], index: int) -> Upstream:
         """The agreeing values from which this one was computed."""

@@ -28,9 +28,14 @@ class Upstream:
     is_open: bool  # some way back meets no known value
 
     @property
+    def is_closed(self) -> bool:
+        """Whether known values lead to this one on every way."""
+        return bool(self.nearest) and not self.is_open
+
+    @property
     def is_anchored(self) -> bool:
         """Whether known values lead to this one on every way, and in few operations."""
-        return bool(self.nearest) and not self.is_open and len(self.passed) <= FEW
+        return self.is_closed and len(self.passed) <= FEW
 
 
 class DataFlow:
@@ -40,10 +45,11 @@ class DataFlow:
         self._events = [event for event in trace.events if event.kind != "selftest"]
         self._position = {event.i: at for at, event in enumerate(self._events)}
         self._inputs: dict[tuple[str, int, int], list[Event]] = defaultdict(list)
+        self._outputs: dict[tuple[str, int, int], list[Event]] = defaultdict(list)
         self._same: dict[str, list[Event]] = defaultdict(list)  # by content
         for event in self._events:
-            if _is_input(event):
-                self._inputs[event.name, event.step, event.call].append(event)
+            calls = self._inputs if _is_input(event) else self._outputs
+            calls[event.name, event.step, event.call].append(event)
             if event.hash:
                 self._same[event.hash].append(event)
         self._known_sources: dict[int, list[Event]] = {}
@@ -72,6 +78,13 @@ class DataFlow:
             waiting.extend(sources)
         passed.sort(key=lambda other: other.i)
         return Upstream(tuple(nearest), tuple(passed), is_open)
+
+    def results(self, event: Event) -> list[Event]:
+        """What the modules returned that take this value, in order of execution."""
+        takers = [other for other in self._same.get(event.hash or "", ()) if _is_input(other)]
+        calls = dict.fromkeys((other.name, other.step, other.call) for other in takers)
+        outputs = [output for call in calls for output in self._outputs.get(call, ())]
+        return sorted((e for e in outputs if e.hash != event.hash), key=lambda other: other.i)
 
     def _sources(self, event: Event) -> list[Event]:
         if event.i not in self._known_sources:

@@ -28,6 +28,7 @@ from lydite.trace.reader import Trace
 ESTIMATE_MARGIN = 3.0  # times the limit: by how much an estimated limit may be too low
 # The same where nothing shows how much error came in: unrecorded operations, and a dtype's width.
 OPEN_MARGIN, OPEN_MARGIN_COARSE = 100.0, 20.0
+CLOSED_MARGIN = 10.0  # the same where all that came in is known, over many operations
 SMALL_FINE = 1e-4  # an error in float32 that sines of large angles give
 SPREAD = 12.0  # largest over mean error of rounding, which is in every number
 UNRELATED = 1.0  # relative error of a guessed pair from which it may be no pair
@@ -57,20 +58,21 @@ def first_divergence(
     is_guessed: Test = lambda _: False,
     is_mispaired: Test | None = None,
     is_anchored: Test = lambda _: True,
+    spoils: Test = lambda _: False,
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
 
     `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed` whether
     its pair is a guess, `is_mispaired` whether a guess is false, `is_anchored` whether the values
-    it was computed from agree. With `estimated` limits, a value a little above its limit is ignored
-    when no later value is.
+    it was computed from agree, `spoils` whether what is computed from it is wrong. With
+    `estimated` limits, a value a little above its limit is ignored when no later value is.
     """
     ignored: list[int] = []
     is_mispaired = is_mispaired or is_misplaced
     for index, row in enumerate(rows):
         if not row.wrong:
             continue
-        agrees_after = _agrees_after(rows, index)
+        agrees_after = not spoils(index) and _agrees_after(rows, index)
         misplaced = agrees_after and (row.error is None or is_misplaced(index))
         marginal = estimated and _is_marginal(rows, index)
         mispaired = is_guessed(index) and (agrees_after or is_mispaired(index))
@@ -112,11 +114,11 @@ def _is_overtaken(rows: Sequence[Row], index: int) -> bool:
 
     An error that grows does so little by little; one that appears at once was made there.
     """
-    largest = _over_limit(rows[index])
+    largest = over_limit(rows[index])
     if not 1 < largest <= OPEN_MARGIN:
         return False
     for other in rows[index + 1 :]:
-        over = _over_limit(other)
+        over = over_limit(other)
         if over >= JUMP * largest:
             return True
         largest = max(largest, over)
@@ -127,7 +129,7 @@ def _may_be_rounding(row: Row) -> bool:
     """Whether an error is near its limit, and in all numbers of the value, not in a few."""
     if row.dtype not in UNIT or row.error is None or (row.peak or 0.0) > SPREAD * row.error:
         return False
-    return _over_limit(row) <= open_margin(row.dtype)
+    return over_limit(row) <= open_margin(row.dtype)
 
 
 def open_margin(dtype: str) -> float:
@@ -143,7 +145,7 @@ def _is_small(row: Row) -> bool:
     return row.dtype in FINE and row.error is not None and row.error < SMALL_FINE
 
 
-def _over_limit(row: Row) -> float:
+def over_limit(row: Row) -> float:
     """The error in limits; infinite where there is none to compare."""
     if row.error is None:
         return inf if row.wrong else 0.0

@@ -141,12 +141,16 @@ FITTED: tuple[Hypothesis, ...] = (
 )
 
 
-def replayed(evidence: Evidence) -> tuple[Finding, ...]:
-    """What follows from computing the operation again; this also shows that a pair is right."""
+def replayed(evidence: Evidence, *, of_input: bool = True) -> tuple[Finding, ...]:
+    """What follows from computing the operation again; this also shows that a pair is right.
+
+    Without `of_input`, the operation takes the right input.
+    """
     if not evidence.same_shape or not evidence.port.size or not evidence.wrong:
         return ()
+    tried = tuple(each for each in REPLAYED if of_input or each is not wrong_input)
     with np.errstate(all="ignore"):
-        return _plain(_tried(REPLAYED, evidence, one=True))
+        return _plain(_tried(tried, evidence, one=True))
 
 
 def is_another_form(evidence: Evidence) -> bool:

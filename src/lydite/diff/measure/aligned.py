@@ -44,18 +44,25 @@ class AlignedPair:
 class Layouts:
     """Axis orders needed so far; a value whose shape does not decide its order follows them."""
 
-    orders: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    orders: dict[tuple[int, ...], set[Site]] = field(default_factory=lambda: defaultdict(set))
     by_site: dict[Site, Fit] = field(default_factory=dict)  # one order for all steps and calls
 
-    def add(self, fit: Fit) -> None:
+    def add(self, fit: Fit, site: Site) -> None:
         """Remember an order that a shape or the axis names forced."""
         if not fit.plain and len(fit.order) >= 3:
-            self.orders[fit.moved_axes] += 1
+            self.orders[fit.moved_axes].add(site)
 
     def prefer(self, fits: Sequence[Fit]) -> Fit | None:
         """The fit in an order needed before, if there is one."""
-        known = [fit for fit in fits if self.orders[fit.moved_axes]]
-        return max(known, key=lambda fit: self.orders[fit.moved_axes], default=None)
+        known = [fit for fit in fits if self.orders.get(fit.moved_axes)]
+        return max(known, key=lambda fit: len(self.orders[fit.moved_axes]), default=None)
+
+    def permit(self, fit: Fit, site: Site) -> bool:
+        """Whether a fit is a layout: one that exchanges axes of equal length may be a bug.
+
+        Unless other values have that order too.
+        """
+        return not fit.exchanges_equal or bool(self.orders.get(fit.moved_axes, set()) - {site})
 
     def learn(self, pairs: Sequence[Pair], reference: Trace, port: Trace) -> None:
         """Learn from inputs, axis names and shapes that decide the order, anywhere in the trace."""
@@ -103,7 +110,7 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
     fit = fit or _searched_fit(value, expected, layouts, pair.event)
     if fit is None:
         return _align_part(value, expected)
-    layouts.add(fit)
+    layouts.add(fit, pair.event.site)
     names = ", ".join(event.name.rpartition(".")[2] for event in pair.reference)
     fused = f"fused: equals {names} concatenated" if len(pair.reference) > 1 else ""
     note = "; ".join(text for text in (fit.note, fused) if text)
@@ -128,6 +135,10 @@ def _searched_fit(
     if value.shape == expected.shape:
         return _fit_of_equal_shapes(fits, value, expected, layouts, event)
     chosen, error = best_fit(fits, value, expected)
+    if chosen is not None and not layouts.permit(chosen, event.site):
+        layouts.add(chosen, event.site)
+        fits = tuple(fit for fit in fits if layouts.permit(fit, event.site)) or fits
+        chosen, error = best_fit(fits, value, expected)
     if error < CLOSE:
         return chosen
     others = [fit for fit in fits if fit is not chosen]

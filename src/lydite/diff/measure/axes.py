@@ -66,6 +66,18 @@ class Fit:
         last = len(moved) - 1
         return last >= 2 and moved in ((last, *range(last)), (*range(1, last + 1), 0))
 
+    @property
+    def exchanges_equal(self) -> bool:
+        """Whether axes of one length change places, other than where channels or heads move."""
+        if self.moves_channels or self.moved_axes[:2] == (1, 0):
+            return False
+        sizes = [self.split[axis] for axis in self.order]
+        return any(
+            size == other > 1 and self.order[a] > self.order[b]
+            for b, other in enumerate(sizes)
+            for a, size in enumerate(sizes[:b])
+        )
+
 
 def fit_dims(port: Shape, port_dims: str | None, ref: Shape, ref_dims: str | None) -> Fit | None:
     """The fit given by two lists of axis names, or None when they do not decide it."""

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -130,81 +131,102 @@ def _sibling_runs(
                     yield parts
 
 
-def by_position(
-    comparer: Comparer,
-    reference: ReferenceEvents,
-    port: PortEvents,
-    pairs: Mapping[str, Sites],
-    repeated: Collection[str],
-    differs: Callable[[str], bool],
-) -> dict[str, Site]:
+@dataclass(frozen=True)
+class PairsByPosition:
     """Values of one shape between two pairs, in the order of both sides.
 
     Their numbers are equal, or a pair soon after them `differs`: then the first ones are paired,
     because the error passes through one of them; of inputs of modules the last ones, which are next
-    to these. After the last pair nothing would show a mistake; there only names that are
-    `repeated`, step by step, are paired. Of two streams, which either side may run first, each has
-    neighbours of its own.
+    to these. The input of a pair that differs is the last value of the port before it that has the
+    axes of the input. After the last pair nothing would show a mistake; there only names that are
+    `repeated`, step by step, are paired. `copies` repeat an earlier value of the port.
     """
-    streams: dict[Shape, dict[str, Event]] = defaultdict(dict)
-    for name, event in port.items():
-        streams[event.shape[:-1]][name] = event
-    known = dict(pairs)
-    for values in (port, *(values for leading, values in streams.items() if len(leading) > 1)):
-        found = _between_pairs(comparer, reference, values, known, repeated, differs)
-        known |= {name: (site,) for name, site in found.items()}
-    return {name: sites[0] for name, sites in known.items() if name not in pairs}
 
+    comparer: Comparer
+    reference: ReferenceEvents
+    port: PortEvents
+    repeated: Collection[str]
+    copies: Collection[str]
+    differs: Callable[[str], bool]
 
-def _between_pairs(
-    comparer: Comparer,
-    reference: ReferenceEvents,
-    port: PortEvents,
-    pairs: Mapping[str, Sites],
-    repeated: Collection[str],
-    differs: Callable[[str], bool],
-) -> dict[str, Site]:
-    """As `by_position`, for the values of `port` only."""
-    blocks = BlockMap(pairs)
-    taken = {site for refs in pairs.values() for site in refs}
-    chosen: dict[str, Site] = {}
-    for gap, low, next_name in _gaps(reference, port, pairs):
-        after = [reference[ref] for ref in pairs.get(next_name or "", ()) if ref in reference]
-        high = min((event.i for event in after), default=None)
-        tuples = {event.name for event in after}  # whose outputs come at once
-        between = [
-            site
-            for site, event in reference.items()
-            if site not in taken
-            and low < event.i
-            and (high is None or event.i < high or event.name in tuples)
-        ]
-        known = [name for name in port if name in pairs]
-        soon = known[known.index(next_name) :][:SOON] if next_name else []
-        for name in gap:
-            rivals = [other for other in gap if _same_shape(port[other], port[name])]
-            candidates = [
+    def add_to(self, pairs: Mapping[str, Sites]) -> dict[str, Site]:
+        """The pairs to add. Of two streams, which may run in any order, each has neighbours."""
+        streams: dict[Shape, dict[str, Event]] = defaultdict(dict)
+        for name, event in self.port.items():
+            streams[event.shape[:-1]][name] = event
+        known = dict(pairs)
+        several = (values for leading, values in streams.items() if len(leading) > 1)
+        for values in (self.port, *several):
+            found = self._between(values, known)
+            known |= {name: (site,) for name, site in found.items()}
+        return {name: sites[0] for name, sites in known.items() if name not in pairs}
+
+    def _between(self, port: PortEvents, pairs: Mapping[str, Sites]) -> dict[str, Site]:
+        reference = self.reference
+        blocks = BlockMap(pairs)
+        taken = {site for refs in pairs.values() for site in refs}
+        chosen: dict[str, Site] = {}
+        for gap, low, next_name in _gaps(reference, port, pairs):
+            after = [reference[ref] for ref in pairs.get(next_name or "", ()) if ref in reference]
+            high = min((event.i for event in after), default=None)
+            tuples = {event.name for event in after}  # whose outputs come at once
+            between = [
                 site
-                for site in between
-                if _same_shape(reference[site], port[name])
-                and comparer.both_normed(reference[site], port[name])
+                for site, event in reference.items()
+                if site not in taken
+                and low < event.i
+                and (high is None or event.i < high or event.name in tuples)
             ]
-            candidates = _without_copies(candidates, reference, taken)
-            place = rivals.index(name)
-            if all(map(is_input, candidates)):
-                place += len(candidates) - len(rivals)
-            if not 0 <= place < len(candidates):
-                continue
-            if len(rivals) != len(candidates) and not any(map(differs, soon)):
-                continue
-            site = candidates[place]
-            if not blocks.same_block(name, site.name):
-                continue
-            if high is not None or (
-                len(rivals) == len(candidates) == 1 and {name, site.name} <= set(repeated)
-            ):
-                chosen[name] = site
-    return chosen
+            known = [name for name in port if name in pairs]
+            soon = known[known.index(next_name) :][:SOON] if next_name else []
+            is_wrong_soon = any(map(self.differs, soon))
+            gap = [name for name in gap if is_wrong_soon or name not in self.copies]
+            if next_name is not None and self.differs(next_name):
+                inputs = [site for site in self._inputs(after) if site not in taken]
+                for site in without_copies(inputs, reference, taken):
+                    fed = [name for name in gap if same_axes(port[name], reference[site])]
+                    if fed and fed[-1] not in chosen and blocks.same_block(fed[-1], site.name):
+                        chosen[fed[-1]] = site
+            used = set(chosen.values())
+            gap = [name for name in gap if name not in chosen]
+            between = [site for site in between if site not in used]
+            for name in gap:
+                rivals = [other for other in gap if same_axes(port[other], port[name])]
+                candidates = [
+                    site
+                    for site in between
+                    if same_axes(reference[site], port[name])
+                    and self.comparer.both_normed(reference[site], port[name])
+                ]
+                candidates = without_copies(candidates, reference, taken)
+                place = rivals.index(name)
+                if all(map(is_input, candidates)):
+                    place += len(candidates) - len(rivals)
+                if not 0 <= place < len(candidates):
+                    continue
+                if len(rivals) != len(candidates) and not is_wrong_soon:
+                    continue
+                site = candidates[place]
+                if not blocks.same_block(name, site.name):
+                    continue
+                if high is not None or (
+                    len(rivals) == len(candidates) == 1 and {name, site.name} <= set(self.repeated)
+                ):
+                    chosen[name] = site
+        return chosen
+
+    def _inputs(self, modules: Sequence[Event]) -> list[Site]:
+        """What these modules are computed from: the first site of each content of their inputs."""
+        trace = self.comparer.reference.trace
+        calls = {(event.name, event.step, event.call) for event in modules}
+        taken = {
+            event.hash
+            for event in trace.events
+            if is_input(event.site) and (event.name, event.step, event.call) in calls
+        }
+        return [
+            site for site, event in self.reference.items() if event.hash and event.hash in taken
+        ]
 
 
 def _gaps(
@@ -225,8 +247,8 @@ def _gaps(
         yield gap, low, None
 
 
-def _without_copies(
-    sites: Sequence[Site], events: ReferenceEvents, taken: Collection[Site]
+def without_copies(
+    sites: Sequence[Site], events: ReferenceEvents, taken: Collection[Site] = ()
 ) -> list[Site]:
     """Sites without those whose value an earlier one has too, or one that is taken."""
     first = {events[site].hash or site: site for site in reversed(sites)}
@@ -234,7 +256,7 @@ def _without_copies(
     return [site for value, site in reversed(first.items()) if value not in gone]
 
 
-def _same_shape(a: Event, b: Event) -> bool:
+def same_axes(a: Event, b: Event) -> bool:
     """Whether two values are of one kind and have the same axes, in any order."""
     sizes, other_sizes = (sorted(n for n in event.shape if n != 1) for event in (a, b))
     return a.kind == b.kind and sizes == other_sizes

@@ -7,7 +7,7 @@ from math import inf, log10, prod
 
 from lydite.diff.measure.axes import MAX_PARTS, part_of, possible_fits
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents
+from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents, same_axes
 from lydite.diff.pairing.blocks import BlockMap, ScopeRules, SiblingRules, Sites, numbered_variants
 from lydite.diff.pairing.names import match_spelling, match_weights, module_renames
 from lydite.diff.pairing.similarity import (
@@ -29,9 +29,10 @@ GUESSED = (
     "order",
     "siblings",
     "position",
+    "copy",
     "similarity",
 )  # siblings correct these
-WEAK = ("order", "position", "similarity")  # of these none corrects an equal value
+WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
 MANY = 3  # inputs of one shape
 MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
@@ -56,16 +57,35 @@ class NamePairs:
         self.port_names = names_of(self.port)
         self.port_events = first_outputs(self.port, self.port_names)
         self.comparer = Comparer.of(self.reference, self.port)
+        self.copies = self._names_of_copies()
+
+    def _names_of_copies(self) -> set[str]:
+        """Names of the port whose value an earlier name has too.
+
+        The earlier one has the counterpart by its value. A copy shows nothing: where an operation
+        is missing in the port, it stands in the place of the operation's result.
+        """
+        copies: set[str] = set()
+        seen: set[tuple[int, str]] = set()
+        for name, event in self.port_events.items():
+            content = self.comparer.port.content(event) if event.kind == "activation" else None
+            if content is not None and (event.step, content) in seen:
+                copies.add(name)
+            elif content is not None:
+                seen.add((event.step, content))
+        return copies
 
     def add(self, pairs: Mapping[str, Site], how: str) -> None:
         """Pair these names; names that are paired already stay."""
         for name, site in pairs.items():
-            self.found.setdefault(name, Rename((site,), how=how))
+            is_copy = how == "position" and name in self.copies
+            self.found.setdefault(name, Rename((site,), how="copy" if is_copy else how))
 
     def add_fused(self, find: FindFused) -> None:
         """Pair values that are several of the reference's concatenated."""
         reference = {s: event for s, event in self.free_events().items() if s.slot == "out"}
-        fused = find(self.comparer, reference, self.left_events(), BlockMap(self.refs()))
+        port = self.left_events(copies=False)
+        fused = find(self.comparer, reference, port, BlockMap(self.refs()))
         for name, parts in fused:
             if set(parts) <= set(self.free()):
                 self.found[name] = Rename(parts, how="parts")
@@ -86,9 +106,13 @@ class NamePairs:
         """Port names without a counterpart yet, in order of execution."""
         return [n for n in self.port_names if n not in self.found and n not in self.ignored]
 
-    def left_events(self) -> dict[str, Event]:
-        """Port names without a counterpart yet, with their first output."""
-        return {name: self.port_events[name] for name in self.left() if name in self.port_events}
+    def left_events(self, *, copies: bool = True) -> dict[str, Event]:
+        """Port names without a counterpart yet, with their first output; with copies or without."""
+        return {
+            name: self.port_events[name]
+            for name in self.left()
+            if name in self.port_events and (copies or name not in self.copies)
+        }
 
     def free(self) -> list[Site]:
         """Reference sites without a counterpart yet, in order of execution."""
@@ -209,6 +233,27 @@ class NamePairs:
         wanted = {n: (site,) for n, site in predicted if site and site in self.reference_events}
         self._add_possible(wanted, "spelling")
 
+    def pair_shapes(self) -> None:
+        """Values that are the only ones of their shape in a block, on both sides."""
+        blocks = BlockMap(self.refs())
+        left, free = self.left_events(), self.free_events(copies=False)
+        for name, event in left.items():
+            sites = {
+                self._numbers(other): site
+                for site, other in reversed(free.items())
+                if same_axes(other, event) and blocks.same_block(name, site.name)
+            }
+            rivals = [other for other in left.values() if same_axes(other, event)]
+            if len(sites) == len(rivals) == 1 and prod(event.shape) >= MIN_RESULT:
+                self.found[name] = Rename((*sites.values(),), how="position")
+
+    def _numbers(self, event: Event) -> str:
+        """What tells the numbers of two values apart, in whatever order: their statistics."""
+        stats = self.comparer.reference.stats(event)
+        if stats is None or stats.rms is None:
+            return str(event.i)
+        return f"{stats.rms:.5g} {stats.min:.5g} {stats.max:.5g}"
+
     def pair_kinds(self) -> None:
         """Noise, token ids and tables: there is mostly one of a kind and shape."""
         left, free = self.left_events(), self.free_events()
@@ -235,7 +280,7 @@ class NamePairs:
     def pair_other_parts(self) -> None:
         """Values that are another part of a reference value of which one part is paired."""
         remaining = self._unpaired_sizes()
-        for name, event in self.left_events().items():
+        for name, event in self.left_events(copies=False).items():
             size = prod(event.shape)
             for site in [site for site, count in remaining.items() if count >= size]:
                 if self.comparer.score(self.reference_events[site], event)[1] < EQUAL:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from lydite.diff.data_flow import DataFlow
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import (
+    PairsByPosition,
     align,
-    by_position,
     fused_by_shape,
     fused_values,
     repeated_names,
@@ -27,10 +28,17 @@ from lydite.diff.pairing.similarity import is_input, names_of
 from lydite.trace.events import Site
 from lydite.trace.reader import Trace
 
-UNSEEN = ("weights", "siblings", "position", "similarity")  # methods that need no equal value
+UNSEEN = (
+    "weights",
+    "siblings",
+    "position",
+    "copy",
+    "similarity",
+)  # methods that need no equal value
 FOLLOWING = 8  # agreeing values after one that differs that prove it was paired wrongly
 GUESSES = {
     "position": "paired by position only (a guess)",
+    "copy": "paired by position only, and equal to an earlier value of the port (a guess)",
     "similarity": "paired by similarity of values (a guess)",
 }
 
@@ -90,7 +98,8 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
 def _pair_other_names(names: NamePairs) -> None:
     """By values, order and siblings."""
     names.add_fused(fused_values)
-    equal, close = align(names.comparer, names.free_events(), names.left_events(), names.refs())
+    port = names.left_events(copies=False)
+    equal, close = align(names.comparer, names.free_events(), port, names.refs())
     names.add(equal, "equal")
     positions = Positions(names.reference_events, names.port_events, names.refs())
     in_order = {
@@ -106,9 +115,13 @@ def _pair_other_names(names: NamePairs) -> None:
     names.pair_kinds()
     names.add(_pair_roles(names), "similarity")
     names.add(_pair_by_position(names), "position")
+    names.pair_shapes()
     names.pair_siblings()
     names.pair_scopes()
     names.pair_ends()
+    copies = names.left_events()
+    equal, _ = align(names.comparer, names.free_events(), copies, names.refs())
+    names.add(equal, "equal")
 
 
 def _pair_roles(names: NamePairs) -> dict[str, Site]:
@@ -117,7 +130,7 @@ def _pair_roles(names: NamePairs) -> dict[str, Site]:
     pairs = pair_roles(
         names.comparer,
         {site: event for site, event in free.items() if not names.is_one_of_many(site)},
-        names.left_events(),
+        names.left_events(copies=False),
         (names_of(names.reference), names.port_names),
         Positions(names.reference_events, names.port_events, known),
         BlockMap(known),
@@ -160,7 +173,8 @@ def _pair_by_position(names: NamePairs) -> dict[str, Site]:
         events = [reference[site] for site in sites if site in reference]
         return bool(events) and names.comparer.are_equal(events, [port[name]]) is False
 
-    return by_position(names.comparer, reference, port, names.refs(), repeated, differs)
+    positions = PairsByPosition(names.comparer, reference, port, repeated, names.copies, differs)
+    return positions.add_to(names.refs())
 
 
 def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
@@ -177,12 +191,17 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
             known[pair.event.i] = names.comparer.are_equal(pair.reference, pair.port)
         return known[pair.event.i]
 
+    flow = DataFlow(names.reference)
+    by_event = {event.i: pair for pair in outputs for event in pair.reference}
     wrong: set[str] = set()
     for index in reversed(range(len(outputs))):
         pair = outputs[index]
         name = pair.port_event.name
         if pair.how not in UNSEEN or name in wrong or is_equal(pair) is not False:
             continue
+        results = [by_event[e.i] for e in flow.results(pair.event) if e.i in by_event]
+        if results and is_equal(results[0]) is False:
+            continue  # what is computed from it differs too
         later = [
             other
             for other in _rest_of_pass(outputs, index)

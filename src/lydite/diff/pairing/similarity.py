@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
+from hashlib import blake2b
 from math import inf, log10, prod
 from typing import Any
 
@@ -29,6 +30,7 @@ EQUAL = 1e-2  # relative error below which two values are equal, in any axis ord
 EQUAL_FINE = 1e-4  # the same in float32, where rounding is far smaller
 FINE = (None, "float32", "float64", "f32", "f64")  # precisions of a run; None: not recorded
 MAX_VALUES = 2**22  # larger values are compared by their statistics only
+MIN_ROWS = 8  # of a value whose rows show whether it is normed
 ONE_SIZE = 0.02  # of the largest mean square of a row: by how much rows of one size differ
 MAX_CACHED = 32  # values in memory while they are compared with others
 
@@ -61,13 +63,19 @@ class ValueReader:
             self.known_stats[event.i] = stats
         return self.known_stats[event.i]
 
+    def content(self, event: Event) -> str | None:
+        """What tells values with other numbers apart; None where they were not kept."""
+        if event.hash is not None or not self.can_read(event):
+            return event.hash
+        return blake2b(np.ascontiguousarray(self.read(event)).tobytes(), digest_size=16).hexdigest()
+
     def is_normed(self, event: Event) -> bool | None:
         """Whether all rows have one size, as after a norm without weights; None: not known."""
         if event.i not in self.normed:
             rows = None
             if len(event.shape) > 1 and event.shape[-1] > 1 and self.can_read(event):
                 rows = self.read(event).reshape(-1, event.shape[-1])
-            if rows is None or len(rows) < 2 or rows.dtype.kind != "f":
+            if rows is None or len(rows) < MIN_ROWS or rows.dtype.kind != "f":
                 self.normed[event.i] = None
             else:
                 sizes = np.square(rows.astype(np.float64)).mean(-1)

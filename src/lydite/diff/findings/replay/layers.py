@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from math import prod
 
 import numpy as np
@@ -73,7 +73,7 @@ def other_norm(e: Evidence) -> Finding | None:
             c.name: (apart_of(e.values[0], c.value * known[0] + known[1]), *known)
             if known
             else _affine_left(c.value, e.values[0], channels)
-            for c in _norms(source.x, channels)
+            for c in norms(source.x, channels)
         }
         if not fits:  # one channel, or an odd number of them
             continue
@@ -87,8 +87,7 @@ def other_norm(e: Evidence) -> Finding | None:
             _scaled_norms(source.x, channels, scale, shift),
             partial(_scaled_norms, source.own, channels, scale, shift),
             reference_is=best,
-            what="norms of its input"
-            + ("" if known else ", with a fitted weight (--checkpoint gives its own)"),
+            what="norms of its input" + ("" if known else ", with a fitted weight"),
         )
         if told is not None:
             return Finding(
@@ -115,7 +114,7 @@ def norm_layer(e: Evidence) -> Replayed | None:
                 c.name: (apart_of(e.values[0], c.value * known[0] + known[1]), *known)
                 if known
                 else _affine_left(c.value, e.values[0], channels, by_row=True)
-                for c in _norms(source.x, channels)
+                for c in norms(source.x, channels)
             }
             best = simplest([(name, fit[0]) for name, fit in fits.items()]) if fits else ""
             if not best or fits[best][0] > e.noise():
@@ -126,21 +125,21 @@ def norm_layer(e: Evidence) -> Replayed | None:
                 x: Array, best: str = best, channels: int = channels, a: Array = scale,
                 b: Array = shift,
             ) -> Array:  # fmt: skip
-                return next(c.value for c in _norms(x, channels) if c.name == best) * a + b
+                return next(c.value for c in norms(x, channels) if c.name == best) * a + b
 
             return Replayed("a norm", source, e, apply, lambda _: iter(()))
     return None
 
 
 def _scaled_norms(x: Array, channels: int, scale: Array, shift: Array) -> Iterator[Candidate]:
-    return (Candidate(c.name, c.value * scale + shift) for c in _norms(x, channels))
+    return (Candidate(c.name, c.value * scale + shift) for c in norms(x, channels))
 
 
 def _other_affine(
     e: Evidence, source: Source, best: str, channels: int, weight: Array, bias: Array
 ) -> Finding | None:
     """That the port applies the norm's own weight and bias in another way."""
-    plain = next(c.value for c in _norms(source.own, channels) if c.name == best)
+    plain = next(c.value for c in norms(source.own, channels) if c.name == best)
     tried = {
         "without its weight": plain + bias,
         "without its bias": plain * weight,
@@ -162,7 +161,7 @@ def _other_affine(
 
 def _other_weight(e: Evidence, source: Source, best: str, channels: int) -> Finding | None:
     """That the port has the weight of another norm."""
-    plain = next(c.value for c in _norms(source.own, channels) if c.name == best)
+    plain = next(c.value for c in norms(source.own, channels) if c.name == best)
     shape = [1] * e.port.ndim
     shape[channels] = -1
     bias = e.parameters().get("bias")
@@ -187,7 +186,7 @@ def extra_norm(e: Evidence) -> Finding | None:
     for source in sources(e):
         if source.x.shape != e.port.shape or apart_of(e.values[0], source.x) > allowed(e):
             continue
-        fits = {c.name: _affine_left(c.value, e.values[1], -1)[0] for c in _norms(source.own, -1)}
+        fits = {c.name: _affine_left(c.value, e.values[1], -1)[0] for c in norms(source.own, -1)}
         kind = simplest(list(fits.items()))
         if fits[kind] <= allowed(e):
             return Finding(
@@ -223,13 +222,15 @@ def _is_activation_of(e: Evidence, x: Array) -> bool:
     return any(apart_of(f(values), expected) <= 0.02 * size for f in VARIANTS.values())
 
 
-def _norms(x: Array, channels: int) -> Iterator[Candidate]:
+def norms(x: Array, channels: int) -> Iterator[Candidate]:
     """Norms of the last axis; of groups of channels where these are on axis 1."""
     if channels == -1:
         yield from _standardized(x, (-1,), "layer norm")
         for eps in NORM_EPS:
             root = np.sqrt((x * x).mean(-1, keepdims=True) + eps)
             yield Candidate(f"RMS norm with eps {eps:g}", x / root)
+        if x.ndim == 4:
+            yield from _over_all_heads(x)
         return
     count, size = x.shape[:2]
     for groups in (n for n in (1, 2, 4, 8, 16, 32, 64) if size % n == 0 and n < size):
@@ -242,6 +243,13 @@ def _norms(x: Array, channels: int) -> Iterator[Candidate]:
                 value = norm.value.reshape(split.shape)
                 value = value.swapaxes(1, 2) if words else value
                 yield Candidate(norm.name, value.reshape(x.shape))
+
+
+def _over_all_heads(x: Array) -> Iterator[Candidate]:
+    """Norms of q or k over all heads together, where these are an axis."""
+    for axis, eps in product((1, 2), NORM_EPS):
+        root = np.sqrt((x * x).mean((axis, 3), keepdims=True) + eps)
+        yield Candidate(f"RMS norm with eps {eps:g} with axes {axis} and 3 together", x / root)
 
 
 def _standardized(x: Array, axes: tuple[int, ...], name: str) -> Iterator[Candidate]:

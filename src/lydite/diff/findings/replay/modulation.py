@@ -7,13 +7,19 @@ from itertools import combinations, islice, product
 import numpy as np
 
 from lydite.diff.findings.evidence import FEW, Array, Evidence
+from lydite.diff.findings.replay.layers import norms
 from lydite.diff.findings.replay.variants import (
     GLANCE,
+    Candidate,
     Source,
+    allowed,
+    apart_of,
     fit_tolerance,
     is_replayable,
     nearest,
+    simplest,
     sources,
+    told_apart,
 )
 from lydite.diff.result import Finding
 
@@ -41,7 +47,11 @@ def other_modulation(e: Evidence) -> Finding | None:
             continue
         right = _scale_and_shift(source.x, reference, limit)
         wrong = _scale_and_shift(source.own, port, limit) if right else None
-        if right is None or wrong is None:
+        if right is None:
+            continue
+        if wrong is None:
+            if (found := _other_modulated(e, source, right)) is not None:
+                return found
             continue
         name = source.name
         for table, other in product(tables, tables):
@@ -65,14 +75,53 @@ def other_modulation(e: Evidence) -> Finding | None:
     return None
 
 
+def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) -> Finding | None:
+    """That the modulated value is another norm of the right input, or the norm of another one."""
+    scale, shift = (value[:, None] for value in right)
+    values = [s for s in sources(e) if s.x.shape == e.port.shape and s.name != normed.name]
+    for source in values:
+        lefts = [(c.name, apart_of(normed.x, c.value)) for c in norms(source.x, -1)]
+        kind = simplest(lefts)
+        if dict(lefts)[kind] > e.noise():
+            continue
+        told = told_apart(
+            e,
+            (Candidate(c.name, c.value * scale + shift) for c in norms(source.x, -1)),
+            lambda source=source: (
+                Candidate(c.name, c.value * scale + shift) for c in norms(source.own, -1)
+            ),
+            reference_is=kind,
+        )
+        if told is not None:
+            return Finding(
+                "other-norm",
+                f"The port modulates a {told.wrong} of {source.name}, the reference a "
+                f"{told.right}; {told.leaves}.",
+                f"Use a {told.right}.",
+            )
+        for other in values:
+            value = next(c.value for c in norms(other.own, -1) if c.name == kind)
+            if other is not source and apart_of(e.values[1], value * scale + shift) <= allowed(e):
+                return Finding(
+                    "another-input",
+                    f"The port modulates the norm of {other.name}, the reference that of "
+                    f"{source.name}.",
+                    f"Compute the norm from {source.name}.",
+                )
+        return None
+    return None
+
+
 def other_residual(e: Evidence) -> Finding | None:
     """x + gate · y without the gate, with another gate, without x or without y."""
-    if not is_replayable(e) or e.port.ndim != 3 or e.port.shape[1] < 4:
+    if not is_replayable(e):
         return None
     reference, port = e.values
     limit = fit_tolerance(e)
-    tables = list(_tables(e))
     values = [source for source in sources(e) if source.x.shape == e.port.shape]
+    if e.port.ndim != 3 or e.port.shape[1] < 4:
+        return _other_term(e, values)
+    tables = list(_tables(e))
     for x, y in _ordered_pairs(values):
         gate = _factors(y.x, reference - x.x, limit)
         if gate is None:
@@ -89,13 +138,48 @@ def other_residual(e: Evidence) -> Finding | None:
             cause = "residual-missing" if missing else "gate-missing" if wrong == "1" else (
                 "branch-missing" if wrong == "0" else "other-gate"
             )  # fmt: skip
-            ours = f"{wrong} · {y.name}" if missing else f"{x.name} + {wrong} · {y.name}"
+            ours = [] if missing else [x.name]
+            ours += [] if wrong == "0" else [_term(wrong, y.name)]
+            term = _term(right, y.name)
             return Finding(
                 cause,
-                f"The port is {ours}, the reference {x.name} + {right} · {y.name}.",
-                f"Add {right} · {y.name} to {x.name}.",
+                f"The port is {' + '.join(ours) or '0'}, the reference {x.name} + {term}.",
+                f"Add {term} to {x.name}.",
             )
-    return _missing_term(e, values, tables, limit)
+    return _missing_term(e, values, tables, limit) or _other_term(e, values)
+
+
+def _term(gate: str, name: str) -> str:
+    return name if gate == "1" else f"{gate} · {name}"
+
+
+def _other_term(e: Evidence, values: list[Source]) -> Finding | None:
+    """A sum of two recorded values with one term missing, or with another value in its place."""
+    reference, port = e.values
+    limit = e.noise()
+    at = e.sample[:GLANCE]
+    flat = [(s, s.x.reshape(-1)[at]) for s in values]
+    expected = reference.reshape(-1)[at]
+    size = float(np.linalg.norm(expected))
+    for (x, a), (y, b) in combinations(flat, 2):
+        if float(np.linalg.norm(expected - a - b)) > 0.02 * size:
+            continue
+        if apart_of(reference, x.x + y.x) > limit:
+            continue
+        for kept, lost in ((x, y), (y, x)):
+            right = f"the reference {kept.name} + {lost.name}."
+            if apart_of(port, kept.own) <= allowed(e):
+                fix = f"Add {lost.name}."
+                return Finding("residual-missing", f"The port is {kept.name}, {right}", fix)
+            for other in values:
+                if other is not lost and apart_of(port, kept.own + other.own) <= allowed(e):
+                    return Finding(
+                        "other-sum",
+                        f"The port is {kept.name} + {other.name}, {right}",
+                        f"Add {lost.name}, not {other.name}.",
+                    )
+        return None
+    return None
 
 
 def sum_gate(e: Evidence, x: Source, y: Source) -> tuple[str, Array, dict[str, Array]] | None:
@@ -142,9 +226,9 @@ def _missing_term(
             _gate_name(gate, {t.name: t.parts for t in tables}, limit) if gate is not None else ""
         )
         if name and name != "0":
-            term = y.name if name == "1" else f"{name} · {y.name}"
+            term = _term(name, y.name)
             return Finding(
-                "residual-missing" if y.name.startswith("its in") else "branch-missing",
+                "residual-missing" if y.name.startswith(f"{e.name} [in") else "branch-missing",
                 f"The reference is the port's value plus {term}.",
                 f"Add {term}.",
             )

@@ -72,11 +72,11 @@ def inputs_of(e: Evidence) -> Iterator[Source]:
     """The inputs of the module whose output is wrong, also those that the port does not have."""
     for slot, (right, own) in e.inputs.items():
         if right.size:
-            yield _source(f"its {slot}", right, lambda own=own: own)
+            yield _source(f"{e.name} [{slot}]", right, lambda own=own: own)
     for recorded in islice(e.before(), MAX_SOURCES):
         path, _, slot = recorded.name.partition(" [")
         if path == e.name and slot.startswith("in") and slot.rstrip("]") not in e.inputs:
-            yield _source(f"its {slot.rstrip(']')}", recorded.value, recorded.own)
+            yield _source(recorded.name, recorded.value, recorded.own)
 
 
 def sources(e: Evidence) -> Iterator[Source]:
@@ -86,7 +86,7 @@ def sources(e: Evidence) -> Iterator[Source]:
     """
     seen: set[tuple[tuple[int, ...], bytes]] = set()
     inputs = (
-        Recorded(f"its {slot}", right, lambda own=own: own)
+        Recorded(f"{e.name} [{slot}]", right, lambda own=own: own)
         for slot, (right, own) in e.inputs.items()
     )
     for recorded in (*inputs, *islice(e.before(), MAX_SOURCES)):
