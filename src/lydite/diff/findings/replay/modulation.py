@@ -129,23 +129,36 @@ def other_residual(e: Evidence) -> Finding | None:
         right = _gate_name(gate, {t.name: t.parts for t in tables}, limit)
         if right in ("0", None):  # the value is x itself
             continue
-        for base, missing in ((x.own, ""), (np.zeros_like(x.own), x.name)):
+        own = {t.name: t.own for t in tables}
+        term = _term(right, y.name)
+        fix = f"Add {term} to {x.name}."
+        for base, name in ((x.own, x.name), (np.zeros_like(x.own), "")):
             used = _factors(y.own, port - base, limit)
-            own = {t.name: t.own for t in tables}
             wrong = _gate_name(used, own, limit) if used is not None else None
-            if wrong is None or (right == wrong and not missing):
+            if wrong is None or (right == wrong and name):
                 continue
-            cause = "residual-missing" if missing else "gate-missing" if wrong == "1" else (
+            cause = "residual-missing" if not name else "gate-missing" if wrong == "1" else (
                 "branch-missing" if wrong == "0" else "other-gate"
             )  # fmt: skip
-            ours = [] if missing else [x.name]
+            ours = [name] if name else []
             ours += [] if wrong == "0" else [_term(wrong, y.name)]
-            term = _term(right, y.name)
-            return Finding(
-                cause,
-                f"The port is {' + '.join(ours) or '0'}, the reference {x.name} + {term}.",
-                f"Add {term} to {x.name}.",
-            )
+            text = f"The port is {' + '.join(ours) or '0'}, the reference {x.name} + {term}."
+            return Finding(cause, text, fix)
+        factors = {"1": np.ones_like(gate)}
+        factors |= {f"chunk {n} of {t.name}": p for t in tables for n, p in enumerate(t.own)}
+        scaled = factors[right][:, None]
+        sums = (
+            {f"{_term(right, x.name)} + {y.name}": scaled * x.own + y.own} if right != "1" else {}
+        )
+        sums |= {
+            f"{other.name} + {term}": other.own + scaled * y.own
+            for other in values
+            if other.name not in (x.name, y.name)
+        }
+        for words, value in sums.items():
+            if apart_of(port, value) <= allowed(e):
+                text = f"The port is {words}, the reference {x.name} + {term}."
+                return Finding("other-sum", text, fix)
     return _missing_term(e, values, tables, limit) or _other_term(e, values)
 
 

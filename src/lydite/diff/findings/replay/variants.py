@@ -82,7 +82,7 @@ def inputs_of(e: Evidence) -> Iterator[Source]:
 def sources(e: Evidence) -> Iterator[Source]:
     """Recorded values of the reference that the operation may have taken, each array once.
 
-    Of a batch that the port runs in parts, each part.
+    Of a batch that the port runs in parts, each part. Tokens of a picture in the picture's axes.
     """
     seen: set[tuple[tuple[int, ...], bytes]] = set()
     inputs = (
@@ -90,6 +90,7 @@ def sources(e: Evidence) -> Iterator[Source]:
         for slot, (right, own) in e.inputs.items()
     )
     for recorded in (*inputs, *islice(e.before(), MAX_SOURCES)):
+        recorded = _as_picture(recorded, e.port.shape)
         value = recorded.value
         count = 1
         if value.ndim == e.port.ndim and value.shape[1:] == e.port.shape[1:]:
@@ -199,6 +200,19 @@ def _common(parts: list[str], others: list[str]) -> int:
 def _source(name: str, value: Array, own: Callable[[], Array | None]) -> Source:
     (array,) = comparable(value)
     return Source(name, array.astype(np.float64), own)
+
+
+def _as_picture(recorded: Recorded, shape: tuple[int, ...]) -> Recorded:
+    """Tokens (batch, height × width, channels) with the axes (batch, channels, height, width)."""
+    if len(shape) != 4 or recorded.value.shape != (shape[0], shape[2] * shape[3], shape[1]):
+        return recorded
+
+    def own() -> Array | None:
+        value = recorded.own()
+        return None if value is None else value.swapaxes(1, 2).reshape(shape)
+
+    value = recorded.value.swapaxes(1, 2).reshape(shape)
+    return Recorded(f"{recorded.name} as a picture", value, own)
 
 
 def _part_of(own: Callable[[], Array | None], row: int, count: int) -> Callable[[], Array | None]:
