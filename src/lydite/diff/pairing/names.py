@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -188,10 +188,6 @@ class StepsFromNames:
         """The name without its step, as this trace has it."""
         return _split_step(name)[0] if self.original else name
 
-    def as_written(self, events: Iterable[Event]) -> tuple[Event, ...]:
-        """Events as the trace has them on disk."""
-        return tuple(self.original.get(event.i, event) for event in events)
-
     def written_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """All names on disk that belong to these."""
         if not self.original:
@@ -200,6 +196,43 @@ class StepsFromNames:
         events = (event for event in self.original.values() if event.kind != "selftest")
         written = dict.fromkeys(event.name for event in events)
         return tuple(name for name in written if self.without_step(name) in wanted)
+
+
+def with_calls_in_names(reference: Trace, port: Trace, kept: Collection[str]) -> Trace:
+    """The reference with one name for each call of a function that a module calls several times.
+
+    A port has a name for each: q and k after the rotation. Names that are `kept`, and those of
+    which the port records as many calls under one name, stay.
+    """
+    counts, port_counts = _outputs_by_step(reference), _outputs_by_step(port)
+    known = {tuple(steps.values()) for steps in port_counts.values()}
+    calls: dict[str, int] = {}
+    for name, steps in counts.items():
+        around = counts.get(name[: max(name.rfind("."), name.rfind("/"), 0)], Counter())
+        times = {divmod(count, around[step] or count) for step, count in steps.items()}
+        if len(times) == 1 and name not in kept and tuple(steps.values()) not in known:
+            each, rest = times.pop()
+            if each > 1 and not rest:
+                calls[name] = each
+    if not calls:
+        return reference
+
+    def renamed(event: Event) -> Event:
+        if event.name not in calls:
+            return event
+        call, number = divmod(event.call, calls[event.name])
+        return msgspec.structs.replace(event, name=f"{event.name} ({number})", call=call)
+
+    return replace(reference, events=tuple(map(renamed, reference.events)))
+
+
+def _outputs_by_step(trace: Trace) -> dict[str, Counter[int]]:
+    """How many outputs each name has in each step."""
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for event in trace.events:
+        if event.slot == "out" and event.kind == "activation":
+            counts[event.name][event.step] += 1
+    return counts
 
 
 def _with_step(event: Event) -> Event | None:

@@ -21,9 +21,9 @@ from lydite.diff.pairing.alignment import (
 )
 from lydite.diff.pairing.blocks import BlockMap, numbered_variants
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
-from lydite.diff.pairing.names import StepsFromNames
+from lydite.diff.pairing.names import StepsFromNames, with_calls_in_names
 from lydite.diff.pairing.pair_names import NamePairs
-from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events
+from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events, unpaired
 from lydite.diff.pairing.similarity import is_input, names_of
 from lydite.trace.events import Site
 from lydite.trace.reader import Trace
@@ -56,22 +56,26 @@ def pair_traces(
         port_steps.without_step(name): replace(rename, ref=tuple(map(without_step, rename.ref)))
         for name, rename in (renames or {}).items()
     }
-    pairing = _pair(reference_steps.trace, port_steps.trace, given)
+    kept = {site.name for rename in given.values() for site in rename.ref}
+    named = with_calls_in_names(reference_steps.trace, port_steps.trace, kept)
+    pairing = _pair(named, port_steps.trace, given)
     remarks = [
         f"the steps of the {side} are read from its names"
         for side, steps in (("reference", reference_steps), ("port", port_steps))
         if steps.original
     ]
+    written = [{event.i: event for event in trace.events} for trace in (reference, port)]
+    pairs = tuple(
+        replace(
+            pair,
+            reference=tuple(written[0][event.i] for event in pair.reference),
+            port=tuple(written[1][event.i] for event in pair.port),
+        )
+        for pair in pairing.pairs
+    )
     return Pairing(
-        tuple(
-            replace(
-                pair,
-                reference=reference_steps.as_written(pair.reference),
-                port=port_steps.as_written(pair.port),
-            )
-            for pair in pairing.pairs
-        ),
-        reference_steps.written_names(pairing.unpaired_reference),
+        pairs,
+        unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
         port_steps.written_names(pairing.unpaired_port),
         (*remarks, *pairing.remarks),
     )

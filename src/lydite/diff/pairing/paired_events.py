@@ -73,8 +73,8 @@ def pair_events(
     pairs.sort(key=lambda pair: pair.event.i)
     return Pairing(
         tuple(pairs),
-        _unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
-        _unpaired(port, {event.i for pair in pairs for event in pair.port}, ignored),
+        unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
+        unpaired(port, {event.i for pair in pairs for event in pair.port}, ignored),
         remarks,
     )
 
@@ -191,7 +191,7 @@ def _by_name(events: Iterable[Event]) -> dict[str, list[Event]]:
     return result
 
 
-def _unpaired(trace: Trace, paired: Collection[int], ignored: Collection[str]) -> tuple[str, ...]:
+def unpaired(trace: Trace, paired: Collection[int], ignored: Collection[str]) -> tuple[str, ...]:
     """Names of which no event was paired."""
     names: dict[str, bool] = {}
     for event in trace.events:
