@@ -81,7 +81,8 @@ class DataFlow:
 
     def results(self, event: Event) -> list[Event]:
         """What the modules returned that take this value, in order of execution."""
-        takers = [other for other in self._same.get(event.hash or "", ()) if _is_input(other)]
+        later = (other for other in self._same.get(event.hash or "", ()) if other.i > event.i)
+        takers = [other for other in later if _is_input(other)]
         calls = dict.fromkeys((other.name, other.step, other.call) for other in takers)
         outputs = [output for call in calls for output in self._outputs.get(call, ())]
         return sorted((e for e in outputs if e.hash != event.hash), key=lambda other: other.i)

@@ -38,7 +38,8 @@ def shifted_per_channel(e: Evidence) -> Finding | None:
     return Explanation(
         "shifted-per-channel",
         f"port = reference + b, with b per {group.words} from {_range(offsets)}; {e.leaves(left)}.",
-        f"Look for a bias ({group.detail}) that is missing, zero, or added twice.",
+        f"Look for a bias ({group.detail}) that is missing, zero, or added twice, or for a "
+        "constant added to the input of a linear layer.",
         left <= e.noise(),
     )
 

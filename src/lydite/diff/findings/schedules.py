@@ -183,9 +183,10 @@ def stretched(e: Evidence) -> Finding | None:
             "flow-shift",
             f"The reference is an even table {what}; the port is one {own} and stretched to end at "
             f"{own_terminal:.4g}.",
-            "Use the reference's mu: a line in the number of image tokens, through the two points "
-            "of the scheduler's config; the shift is exp(mu), or mu itself with a linear "
-            "time_shift_type.",
+            "Compare the first and last sigma before the shift, and mu: another end of the even "
+            "table gives the same sigmas as another mu. mu is a line in the number of image "
+            "tokens, through the two points of the scheduler's config; the shift is exp(mu), or mu "
+            "itself with a linear time_shift_type.",
         )
     return None
 

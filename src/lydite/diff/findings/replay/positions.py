@@ -121,21 +121,41 @@ def other_position_table(e: Evidence) -> Finding | None:
 
 def other_buckets(e: Evidence) -> Finding | None:
     """The buckets of T5's relative positions, with another direction or other limits."""
-    if not e.same_shape or e.port.ndim != 2 or min(e.port.shape) < 4:
+    if not e.same_shape or min(e.port.shape, default=0) < 1:
         return None
-    reference, port = e.values
-    if not ((reference == np.rint(reference)).all() and reference.min() >= 0):
+    right, wrong = _whole_numbers(e) if e.port.ndim == 2 else _rows_of_table(e)
+    if right is None or wrong is None or min(right.shape) < 4:
         return None
-    tried = list(_buckets(*e.port.shape))
-    right = next((c.name for c in tried if np.array_equal(c.value, reference)), None)
-    wrong = next((c.name for c in tried if np.array_equal(c.value, port)), None)
-    if right is None or wrong is None:
+    tried = list(_buckets(*right.shape))
+    names = [
+        next((c.name for c in tried if np.array_equal(c.value, side)), None)
+        for side in (right, wrong)
+    ]
+    if names[0] is None or names[1] is None or names[0] == names[1]:
         return None
     return Finding(
         "other-buckets",
-        f"The port has buckets of relative positions {wrong}, the reference {right}.",
-        f"Compute the buckets {right}.",
+        f"The port has buckets of relative positions {names[1]}, the reference {names[0]}.",
+        f"Compute the buckets {names[0]}.",
     )
+
+
+def _whole_numbers(e: Evidence) -> tuple[Array | None, Array | None]:
+    """Both values, where the reference's are whole numbers."""
+    right, wrong = e.values
+    whole = bool((right == np.rint(right)).all()) and float(right.min()) >= 0
+    return (right, wrong) if whole else (None, None)
+
+
+def _rows_of_table(e: Evidence) -> tuple[Array | None, Array | None]:
+    """Which row of the module's table each position has, for both values (queries, keys, width)."""
+    weight = e.parameters().get("weight")
+    if e.port.ndim != 3 or weight is None or weight.shape[1:] != e.port.shape[2:]:
+        return None, None
+    near = fit_tolerance(e) * float(np.linalg.norm(weight, axis=-1).max())
+    sides = (_found_rows(value.reshape(-1, value.shape[2]), weight, near) for value in e.values)
+    right, wrong = (rows.reshape(e.port.shape[:2]) for rows in sides)
+    return (None, None) if min(right.min(), wrong.min()) < 0 else (right, wrong)
 
 
 def _sinusoids(times: Array, width: int) -> Iterator[Candidate]:
@@ -470,8 +490,8 @@ def _found_rows(table: Array, known: Array, near: float) -> Array:
 
 def _buckets(queries: int, keys: int) -> Iterator[Candidate]:
     distance = np.arange(keys)[None] - np.arange(queries)[:, None]
-    for count in (32, 16, 64):
-        for furthest in (128, 64, 32, 256, 20):
+    for count in (32, 16, 64, 8):
+        for furthest in (128, 64, 32, 256, 20, 12, 16, 512):
             for words, both, sign in (
                 ("of both directions", True, 1),
                 ("of one direction", False, 1),

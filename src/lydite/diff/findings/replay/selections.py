@@ -136,7 +136,16 @@ def other_assembly(e: Evidence) -> Finding | None:
     if not changed:
         return None
     if sorted(tile.name for tile in wrong) == sorted(tile.name for tile in right):
-        order = ", ".join(dict.fromkeys(tile.name for tile in right))
+        names, order = (list(dict.fromkeys(tile.name for tile in side)) for side in (wrong, right))
+        if names == order:
+            first = changed[0]
+            place = next(tile.place for tile in right if tile.name == first.name)
+            return Finding(
+                "other-padding",
+                f"The port has {first.name} at {first.place}, the reference at {place}.",
+                "Check on which side the zeros are added.",
+            )
+        order = ", ".join(order)
         return Finding(
             "parts-reordered",
             f"The port is put together from the reference's values in another order: at "
