@@ -101,7 +101,7 @@ def problem_of_steps(act_bits: int, *, groups: bool) -> Problem:
     if groups:
         ranges = {
             name: each.for_groups(
-                {lowest: values[name][step == number] for number, lowest in enumerate(LOWEST)}
+                (lowest, values[name][step == number]) for number, lowest in enumerate(LOWEST)
             )
             for name, each in ranges.items()
         }

@@ -9,7 +9,7 @@ Shift and divisor are the same for all steps, whatever the ranges are: a layer h
 is multiplied by the divisor, and one bias, which gives back the shift.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,11 +71,14 @@ class InputRange:
         """The weight that takes over the divisor."""
         return weight if self.divisor is None else weight * self.divisor
 
-    def for_groups(self, groups: Mapping[float, Floats]) -> "InputRange":
-        """With scales and zero points for groups of steps: lowest timestep -> inputs."""
-        found = [_search(self.moved(values).reshape(-1), self.bits) for values in groups.values()]
-        scales, zeros = np.array(found, np.float32).T
-        return replace(self, scale=scales, zero=zeros, times=np.array([*groups], np.float32))
+    def for_groups(self, groups: Iterable[tuple[float, Floats]]) -> "InputRange":
+        """With scales and zero points for groups of steps: lowest timestep, inputs."""
+        found = [
+            (lowest, *_search(self.moved(values).reshape(-1), self.bits))
+            for lowest, values in groups
+        ]
+        times, scales, zeros = np.array(found, np.float32).T
+        return replace(self, scale=scales, zero=zeros, times=times)
 
 
 def plain_range(values: Floats, bits: int) -> InputRange:

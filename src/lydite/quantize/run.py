@@ -256,11 +256,9 @@ class _Block:
         if self.settings.act_groups == 1:
             return found
         lowest = group_times(self._learned_times(), self.settings.act_groups)
-        return found.for_groups(
-            {
-                low: self._inputs(stage[0], GROUP_ROWS, (low, above))
-                for low, above in zip(lowest, [np.inf, *lowest], strict=False)
-            }
+        return found.for_groups(  # the inputs of one group in memory at a time
+            (low, self._inputs(stage[0], GROUP_ROWS, (low, above)))
+            for low, above in zip(lowest, [np.inf, *lowest], strict=False)
         )
 
     def _learned_times(self, most: int | None = None) -> Floats:
@@ -274,12 +272,13 @@ class _Block:
     ) -> Floats:
         """The inputs of a linear at some rows, of steps from one to below another timestep.
 
-        (rows, tokens, channels)
+        (rows, tokens, channels), as many as fit the memory for one call of the block.
         """
         found: list[Floats] = []
 
         def keep(_: str, args: Any, kwargs: Any, output: Any) -> Any:
-            found.append(np.array(args[0].astype(mx.float32)))
+            if sum(each.nbytes for each in found) < self.source.call_bytes:
+                found.append(np.array(args[0].astype(mx.float32)))
             return output
 
         self._run_learned(path, keep, most, times)
@@ -298,7 +297,7 @@ class _Block:
             )
         if method in ("smoothquant", "ptq4dit") and not is_behind_gelu(values).any():
             weights = [weight_of(self.source.full[path])[0] for path in stage]
-            times = self._learned_times(SEEN_ROWS) if method == "ptq4dit" else None
+            times = self._learned_times(SEEN_ROWS)[: len(values)] if method == "ptq4dit" else None
             divisor = balance(values, weights, times=times)
             return replace(plain_range(values / divisor, bits), divisor=divisor)
         return plain_range(values, bits)
