@@ -119,10 +119,14 @@ BUGS = {
         patch.object(modulation.AdaLayerNorm, "__call__", scale_last),
     ),
     "positions not centred": Bug(
-        f"{BLOCK}.attn.to_out.0", None, patch.object(qwen_image, "position_ids", from_the_corner)
+        f"{BLOCK}.attn.to_out.0",
+        "rotation-in-attention",
+        patch.object(qwen_image, "position_ids", from_the_corner),
     ),
     "rotation in the other direction": Bug(
-        f"{BLOCK}.attn.to_out.0", None, patch.object(rotary, "rotate", turned_back)
+        f"{BLOCK}.attn.to_out.0",
+        "rotation-in-attention",
+        patch.object(rotary, "rotate", turned_back),
     ),
     "template cut one token early": Bug(
         "pipeline/prompt_embeds",
@@ -162,7 +166,9 @@ BUGS = {
     "patches with channels last": Bug(
         "transformer", "patch-order", patch.object(packed, "pack_latents", channels_last)
     ),
-    "guidance without norms": Bug("pipeline/velocity", None, change=of_family(guide=cfg)),
+    "guidance without norms": Bug(
+        "pipeline/velocity", "other-guidance", change=of_family(guide=cfg)
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 
@@ -66,6 +66,7 @@ class Rotation:
     halves: bool
     of: str = "qk"
     keys: Array | None = None  # other angles for k
+    lengths: tuple[int, ...] = ()  # of the streams that the tokens are
 
     def apply(self, x: Array, part: str) -> Array:
         """q or k (batch, heads, tokens, width) rotated."""
@@ -215,16 +216,17 @@ def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]
         return
     width = streams[0].q.shape[-1]
     tables = [None, *_biases(e, heads, tokens, keys)]
-    rotations = [None, *_rotations(e, tokens, width)] if tokens == keys else [None]
+    tables_of = list(_tables(e, width)) if tokens == keys else []
+    orders = (streams, streams[::-1]) if len(streams) > 1 and tables_of else (streams,)
+    rotations = [(order, rotation) for order in orders for rotation in _rotations(order, tables_of)]
     length = e.port.shape[1]
-    for bias, rotation, scale, mask in product(
-        tables, rotations, (1.0, width**0.5), ("no mask", "a causal mask")
+    for bias, (order, rotation), scale, mask in product(
+        tables, [(streams, None), *rotations], (1.0, width**0.5), ("no mask", "a causal mask")
     ):
-        for order in (streams, streams[::-1]) if len(streams) > 1 and rotation else (streams,):
-            for start in sorted({0, order[0].q.shape[2]} if len(order) > 1 else {0}):
-                if start + length <= tokens:
-                    form = Form(order, scale, mask, bias=bias, rotation=rotation)
-                    yield form, slice(start, start + length)
+        for start in sorted({0, order[0].q.shape[2]} if len(order) > 1 else {0}):
+            if start + length <= tokens:
+                form = Form(order, scale, mask, bias=bias, rotation=rotation)
+                yield form, slice(start, start + length)
 
 
 def _biases(e: Evidence, heads: int, queries: int, keys: int) -> Iterator[Array]:
@@ -251,28 +253,51 @@ def _biases(e: Evidence, heads: int, queries: int, keys: int) -> Iterator[Array]
             return
 
 
-def _rotations(e: Evidence, tokens: int, width: int) -> Iterator[Rotation]:
-    """Recorded tables of cosines and sines."""
-    tables: list[Array] = []
+def _tables(e: Evidence, width: int) -> Iterator[tuple[Array, bool | None]]:
+    """Recorded tables of rotations (tokens, pairs), and whether pairs are halves, if it shows."""
+    parts: list[Array] = []
     for recorded in e.before():
         value = recorded.value
         rows = [n for n in value.shape[:-1] if n != 1]
-        if value.shape[-1:] not in ((width,), (width // 2,)) or rows[-1:] != [tokens]:
+        if len(rows) != 1 or value.shape[-1] not in (width, width // 2):
             continue
-        if float(np.abs(value).max()) <= 1.0001:
-            tables.append(value.astype(np.float64).reshape(-1, tokens, value.shape[-1])[0])
-    for n, first in enumerate(tables):
-        for other in tables[n + 1 :]:
-            if first.shape != other.shape or np.abs(first**2 + other**2 - 1).max() > 1e-2:
-                continue
-            cos, sin = (first, other) if first[0].sum() > other[0].sum() else (other, first)
-            full = cos.shape[-1] == width
-            halved = full and np.allclose(cos[:, : width // 2], cos[:, width // 2 :])
-            cut = slice(None) if not full else slice(width // 2) if halved else slice(0, None, 2)
-            table = cos[:, cut] + 1j * sin[:, cut]
-            for halves in (True, False) if halved or not full else (False, True):
-                yield Rotation(table, halves)
+        value = value.reshape(-1, value.shape[-1]).astype(np.float64)
+        complexes = value[:, 0::2] + 1j * value[:, 1::2]  # how a trace's complex numbers are read
+        if value.shape[-1] == width and np.abs(np.abs(complexes) - 1).max() < 1e-3:
+            yield complexes, False
+        elif float(np.abs(value).max()) <= 1.0001:
+            parts.append(value)
+    for first, other in combinations(parts, 2):
+        if first.shape != other.shape or np.abs(first**2 + other**2 - 1).max() > 1e-2:
+            continue
+        cos, sin = (first, other) if first[0].sum() > other[0].sum() else (other, first)
+        full = cos.shape[-1] == width
+        halved = full and np.allclose(cos[:, : width // 2], cos[:, width // 2 :])
+        cut = slice(None) if not full else slice(width // 2) if halved else slice(0, None, 2)
+        yield cos[:, cut] + 1j * sin[:, cut], halved if full else None
+
+
+def _rotations(
+    streams: tuple[Stream, ...], tables: list[tuple[Array, bool | None]]
+) -> Iterator[Rotation]:
+    """One table for all streams in this order, one for each of them, or for one of them alone."""
+    lengths = tuple(stream.q.shape[2] for stream in streams)
+    found = {len(table): (table, halves) for table, halves in reversed(tables)}
+    whole = found.get(sum(lengths))
+    if whole is None:
+        known = [found.get(length) for length in lengths]
+        halves = next((h for entry in known if entry for h in entry[1:]), None)
+        pairs = next((entry[0].shape[1] for entry in known if entry), None)
+        if pairs is None or any(entry and entry[0].shape[1] != pairs for entry in known):
             return
+        each = [
+            entry[0] if entry else np.ones((length, pairs))
+            for entry, length in zip(known, lengths, strict=True)
+        ]
+        whole = np.concatenate(each), halves
+    table, halves = whole
+    for guess in (False, True) if halves is False else (True, False):
+        yield Rotation(table, guess, lengths=lengths)
 
 
 def _streams(parts: Parts, heads: int, width: int) -> tuple[Stream, ...]:
@@ -425,9 +450,36 @@ def _other_rotations(usual: Form, rows: slice) -> Iterator[Candidate]:
         f"rotated with the base {base:g}": replace(rotation, table=table)
         for base, table in _other_bases(rotation.table)
     }
+    others |= {words: replace(rotation, table=table) for words, table in _other_positions(rotation)}
     for words, other in others.items():
         form = replace(usual, rotation=other)
         yield Candidate(f"rotation: {words}", form.result()[:, rows])
+
+
+def _other_positions(rotation: Rotation) -> Iterator[tuple[str, Array]]:
+    """The table with the positions of one stream displaced, or of a grid read column by column."""
+    ends = np.cumsum(rotation.lengths)
+    for end, length in zip(ends, rotation.lengths, strict=True):
+        part, where = rotation.table[end - length : end], slice(end - length, end)
+        stream = f"tokens {end - length} to {end - 1}" if len(ends) > 1 else "all tokens"
+        moved = {
+            f"with the positions of {stream} counted from 0": part * part[:1].conj(),
+            f"with the positions of {stream} one later": _moved(part, 1),
+            f"with the positions of {stream} one earlier": _moved(part, -1),
+            f"without the rotation of {stream}": np.ones_like(part),
+        }
+        moved |= {
+            f"with the positions of {stream} read column by column, in a grid of {rows} rows": part[
+                np.arange(length).reshape(rows, -1).T.reshape(-1)
+            ]
+            for rows in range(2, length // 2 + 1)
+            if length % rows == 0
+        }
+        for words, other in moved.items():
+            if not np.allclose(other, part):
+                table = rotation.table.copy()
+                table[where] = other
+                yield words, table
 
 
 def _other_bases(table: Array) -> Iterator[tuple[float, Array]]:

@@ -1,11 +1,13 @@
 """Guidance whose result is rescaled to the norm of the prompt's prediction."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations, product
 
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.selections import patch_orders
 from lydite.diff.findings.replay.variants import (
     Candidate,
     Source,
@@ -24,35 +26,58 @@ def other_guidance(e: Evidence) -> Finding | None:
     """Guidance with a rescaled norm: not rescaled, over other axes, to the other prediction."""
     if not is_replayable(e) or e.port.ndim < 2:
         return None
-    values = [s for s in sources(e) if s.x.shape == e.port.shape][:MAX_PREDICTIONS]
-    axes = (e.port.ndim - 1,) if e.port.ndim < 4 else (1, e.port.ndim - 1)
-    for (prompt, other), axis in product(permutations(values, 2), axes):
-        weight = _weight(e.values[0], prompt.x, other.x, axis)
-        if weight is None:
-            continue
-        usual = Candidate("", _rescaled(prompt.x, other.x, weight, axis))
-        if apart_of(e.values[0], usual.value) > allowed(e):
-            continue
-        told = told_apart(
-            e,
-            (usual, *_variants(prompt, other, weight, axis, own=False)),
-            lambda a=prompt, b=other, g=weight, axis=axis: (
-                Candidate("", _rescaled(a.own, b.own, g, axis)),
-                *_variants(a, b, g, axis, own=True),
-            ),
-            reference_is="",
-            what="forms of guidance with a rescaled norm",
-        )
-        if told is None:
-            return None
-        return Finding(
-            "other-guidance",
-            f"The reference is {other.name} + {weight:.4g} × ({prompt.name} − {other.name}), "
-            f"rescaled to the norm of {prompt.name} over axis {axis}; the port {told.wrong}; "
-            f"{told.leaves}.",
-            "Compute the guidance, and the norm it is rescaled to, as the reference.",
-        )
+    predictions = list(sources(e))
+    for shape in dict.fromkeys(s.x.shape for s in predictions if s.x.size == e.port.size):
+        values = [s for s in predictions if s.x.shape == shape][:MAX_PREDICTIONS]
+        axes = (len(shape) - 1,) if len(shape) < 4 else (1, len(shape) - 1)
+        for seen, (prompt, other), axis in product(
+            _in_shape(e, shape), permutations(values, 2), axes
+        ):
+            told = _told(seen, prompt, other, axis)
+            if isinstance(told, Finding):
+                return told
+            if told:
+                return None
     return None
+
+
+def _in_shape(e: Evidence, shape: tuple[int, ...]) -> Iterator[Evidence]:
+    """Both values in the shape of the predictions: as they are, or as tokens made of patches."""
+    if shape == e.port.shape:
+        yield e
+    elif (len(shape), e.port.ndim) == (3, 4):
+        packed = (patch_orders(value, shape) for value in e.values)
+        for right, own in zip(*packed, strict=True):
+            yield replace(e, reference=right.value, port=own.value)
+
+
+def _told(e: Evidence, prompt: Source, other: Source, axis: int) -> Finding | bool:
+    """What the port does instead of the reference's guidance; whether the reference's is this."""
+    weight = _weight(e.values[0], prompt.x, other.x, axis)
+    if weight is None:
+        return False
+    usual = Candidate("", _rescaled(prompt.x, other.x, weight, axis))
+    if apart_of(e.values[0], usual.value) > allowed(e):
+        return False
+    told = told_apart(
+        e,
+        (usual, *_variants(prompt, other, weight, axis, own=False)),
+        lambda: (
+            Candidate("", _rescaled(prompt.own, other.own, weight, axis)),
+            *_variants(prompt, other, weight, axis, own=True),
+        ),
+        reference_is="",
+        what="forms of guidance with a rescaled norm",
+    )
+    if told is None:
+        return True
+    return Finding(
+        "other-guidance",
+        f"The reference is {other.name} + {weight:.4g} × ({prompt.name} − {other.name}), "
+        f"rescaled to the norm of {prompt.name} over axis {axis}; the port {told.wrong}; "
+        f"{told.leaves}.",
+        "Compute the guidance, and the norm it is rescaled to, as the reference.",
+    )
 
 
 def _weight(value: Array, prompt: Array, other: Array, axis: int) -> float | None:

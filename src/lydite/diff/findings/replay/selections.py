@@ -106,8 +106,8 @@ def other_patches(e: Evidence) -> Finding | None:
             continue
         told = told_apart(
             e,
-            _patches(source.x, e.port.shape),
-            lambda source=source: _patches(source.own, e.port.shape),
+            patch_orders(source.x, e.port.shape),
+            lambda source=source: patch_orders(source.own, e.port.shape),
             what=f"orders of patches of {source.name}",
         )
         if told is not None:
@@ -219,7 +219,7 @@ def dropout(e: Evidence) -> Finding | None:
     return None
 
 
-def _patches(x: Array, shape: tuple[int, ...]) -> Iterator[Candidate]:
+def patch_orders(x: Array, shape: tuple[int, ...]) -> Iterator[Candidate]:
     """A picture (b, c, h, w) as tokens (b, n, numbers of a patch) or the reverse, in any order."""
     to_tokens = x.ndim == 4
     picture, tokens = (x.shape, shape) if to_tokens else (shape, x.shape)
