@@ -1,15 +1,13 @@
 """`compare`: two traces in, one verdict out."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from math import inf, prod
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lydite.core.files import open_regular
 from lydite.diff import preconditions
@@ -24,12 +22,10 @@ from lydite.diff.divergence.first import (
     misplaced_value,
     over_limit,
     unpaired_between,
-    values_nearby,
 )
 from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
 from lydite.diff.findings import Evidence, find, is_another_form, replayed
-from lydite.diff.findings.evidence import Recorded
-from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
+from lydite.diff.measure.aligned import Layouts
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
 from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
@@ -38,6 +34,7 @@ from lydite.diff.pairing.names import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
 from lydite.diff.pairing.paired_events import Pair, Pairing
 from lydite.diff.parameter_values import ParameterValues
+from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.repro import Reproduction
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.diff.trace_health import examine
@@ -48,14 +45,12 @@ from lydite.diff.verdict_text import (
     uncovered_text,
     undecided_text,
 )
-from lydite.trace.events import Event, EventId, dtype_name
+from lydite.trace.events import EventId, dtype_name
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
-MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
 BESIDE = 8  # events around a guessed counterpart among which the right one is searched
 MAX_INPUTS = 6  # values of a reproduction, where the inputs themselves are not recorded
-MAX_KEPT = 2**14  # numbers of a value that a port may keep from step to step
 MAX_NOTES = 8  # assumptions listed as remarks
 
 
@@ -147,6 +142,9 @@ class _Comparer:
         self.failed: list[preconditions.GateResult] = []
         self.remarks: list[str] = []
         self.layouts = Layouts()
+        self.reader = EvidenceReader(
+            traces.reference, traces.port, pairing, self.layouts, parameters
+        )
         self.pairs = [pair for pair in pairing.pairs if pair.event.kind not in GATED]
         self.ignored_rows: tuple[Row, ...] = ()
 
@@ -264,7 +262,7 @@ class _Comparer:
         after = next((at for at in certain if rows[at].wrong), None)
         if after is None:
             return None
-        evidence = self._evidence(self.pairs[after], rows[after].floor or 0.0)
+        evidence = self.reader.evidence(self.pairs[after], rows[after].floor or 0.0)
         return after if replayed(evidence, of_input=False) else None
 
     def _taken(self, pair: Pair) -> set[str]:
@@ -297,7 +295,7 @@ class _Comparer:
         return None
 
     def _is_multiple(self, pair: Pair) -> bool:
-        values = self._values(pair)
+        values = self.reader.values(pair)
         if values.reference is None or values.port is None:
             return False
         reference, port = wide(values.reference), wide(values.port)
@@ -327,7 +325,7 @@ class _Comparer:
         names = failed.parameters[0] if failed.parameters else (failed.gate.name, failed.gate.name)
         if failed.pair is not None:
             names = (failed.pair.event.name, failed.pair.port_event.name)
-            findings = find(self._evidence(failed.pair, 0.0))
+            findings = find(self.reader.evidence(failed.pair, 0.0))
         verb = "differs" if failed.gate.name == "schedule" else "differ"
         return self._finish(
             "diverge",
@@ -354,7 +352,7 @@ class _Comparer:
         pair, row = self.pairs[divergence.first], rows[divergence.first]
         row = replace(row, site=self._wrong_part(pair, row))
         findings = (*more, *self._turned_weight(row))
-        evidence = self._evidence(pair, row.floor or 0.0)
+        evidence = self.reader.evidence(pair, row.floor or 0.0)
         findings += find(evidence)
         if not findings and pair.how in (*GUESSES, "order", "siblings"):
             row, evidence, findings = self._other_counterpart(pair, row, evidence)
@@ -401,7 +399,7 @@ class _Comparer:
         self, pair: Pair, row: Row, evidence: Evidence
     ) -> tuple[Row, Evidence, tuple[Finding, ...]]:
         """A value beside a guessed counterpart of which the port's is a known variant."""
-        self._pair_of.pop(pair.event.i, None)  # it is not what the port has in that place
+        self.reader.forget(pair)
         pairs = (each for each in self.pairing.pairs if each is not pair)
         paired = {event.hash or event.i for each in pairs for event in each.reference}
         for other in self.traces.reference.events:
@@ -411,7 +409,7 @@ class _Comparer:
                 continue
             if other.name == pair.event.name:
                 continue  # the port's value is its input
-            beside = self._evidence(replace(pair, reference=(other,)), row.floor or 0.0)
+            beside = self.reader.evidence(replace(pair, reference=(other,)), row.floor or 0.0)
             if findings := replayed(beside):
                 return replace(row, site=other.name, slot=other.slot), beside, findings
         return row, evidence, ()
@@ -464,7 +462,7 @@ class _Comparer:
 
     def _wrong_part(self, pair: Pair, row: Row) -> str:
         """The part of a fused value that is wrong: to_k, where the port fuses q, k and v."""
-        values = self._values(pair)
+        values = self.reader.values(pair)
         if len(pair.reference) < 2 or values.reference is None or values.port is None:
             return row.site
         if values.reference.shape != values.port.shape:
@@ -507,91 +505,6 @@ class _Comparer:
             health=tuple(health),
             **fields,
         )
-
-    def _values(self, pair: Pair) -> AlignedPair:
-        return align_values(pair, self.traces.reference, self.traces.port, self.layouts)
-
-    def _evidence(self, pair: Pair, rounding: float) -> Evidence:
-        values, event = self._values(pair), self._producer(pair)
-        empty = np.zeros(0, np.float32)
-        return Evidence(
-            reference=wide(values.reference) if values.reference is not None else empty,
-            port=wide(values.port) if values.port is not None else empty,
-            floor=rounding,
-            name=event.name,
-            slot=event.slot,
-            dtype=pair.port_event.dtype,
-            kind=pair.event.kind,
-            dims=pair.ref_dims or pair.event.dims,
-            inputs=self._inputs(event),
-            others=lambda: values_nearby(self.traces.reference, pair.event),
-            near=lambda: values_nearby(self.traces.reference, pair.event, any_size=True),
-            before=lambda: self._before(event),
-            parameters=lambda: self.parameters.of_module(event.name),
-            parameters_like=lambda shape: self.parameters.like(event.name, shape),
-        )
-
-    def _producer(self, pair: Pair) -> Event:
-        """The module that computed a value, where a module around it only returns it."""
-        event, twin = pair.event, pair.event.alias_of
-        if len(pair.reference) > 1 or twin is None or event.slot != "out":
-            return event
-        inner = next(other for other in self.traces.reference.events if other.i == twin)
-        inside = inner.name.startswith((f"{event.name}.", f"{event.name}/"))
-        return inner if inside and inner.slot == "out" else event
-
-    def _before(self, event: Event) -> Iterator[Recorded]:
-        """The reference's values before one in its step, the last first, and what came before it.
-
-        That is the same value in the step before, and what the run began with.
-        """
-        reference = self.traces.reference
-        earlier = [other for other in reference.events if other.i < event.i]
-        same_step = [other for other in earlier if other.step == event.step]
-        begun = [e for e in earlier if e.site == event.site and e.step == event.step - 1]
-        begun += [other for other in earlier if other.kind == "input"]
-        # Small values beside it in the step before: a port may keep them.
-        begun += [
-            other
-            for other in earlier
-            if other.step == event.step - 1
-            and prod(other.shape) <= MAX_KEPT
-            and other.name.startswith(module_of(event.name) or event.name)
-        ]
-        # A step of a sampler takes what the network was given, long before.
-        outer = [other for other in same_step if "." not in other.name + event.name]
-        for other in (*outer, *reversed(same_step[-MAX_BEFORE:]), *begun):
-            if other.kind in ("activation", "input") and reference.has_values(other):
-                value = wide(reference.read(other))
-                step = "" if other.step == event.step else f", step {other.step}"
-                yield Recorded(f"{other}{step}", value, lambda i=other.i: self._ports_value(i))
-
-    @cached_property
-    def _pair_of(self) -> dict[int, Pair]:
-        """Pairs by the number of the reference's event, where that is the whole pair."""
-        return {
-            pair.event.i: pair
-            for pair in self.pairing.pairs
-            if len(pair.reference) == 1 == len(pair.port)
-        }
-
-    def _ports_value(self, i: int) -> NDArray[Any] | None:
-        """What the port has in the place of the reference's event number i."""
-        pair = self._pair_of.get(i)
-        value = self._values(pair).port if pair is not None else None
-        return None if value is None else wide(value)
-
-    def _inputs(self, here: Event) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-        """The inputs of the same call of the module, reference's and port's, by slot."""
-        inputs: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
-        for other in self.pairing.pairs:
-            event = other.event
-            same = (event.name, event.step, event.call) == (here.name, here.step, here.call)
-            if same and event.slot.startswith("in") and not here.slot.startswith("in"):
-                values = self._values(other)
-                if values.reference is not None and values.port is not None:
-                    inputs[event.slot] = (wide(values.reference), wide(values.port))
-        return inputs
 
 
 def _why_ignored(row: Row, later: Sequence[Row]) -> str:

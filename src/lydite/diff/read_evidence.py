@@ -1,0 +1,123 @@
+"""What both traces know about one wrong value: the evidence for `findings`."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lydite.diff.divergence.first import values_nearby
+from lydite.diff.findings.evidence import Evidence, Recorded
+from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
+from lydite.diff.measure.distance import wide
+from lydite.diff.pairing.names import module_of
+from lydite.diff.pairing.paired_events import Pair, Pairing
+from lydite.diff.parameter_values import ParameterValues
+from lydite.trace.events import Event
+from lydite.trace.reader import Trace
+
+MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
+MAX_KEPT = 2**14  # numbers of a value that a port may keep from step to step
+
+
+class EvidenceReader:
+    """Reads the values of pairs, and what was computed before them."""
+
+    def __init__(
+        self,
+        reference: Trace,
+        port: Trace,
+        pairing: Pairing,
+        layouts: Layouts,
+        parameters: ParameterValues,
+    ) -> None:
+        self.reference, self.port, self.pairing = reference, port, pairing
+        self.layouts, self.parameters = layouts, parameters
+        # By the number of the reference's event, where that is the whole pair.
+        self._pair_of = {
+            pair.event.i: pair
+            for pair in pairing.pairs
+            if len(pair.reference) == 1 == len(pair.port)
+        }
+
+    def forget(self, pair: Pair) -> None:
+        """The port's value is not the counterpart of the reference's."""
+        self._pair_of.pop(pair.event.i, None)
+
+    def values(self, pair: Pair) -> AlignedPair:
+        """Both values in one axis order."""
+        return align_values(pair, self.reference, self.port, self.layouts)
+
+    def evidence(self, pair: Pair, rounding: float) -> Evidence:
+        """A pair's values and those around them; `rounding` is the relative error it explains."""
+        values, event = self.values(pair), self._producer(pair)
+        empty = np.zeros(0, np.float32)
+        return Evidence(
+            reference=wide(values.reference) if values.reference is not None else empty,
+            port=wide(values.port) if values.port is not None else empty,
+            floor=rounding,
+            name=event.name,
+            slot=event.slot,
+            dtype=pair.port_event.dtype,
+            kind=pair.event.kind,
+            dims=pair.ref_dims or pair.event.dims,
+            inputs=self._inputs(event),
+            others=lambda: values_nearby(self.reference, pair.event),
+            near=lambda: values_nearby(self.reference, pair.event, any_size=True),
+            before=lambda: self._before(event),
+            parameters=lambda: self.parameters.of_module(event.name),
+            parameters_like=lambda shape: self.parameters.like(event.name, shape),
+        )
+
+    def _producer(self, pair: Pair) -> Event:
+        """The module that computed a value, where a module around it only returns it."""
+        event, twin = pair.event, pair.event.alias_of
+        if len(pair.reference) > 1 or twin is None or event.slot != "out":
+            return event
+        inner = next(other for other in self.reference.events if other.i == twin)
+        inside = inner.name.startswith((f"{event.name}.", f"{event.name}/"))
+        return inner if inside and inner.slot == "out" else event
+
+    def _before(self, event: Event) -> Iterator[Recorded]:
+        """The reference's values before one in its step, the last first, and what came before it.
+
+        That is the same value in the step before, and what the run began with.
+        """
+        earlier = [other for other in self.reference.events if other.i < event.i]
+        same_step = [other for other in earlier if other.step == event.step]
+        begun = [e for e in earlier if e.site == event.site and e.step == event.step - 1]
+        begun += [other for other in earlier if other.kind == "input"]
+        # Small values beside it in the step before: a port may keep them.
+        begun += [
+            other
+            for other in earlier
+            if other.step == event.step - 1
+            and prod(other.shape) <= MAX_KEPT
+            and other.name.startswith(module_of(event.name) or event.name)
+        ]
+        # A step of a sampler takes what the network was given, long before.
+        outer = [other for other in same_step if "." not in other.name + event.name]
+        for other in (*outer, *reversed(same_step[-MAX_BEFORE:]), *begun):
+            if other.kind in ("activation", "input") and self.reference.has_values(other):
+                value = wide(self.reference.read(other))
+                step = "" if other.step == event.step else f", step {other.step}"
+                yield Recorded(f"{other}{step}", value, lambda i=other.i: self._ports_value(i))
+
+    def _ports_value(self, i: int) -> NDArray[Any] | None:
+        """What the port has in the place of the reference's event number i."""
+        pair = self._pair_of.get(i)
+        value = self.values(pair).port if pair is not None else None
+        return None if value is None else wide(value)
+
+    def _inputs(self, here: Event) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+        """The inputs of the same call of the module, reference's and port's, by slot."""
+        inputs: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        for other in self.pairing.pairs:
+            event = other.event
+            same = (event.name, event.step, event.call) == (here.name, here.step, here.call)
+            if same and event.slot.startswith("in") and not here.slot.startswith("in"):
+                values = self.values(other)
+                if values.reference is not None and values.port is not None:
+                    inputs[event.slot] = (wide(values.reference), wide(values.port))
+        return inputs
