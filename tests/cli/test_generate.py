@@ -243,7 +243,7 @@ def test_debug_names_every_place(untrained, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        (["--size", "100"], InputError, "--size is '100'; expected WIDTHxHEIGHT"),
+        (["--size", "100x"], InputError, "--size is '100x'; expected WIDTHxHEIGHT"),
         (["--seed", "abc"], InputError, "--seed is 'abc'"),
         (["--seed", "9-3"], InputError, "rising range"),
         (["--batch", "0"], InputError, "--batch is 0"),

@@ -138,8 +138,8 @@ def request_options(command: F) -> F:
                      help="Guide only this part of the steps, e.g. 0.2:0.8; 0 is the first step, 1 "
                           "the end. Other steps evaluate the network once, not twice."),
         click.option("--size", metavar="WxH",
-                     help="Pixels, e.g. 1024x768; by default the model's own size, or that of "
-                          "--image."),
+                     help="Pixels, e.g. 1024x768, or 1024 for a square; by default the model's own "
+                          "size, or that of --image."),
         click.option("--width", type=click.IntRange(1, 999_999), help="Pixels; or use --size."),
         click.option("--height", type=click.IntRange(1, 999_999), help="Pixels; or use --size."),
         click.option("--sampler", metavar="NAME", shell_complete=complete_sampler,
@@ -233,10 +233,13 @@ def _read_sides(options: Mapping[str, Any]) -> dict[str, int]:
     if given:
         raise InputError(f"--size and --{min(given)} together; give one of them.")
     text = options["size"]
-    found = re.fullmatch(r"([1-9]\d{0,5})[xX×]([1-9]\d{0,5})", text)
+    found = re.fullmatch(r"([1-9]\d{0,5})(?:[xX×]([1-9]\d{0,5}))?", text)
     if not found:
-        raise InputError(f"--size is {text!r}; expected WIDTHxHEIGHT in pixels, e.g. 1024x768.")
-    return {"width": int(found[1]), "height": int(found[2])}
+        raise InputError(
+            f"--size is {text!r}; expected WIDTHxHEIGHT in pixels, e.g. 1024x768, or one number for "
+            "a square."
+        )
+    return {"width": int(found[1]), "height": int(found[2] or found[1])}
 
 
 def read_scales(text: str) -> tuple[float, ...]:

@@ -34,6 +34,7 @@ SPREAD = 12.0  # largest over mean error of rounding, which is in every number
 UNRELATED = 1.0  # relative error of a guessed pair from which it may be no pair
 JUMP = 300.0  # times the largest error over limit before it: not the same error, grown
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
+GONE = 1e-3  # the same where values after that module are wrong
 FOLLOWING = 4  # agreeing values after a misplaced one that prove the computation is right
 NEARBY = 60  # events around a value among which a misplaced value is searched
 
@@ -153,17 +154,21 @@ def over_limit(row: Row) -> float:
 
 
 def _outer_module_agrees(rows: Sequence[Row], index: int) -> bool:
-    """Whether no later value is wrong, and a module around this one returns what it should."""
+    """Whether a module around this one returns what it should: nothing else sees the error.
+
+    Where later values are wrong too, what is left of the error could be their cause: it has to be
+    gone. That is so where tokens are in another order inside of the module.
+    """
     row, later = rows[index], rows[index + 1 :]
-    if any(other.wrong for other in later):
-        return False
+    left = GONE if any(other.wrong for other in later) else DILUTED
     return any(
         other.slot.startswith("out")
+        and other.agrees
         and other.error is not None
-        and other.error <= DILUTED * (row.error or inf)
+        and other.error <= left * (row.error or inf)
         and row.site.startswith((f"{other.site}.", f"{other.site}/"))
         for other in later
-        if other.step == row.step
+        if (other.step, other.call) == (row.step, row.call)
     )
 
 
