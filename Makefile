@@ -16,9 +16,9 @@ test: .venv/tested
 	$(BIN)/pytest
 
 # A .venv whose Python is gone, or too old, is made anew.
-.venv/bin/python: tools/check_python.py
-	@$(PYTHON) tools/check_python.py $(MAKECMDGOALS)
-	@if [ -e $@ ] && ! $@ tools/check_python.py >/dev/null 2>&1; then rm -rf .venv; fi
+.venv/bin/python: tools/check_python_version.py
+	@$(PYTHON) tools/check_python_version.py $(MAKECMDGOALS)
+	@if [ -e $@ ] && ! $@ tools/check_python_version.py >/dev/null 2>&1; then rm -rf .venv; fi
 	$(PYTHON) -m venv .venv
 	touch $@
 

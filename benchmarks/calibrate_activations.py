@@ -33,7 +33,7 @@ from lydite.calibrate.activations.places import Places  # noqa: E402
 from lydite.calibrate.blocks import BlockRecorder  # noqa: E402
 from lydite.calibrate.model_session import Model, model_hash, open_pipeline  # noqa: E402
 from lydite.calibrate.replay import Replay, network, replaying  # noqa: E402
-from lydite.calibrate.request_conditions import conditions_of  # noqa: E402
+from lydite.calibrate.request_record import conditions_of  # noqa: E402
 from lydite.calibrate.settings import Settings, plan_of  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
 from lydite.calibrate.store.shards import Entry  # noqa: E402
@@ -171,7 +171,7 @@ def channel_count(model: MMDiT) -> int:
 
 def sample(pipeline: Pipeline, settings: Settings) -> tuple[Entry, np.ndarray]:
     """A sample in the middle of a run."""
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
 
     request, _ = request_of(settings.conditions)
     sigmas = pipeline.plan(request).schedule.sigmas.tolist()
@@ -183,7 +183,7 @@ def make_set(
     pipeline: Pipeline, settings: Settings, folder: Path, images: int, *, steps: int
 ) -> Path:
     """A set of noise at the run's sigmas: what it costs does not depend on the pictures."""
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
 
     request, _ = request_of(settings.conditions)
     sigmas = pipeline.plan(request).schedule.sigmas.tolist()

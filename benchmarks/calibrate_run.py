@@ -29,7 +29,7 @@ use_one_thread()  # before MLX
 
 from lydite import embedded  # noqa: E402
 from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline  # noqa: E402
-from lydite.calibrate.request_conditions import conditions_of  # noqa: E402
+from lydite.calibrate.request_record import conditions_of  # noqa: E402
 from lydite.calibrate.run import Model, RunCallbacks  # noqa: E402
 from lydite.calibrate.settings import (  # noqa: E402
     Description,

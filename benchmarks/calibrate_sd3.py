@@ -31,7 +31,7 @@ from lydite.calibrate.activations.device_moments import DeviceMoments  # noqa: E
 from lydite.calibrate.activations.places import Places, moments_now  # noqa: E402
 from lydite.calibrate.model_session import model_hash, open_pipeline  # noqa: E402
 from lydite.calibrate.replay import network, replaying  # noqa: E402
-from lydite.calibrate.request_conditions import conditions_of  # noqa: E402
+from lydite.calibrate.request_record import conditions_of  # noqa: E402
 from lydite.calibrate.run import Model  # noqa: E402
 from lydite.calibrate.settings import Settings  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402

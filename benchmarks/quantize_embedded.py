@@ -27,16 +27,15 @@ import numpy as np
 
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.request import Request
+from lydite.evaluate.embedded_metrics import held_out
 from lydite.evaluate.intervals import summarize
-from lydite.evaluate.scenes import held_out
 from lydite.models.layers import at_timestep
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import Block, BlockRows, Rows, choose_samples, find_blocks
-from lydite.quantize.layers import exchange_layer
 from lydite.quantize.methods.reconstruct import Recipe
 from lydite.quantize.plan import read_plan, uniform_plan
-from lydite.quantize.run import (
+from lydite.quantize.quantize_blocks import (
     DATA_FREE,
     BlockResult,
     Method,
@@ -44,8 +43,9 @@ from lydite.quantize.run import (
     quantize_blocks,
     round_layers,
 )
+from lydite.quantize.quantized_weight import exchange_layer
 from lydite.weights.load import parameter_specs
-from lydite.weights.quantize import FORMATS
+from lydite.weights.quantized_format import FORMATS
 
 
 class Drawer:

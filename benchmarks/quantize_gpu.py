@@ -159,12 +159,12 @@ def our_problem(module: Any, inputs: list[Any], memory: int) -> Any:
     import mlx.core as mx
 
     from lydite.models.layers import Linear
-    from lydite.quantize.activations import is_behind_gelu, plain_range, time_aware_range
     from lydite.quantize.blocks import Rows
-    from lydite.quantize.calls import watch_calls
     from lydite.quantize.grid import fit_grid
-    from lydite.quantize.layers import exchange_layer
+    from lydite.quantize.input_ranges import is_behind_gelu, plain_range, time_aware_range
     from lydite.quantize.methods.reconstruct import Problem, Target
+    from lydite.quantize.quantized_weight import exchange_layer
+    from lydite.quantize.watch_modules import watch_calls
     from lydite.trace.mlx_capture import walk
 
     linears: dict[str, Any] = {p: layer for p, layer in walk(module) if isinstance(layer, Linear)}
@@ -379,7 +379,7 @@ def pack_blocks(model: Any) -> None:
     import mlx.core as mx
 
     from lydite.models.layers import Linear, QuantizedLinear
-    from lydite.quantize.layers import exchange_layer
+    from lydite.quantize.quantized_weight import exchange_layer
 
     for path, layer in list(model.named_modules()):
         if isinstance(layer, Linear) and path.startswith("transformer_blocks."):

@@ -38,8 +38,8 @@ from lydite.pipelines.families.sd3 import BoundMMDiT
 from lydite.pipelines.family import Run
 from lydite.pipelines.noise import sampler_noise, torch_noise
 from lydite.pipelines.pipeline import SILENT, Denoiser, Pipeline
-from lydite.sampling.conventions import CONVENTIONS
 from lydite.sampling.denoiser import Prediction, cfg
+from lydite.sampling.program_conventions import CONVENTIONS
 from lydite.sampling.registry import SAMPLERS, Sampler, find_sampler, make_schedule
 from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
 from lydite.sampling.schedules.flow import FlowSigmas

@@ -149,7 +149,7 @@ class Sides:
 
     def injected(self, reference: Path, port: Path, floor: Path) -> Any:
         """`lydite diff` of the port run again on the reference's values."""
-        from lydite.diff.divergence.injected_values import isolate
+        from lydite.diff.divergence.write_injection import isolate
 
         case, dtype = self._cases[port]
 

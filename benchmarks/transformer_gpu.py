@@ -130,9 +130,9 @@ def run_ours(options: argparse.Namespace, model: str) -> dict[str, float]:
     import mlx.core as mx
 
     from lydite.models.layers import Linear, QuantizedLinear, join_weights
-    from lydite.quantize.layers import exchange_layer
+    from lydite.quantize.quantized_weight import exchange_layer
     from lydite.weights.load import parameters
-    from lydite.weights.quantize import GROUP, formats_for
+    from lydite.weights.quantized_format import GROUP, formats_for
 
     network = our_network(model, settings(options, model))
     network.set_dtype(mx.bfloat16)

@@ -19,8 +19,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny matrices: threads would mostly wait 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
-# MLX keeps what it compiles for a CPU in a folder of all processes, and reads files that another one
-# is still writing: a crash. Each worker has a folder of its own.
+# MLX keeps what it compiles for a CPU in one folder for all processes, and reads files that another
+# one is still writing: a crash. Each worker has a folder of its own.
 os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="lydite-tests-")
 atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 # Programs that tests start import what pytest's `pythonpath` gives to the tests themselves.

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from lydite.calibrate.activations.collect import Progress, Selection, collect
 from lydite.calibrate.activations.file import STATE
-from lydite.calibrate.activations.sample_statistics import load_state
+from lydite.calibrate.activations.statistics_state import load_state
 from lydite.calibrate.settings import plan_of
 from lydite.calibrate.store.lock import WriterLock
 from lydite.calibrate.store.reader import CalibrationSet

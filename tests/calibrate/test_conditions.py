@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lydite.calibrate.request_conditions import conditions_of, read_keep, request_of
+from lydite.calibrate.request_record import conditions_of, read_keep, request_of
 from lydite.calibrate.settings import canonical
 from lydite.core.errors import CalibrationError, InputError
 from lydite.core.request import Request

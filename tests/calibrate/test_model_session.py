@@ -15,7 +15,7 @@ from lydite.calibrate.model_session import (
     model_hash,
     require_model,
 )
-from lydite.calibrate.request_conditions import conditions_of
+from lydite.calibrate.request_record import conditions_of
 from lydite.calibrate.run import Sizes
 from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.core.errors import CalibrationError, InputError, NotFiniteError

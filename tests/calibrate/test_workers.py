@@ -11,7 +11,7 @@ import pytest
 
 from lydite.calibrate import ray_cluster as cluster
 from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline
-from lydite.calibrate.request_conditions import conditions_of
+from lydite.calibrate.request_record import conditions_of
 from lydite.calibrate.run import Model, RunCallbacks, run_here
 from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.calibrate.store.writer import Writer

@@ -15,7 +15,7 @@ from lydite.core.errors import FileError, InputError
 from lydite.demo import chapter, page
 from lydite.demo.chapter import DemoChapter, Settings
 from lydite.demo.chapter import Result as ChapterResult
-from lydite.demo.chapters import against_diffusers, audit, contact_sheet, redraw
+from lydite.demo.chapters import against_diffusers, audit, contact_sheet, reproduce_from_png
 from lydite.pipelines.picture import read_pixels
 from lydite.reference.jobs import ReferenceMissing
 from lydite.report.page import Chapter
@@ -43,7 +43,12 @@ def names(folder: Path) -> set[str]:
 
 
 def test_chapters_run_and_an_earlier_demo_is_replaced(few, tmp_path, monkeypatch) -> None:
-    quick = (audit.CHAPTER, contact_sheet.CHAPTER, against_diffusers.CHAPTER, redraw.CHAPTER)
+    quick = (
+        audit.CHAPTER,
+        contact_sheet.CHAPTER,
+        against_diffusers.CHAPTER,
+        reproduce_from_png.CHAPTER,
+    )
     monkeypatch.setattr(page, "CHAPTERS", quick)  # tests/demo/test_page.py runs all of them
     folder = tmp_path / "a b" / "demo"
     (folder / "pictures").mkdir(parents=True)

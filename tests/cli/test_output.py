@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lydite.cli.main import lydite, main
-from lydite.cli.output import PipeClosed, SafeStream, escape, safe_streams
+from lydite.cli.safe_streams import PipeClosed, SafeStream, escape, safe_streams
 from lydite.core.errors import InputError
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b1A\r\u202e"

@@ -25,12 +25,12 @@ from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.files import size_text
 from lydite.pipelines.model_files import DEFAULTS, find_components
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize import network
+from lydite.quantize import quantize_network
 from lydite.quantize.grid import Grid
-from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.plan import LayerPlan, Plan
 from lydite.quantize.provenance import read_provenance
-from lydite.quantize.run import BlockResult
+from lydite.quantize.quantize_blocks import BlockResult
+from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.quantize.sensitivity import Sensitivity
 from lydite.quantize.work import read_result, write_result
 from support import replays
@@ -141,7 +141,7 @@ def test_a_killed_run_resumes_to_the_same_file(
     words = (small, "--bits", 3, "--set", calibration, "--out", tmp_path / "again")
     added: list[str] = []
     with monkeypatch.context() as patch:
-        add = network.Work.add
+        add = quantize_network.Work.add
 
         def kill(self: Any, number: int, result: Any) -> None:
             if len(added) == 2:
@@ -149,7 +149,7 @@ def test_a_killed_run_resumes_to_the_same_file(
             add(self, number, result)
             added.append(result.path)
 
-        patch.setattr(network.Work, "add", kill)
+        patch.setattr(quantize_network.Work, "add", kill)
         with pytest.raises(_Killed):
             CliRunner().invoke(lydite, ["quantize", *map(str, words), *EVALUATION])
     assert not (tmp_path / "again").exists()

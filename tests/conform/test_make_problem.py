@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lydite.conform.make_problem import PAIR_SCALE, ProblemSpec, make_problem
-from lydite.conform.mistakes.elsewhere import model_of
+from lydite.conform.mistakes.other_method import model_of
 from lydite.core.errors import InputError
-from lydite.sampling.model_sigmas import find_model
+from lydite.sampling.named_models import find_model
 
 
 @pytest.mark.parametrize(

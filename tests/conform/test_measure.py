@@ -23,7 +23,7 @@ from lydite.conform.measure import (
 from lydite.conform.replay import plan_for, run
 from lydite.conform.result import Row, Verdict
 from lydite.core.errors import InputError
-from lydite.sampling.model_sigmas import find_model
+from lydite.sampling.named_models import find_model
 from lydite.sampling.registry import SAMPLERS, find_sampler
 
 

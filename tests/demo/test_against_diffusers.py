@@ -9,7 +9,7 @@ from lydite import embedded
 from lydite.demo.chapter import Settings
 from lydite.demo.chapters import against_diffusers, contact_sheet
 from lydite.demo.chapters.against_diffusers import FILES, compare
-from lydite.demo.gallery import Gallery, Tick
+from lydite.demo.drawn_pictures import Gallery, Tick
 from lydite.pipelines.picture import read_pixels
 from lydite.reference.jobs import Job, ReferenceMissing
 from lydite.trace import pipeline_sites

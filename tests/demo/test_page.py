@@ -10,9 +10,9 @@ from lydite import embedded
 from lydite.core.errors import FileError
 from lydite.demo import page
 from lydite.demo.chapter import PROMPTS, Result, Settings
-from lydite.demo.chapters import against_diffusers, redraw
+from lydite.demo.chapters import against_diffusers, reproduce_from_png
 from lydite.demo.chapters.accuracy import judged
-from lydite.demo.gallery import Gallery
+from lydite.demo.drawn_pictures import Gallery
 from lydite.evaluate.prompt_accuracy import score
 from lydite.pipelines.picture import read_pixels, read_record, write_picture
 from lydite.reference.jobs import ReferenceMissing
@@ -108,7 +108,7 @@ def test_a_picture_that_differs_from_its_replay_is_reported(
     other = gallery.draw(gallery.plan("a blue heart"), 5, "other.png", lambda: None)
     write_picture(path, other.pixels, read_record(path), overwrite=True)
     try:
-        result = redraw.run(gallery, lambda: None)
+        result = reproduce_from_png.run(gallery, lambda: None)
     finally:
         path.write_bytes(kept)
     assert not result.fine and "DIFFERENT" in result.lines[0]

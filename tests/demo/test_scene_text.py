@@ -2,7 +2,7 @@
 
 import pytest
 
-from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
+from lydite.demo.asked_and_seen import ATTRIBUTE_NAMES, asked, seen
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
 from lydite.evaluate.prompt_accuracy import ATTRIBUTES, Reading, SeenObject

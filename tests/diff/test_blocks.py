@@ -9,7 +9,7 @@ import numpy as np
 
 from lydite.diff.compare import compare
 from lydite.diff.pairing.blocks import BlockMap, SiblingRules
-from lydite.diff.pairing.names import match_spelling
+from lydite.diff.pairing.name_matching import match_spelling
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.trace.events import Header, Site

@@ -9,9 +9,9 @@ import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.divergence.first import first_divergence
-from lydite.diff.divergence.injected_values import isolate
+from lydite.diff.divergence.write_injection import isolate
 from lydite.diff.pairing.blocks import BlockMap, ScopeRules
-from lydite.diff.pairing.names import StepsFromNames
+from lydite.diff.pairing.name_matching import StepsFromNames
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.pairing.similarity import other_slots

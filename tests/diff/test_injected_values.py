@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.divergence.injected_values import isolate, write_injection
+from lydite.diff.divergence.write_injection import isolate, write_injection
 from lydite.diff.measure.rounding import UNIT
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace

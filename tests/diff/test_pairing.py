@@ -10,7 +10,7 @@ import pytest
 from lydite.core.errors import InputError
 from lydite.diff.compare import compare
 from lydite.diff.name_map import Rename, check_name_map, read_name_map
-from lydite.diff.pairing.names import match_spelling, match_weights, module_renames, tokens
+from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames, tokens
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.trace.events import Header, Site

@@ -23,9 +23,9 @@ from lydite.embedded.scenes import (
 )
 from lydite.embedded.shapes import SHAPES
 from lydite.evaluate import prompt_accuracy
+from lydite.evaluate.embedded_metrics import are_captions, fits
 from lydite.evaluate.judge import load_judge
 from lydite.evaluate.prompt_accuracy import PromptAccuracy, read, score
-from lydite.evaluate.scenes import are_captions, fits
 from support.distance import relative_l2
 
 ROOT = Path(__file__).parents[2]

@@ -159,7 +159,7 @@ def test_positions_are_those_of_the_pipeline_and_exact_at_real_size() -> None:
     from diffusers import FluxPipeline
     from diffusers.models.transformers.transformer_flux import FluxPosEmbed
 
-    from lydite.models.rotary import rotation
+    from lydite.models.rotary_attention import rotation
 
     image = FluxPipeline._prepare_latent_image_ids(1, 128, 96, "cpu", torch.float32)
     ids = torch.cat([torch.zeros(512, 3), image])

@@ -11,7 +11,7 @@ import pytest
 from lydite.core.errors import ConfigError, InputError
 from lydite.models.packing import unpack_latents
 from lydite.models.qwen_image import QwenImageTransformer, position_ids
-from lydite.models.rotary import rotation
+from lydite.models.rotary_attention import rotation
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from lydite.trace.mlx_capture import walk

@@ -254,7 +254,7 @@ def test_it_is_audited_and_calibrated(folders, tmp_path: Path) -> None:
 
 
 def test_true_guidance_is_part_of_a_set_only_where_it_is_used(folders) -> None:
-    from lydite.calibrate.request_conditions import conditions_of, request_of
+    from lydite.calibrate.request_record import conditions_of, request_of
 
     pipeline = Pipeline.open(folders["dev"])
     plain = pipeline.plan(REQUEST.replace(true_guidance=3.0)).request

@@ -33,7 +33,7 @@ from lydite.pipelines.picture import read_pixels
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.tiles import check_tile, decode_tiles
 from lydite.weights.load import parameters
-from lydite.weights.quantize import GROUP, formats_for
+from lydite.weights.quantized_format import GROUP, formats_for
 from lydite.weights.rules import stored_names
 from support import tiny_flux, tiny_qwen_image, tiny_sd3
 

@@ -10,7 +10,7 @@ from lydite.core.request import Request
 from lydite.core.tensorfile import save
 from lydite.pipelines.audits import audit_model
 from lydite.pipelines.pipeline import Pipeline
-from lydite.weights.quantize import Format
+from lydite.weights.quantized_format import Format
 from support.other_programs import MAKERS, make_pair
 from support.tiny_sd3 import read_tensors
 

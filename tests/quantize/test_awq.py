@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 
 from lydite.models.mmdit import JointBlock, MMDiTConfig
-from lydite.quantize.calls import watch_calls
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.methods.awq import find_scales, fold_scales, value_pairs
+from lydite.quantize.watch_modules import watch_calls
 
 CONFIG = MMDiTConfig(
     sample_size=8, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=32,

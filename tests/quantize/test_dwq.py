@@ -11,14 +11,14 @@ from lydite.calibrate.replay import Replay, latent_of
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import InputError, NotFiniteError
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize.activations import InputRange
 from lydite.quantize.grid import Grid
-from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.input_ranges import InputRange
 from lydite.quantize.methods.dwq import TuneRecipe, _finished, _Network, tune
 from lydite.quantize.plan import uniform_plan
-from lydite.quantize.run import Settings, round_layers
+from lydite.quantize.quantize_blocks import Settings, round_layers
+from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.weights.load import parameter_hash, parameter_specs
-from lydite.weights.quantize import is_sensitive
+from lydite.weights.quantized_format import is_sensitive
 from support import replays
 
 FEW = TuneRecipe(iterations=12)

@@ -11,9 +11,9 @@ from lydite.core.device import GPU_BRANCHES
 from lydite.core.errors import InputError
 from lydite.models.layers import Conv2d, HalvingConv2d
 from lydite.quantize.grid import Grid, ScaleDtype, fit_grid, float_grid, pack, stored, unpack
-from lydite.quantize.layers import QuantizedWeight
-from lydite.quantize.observers import range_search, rounding_error
-from lydite.weights.quantize import BITS, FORMATS, GROUPS, Mode
+from lydite.quantize.quantized_weight import QuantizedWeight
+from lydite.quantize.range_search import range_search, rounding_error
+from lydite.weights.quantized_format import BITS, FORMATS, GROUPS, Mode
 
 
 def normal(*shape: int, seed: int = 0) -> Any:

@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lydite.quantize.activations import time_aware_range
 from lydite.quantize.grid import Grid, fit_grid
-from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.input_ranges import time_aware_range
 from lydite.quantize.methods.low_rank import low_rank
+from lydite.quantize.quantized_weight import QuantizedWeight
 
 
 def normal(*shape: int, seed: int = 0) -> Any:

@@ -10,7 +10,7 @@ from lydite.core.errors import InputError
 from lydite.quantize.mixed import Choice, choose, expected_error, lower_hull, mixed_plan
 from lydite.quantize.plan import LayerPlan, Plan
 from lydite.quantize.sensitivity import Sensitivity
-from lydite.weights.quantize import BITS
+from lydite.weights.quantized_format import BITS
 
 SHAPES = {
     "blocks.0.norm1.linear.weight": (384, 64),

@@ -8,7 +8,7 @@ import pytest
 
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.quantize.plan import LayerPlan, Plan, read_plan, uniform_plan
-from lydite.weights.quantize import bits_per_weight
+from lydite.weights.quantized_format import bits_per_weight
 
 SHAPES = {
     "transformer_blocks.0.attn.to_q.weight": (64, 64),

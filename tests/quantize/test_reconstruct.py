@@ -11,10 +11,10 @@ import pytest
 
 from lydite.core.errors import InputError, NotFiniteError
 from lydite.models.layers import Linear, gelu_tanh
-from lydite.quantize.activations import InputRange, plain_range, time_aware_range
 from lydite.quantize.blocks import KEPT_SCORES, KEPT_VALUES, Rows, _join
 from lydite.quantize.blocks import TIMES as BLOCK_TIMES
 from lydite.quantize.grid import fit_grid
+from lydite.quantize.input_ranges import InputRange, plain_range, time_aware_range
 from lydite.quantize.methods import reconstruct as method
 from lydite.quantize.methods.reconstruct import (
     Learned,

@@ -18,14 +18,14 @@ from lydite.sampling.analytic import Gaussian, Mixture
 from lydite.sampling.denoiser import cfg
 from lydite.sampling.registry import SAMPLERS
 from lydite.sampling.sampler_types import FLOW, VE, NoiseModel
-from lydite.sampling.samplers import cfg_pp, er_sde, gradient_estimation, res, seeds
+from lydite.sampling.samplers import cfg_pp, er_sde, gradient_estimation, res, seeds_solver
 
 GOLDEN = Path(__file__).parent / "golden"
 FACTS: dict[str, Any] = json.loads((GOLDEN / "comfyui.json").read_text())
 THEIRS: dict[str, np.ndarray] = dict(np.load(GOLDEN / "comfyui.npz"))
 NOISE_MODELS = {"ve": VE, "flow": FLOW}
 SCHEDULES = ("1", "2", "3", "4", "7", "20", "part")  # "part" neither starts nor ends at an end
-FAMILIES = (res, gradient_estimation, er_sde, seeds, cfg_pp)
+FAMILIES = (res, gradient_estimation, er_sde, seeds_solver, cfg_pp)
 NAMES = sorted({key.split("/")[0] for key in FACTS["rows"]})
 FROM_COMFYUI = [
     sampler.name for family in FAMILIES for sampler in family.METHODS if sampler.name in NAMES

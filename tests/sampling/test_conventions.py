@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.conventions import (
+from lydite.sampling.program_conventions import (
     CONVENTIONS,
     discard_penultimate,
     find_convention,

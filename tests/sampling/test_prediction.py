@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
-from lydite.sampling.conventions import strength_steps
 from lydite.sampling.denoiser import (
     EDM,
     EPS,
@@ -22,6 +21,7 @@ from lydite.sampling.denoiser import (
     constant,
     find_prediction,
 )
+from lydite.sampling.program_conventions import strength_steps
 from lydite.sampling.registry import make_schedule
 from lydite.sampling.sampler_types import FLOW, VE
 from lydite.sampling.schedules.flow import FlowSigmas

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lydite.core.errors import InputError
-from lydite.sampling.conventions import CONVENTIONS, plan_schedule
+from lydite.sampling.program_conventions import CONVENTIONS, plan_schedule
 from lydite.sampling.registry import make_schedule
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.schedule import Schedule, from_step

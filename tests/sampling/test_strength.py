@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lydite.core.errors import InputError
-from lydite.sampling.conventions import MEANINGS, strength_steps
+from lydite.sampling.program_conventions import MEANINGS, strength_steps
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lydite.diff.divergence.injected_values import isolate
+from lydite.diff.divergence.write_injection import isolate
 from lydite.diff.result import Verdict
 from lydite.pipelines.pipeline import Pipeline
 from lydite.trace.reader import Trace

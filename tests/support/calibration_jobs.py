@@ -31,7 +31,7 @@ from lydite.calibrate import ray_cluster as cluster  # noqa: E402, F401
 from lydite.calibrate import workers as pool  # noqa: E402, F401
 from lydite.calibrate.activations import collect as activations  # noqa: E402
 from lydite.calibrate.activations.file import STATE, read_file  # noqa: E402
-from lydite.calibrate.activations.sample_statistics import Statistics, load_state  # noqa: E402
+from lydite.calibrate.activations.statistics_state import Statistics, load_state  # noqa: E402
 from lydite.calibrate.store.reader import CalibrationSet  # noqa: E402
 from lydite.calibrate.store.shards import Entry, Item  # noqa: E402
 from lydite.calibrate.store.verify import verify  # noqa: E402

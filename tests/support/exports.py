@@ -11,7 +11,7 @@ from lydite.calibrate.settings import Settings, plan_of
 from lydite.calibrate.store.writer import Writer
 from lydite.evaluate.evaluation import Options, evaluate
 from lydite.evaluate.pictures import SetPictures
-from lydite.quantize.comparison import CANDIDATE, EVALUATION, RECORD, REFERENCE
+from lydite.quantize.compare_exports import CANDIDATE, EVALUATION, RECORD, REFERENCE
 from lydite.quantize.provenance import NAME, Provenance, UnitError
 
 IMAGES = 5

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.calibrate.model_session import Model, ModelSession, model_hash, open_pipeline
-from lydite.calibrate.request_conditions import conditions_of
+from lydite.calibrate.request_record import conditions_of
 from lydite.calibrate.settings import Description, Settings, plan_of
 from lydite.calibrate.store.writer import Writer
 from lydite.core.request import Request

@@ -13,7 +13,7 @@ from lydite.models.layers import Linear, QuantizedLinear
 from lydite.weights.audit import audit
 from lydite.weights.audit import stored as found_in
 from lydite.weights.load import load, parameter_hash, parameter_specs
-from lydite.weights.quantize import (
+from lydite.weights.quantized_format import (
     BITS,
     FORMATS,
     GROUPS,

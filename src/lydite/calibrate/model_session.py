@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lydite.calibrate.request_conditions import request_of
+from lydite.calibrate.request_record import request_of
 from lydite.calibrate.run import Model, Sizes
 from lydite.calibrate.settings import Description, Image, Settings, canonical
 from lydite.calibrate.store.shards import Item, ItemBuilder

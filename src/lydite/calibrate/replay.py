@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from lydite.calibrate.model_session import require_model
-from lydite.calibrate.request_conditions import request_of
+from lydite.calibrate.request_record import request_of
 from lydite.calibrate.settings import Settings
 from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet

@@ -21,7 +21,7 @@ def _schedules() -> Mapping[str, str]:
 
 
 def _conventions() -> Iterable[str]:
-    from lydite.sampling.conventions import CONVENTIONS
+    from lydite.sampling.program_conventions import CONVENTIONS
 
     return CONVENTIONS
 

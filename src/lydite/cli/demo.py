@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from lydite.cli.output import progress_stream
 from lydite.cli.request_options import device_option
+from lydite.cli.safe_streams import progress_stream
 from lydite.core.errors import InputError
 
 
@@ -44,7 +44,7 @@ def command(out: str) -> None:
         raise InputError("--out is empty; expected a folder.")
     from lydite import embedded
     from lydite.demo.chapter import Settings
-    from lydite.demo.gallery import Gallery
+    from lydite.demo.drawn_pictures import Gallery
     from lydite.demo.page import CHAPTERS, make_folder, write_page
 
     start = time.perf_counter()

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lydite.cli.output import progress_stream
 from lydite.cli.request_options import overwrite_option
+from lydite.cli.safe_streams import progress_stream
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _isolate(
     tolerance: float | None,
 ) -> "Verdict":
     """Run the port again by its own command, on the reference's values."""
-    from lydite.diff.divergence.injected_values import isolate
+    from lydite.diff.divergence.write_injection import isolate
     from lydite.trace.reader import is_trace
 
     try:

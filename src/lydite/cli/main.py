@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from lydite import __version__
-from lydite.cli.output import PipeClosed, discard_output, one_line, safe_streams
+from lydite.cli.safe_streams import PipeClosed, discard_output, one_line, safe_streams
 from lydite.core.errors import LyditeError
 
 # What MLX raises on Metal, on CUDA and on a CPU.

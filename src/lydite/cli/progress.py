@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lydite.cli.output import escape, progress_stream
+from lydite.cli.safe_streams import escape, progress_stream
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
 

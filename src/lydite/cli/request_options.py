@@ -11,7 +11,7 @@ from lydite.cli.complete import complete_convention, complete_sampler, complete_
 from lydite.core.device import DEVICES, request_device
 from lydite.core.errors import InputError
 from lydite.core.request import Request
-from lydite.weights.quantize import BITS
+from lydite.weights.quantized_format import BITS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -236,8 +236,8 @@ def _read_sides(options: Mapping[str, Any]) -> dict[str, int]:
     found = re.fullmatch(r"([1-9]\d{0,5})(?:[xX×]([1-9]\d{0,5}))?", text)
     if not found:
         raise InputError(
-            f"--size is {text!r}; expected WIDTHxHEIGHT in pixels, e.g. 1024x768, or one number for "
-            "a square."
+            f"--size is {text!r}; expected WIDTHxHEIGHT in pixels, e.g. 1024x768, or one number "
+            "for a square."
         )
     return {"width": int(found[1]), "height": int(found[2] or found[1])}
 

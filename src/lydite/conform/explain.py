@@ -17,9 +17,9 @@ from lydite.conform.measure import (
     timestep_limit,
     within,
 )
-from lydite.conform.mistakes import PLANTED, elsewhere
-from lydite.conform.mistakes.elsewhere import other_samplers
+from lydite.conform.mistakes import PLANTED, other_methods
 from lydite.conform.mistakes.mistake import Mistake
+from lydite.conform.mistakes.other_method import other_samplers
 from lydite.conform.mistakes.times import TIMES
 from lydite.conform.mistakes.wiring import WIRING
 from lydite.conform.problem import Array, Problem
@@ -56,7 +56,7 @@ def explain(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
         return ()
     off = _off(run(plan), candidate)
     pairs = (both(a, b) for a, b in combinations((*WIRING, *TIMES), 2))
-    for tried in (PLANTED, elsewhere(problem), pairs):  # the next where the last had none
+    for tried in (PLANTED, other_methods(problem), pairs):  # the next where the last had none
         fits = [fit for fit in _fits(plan, tried, judged, candidate) if fit.error < off / 4]
         if [fit.mistake.cause for fit in fits] == ["history-dropped"]:  # a method with a name?
             fits += _fits(plan, other_samplers(problem), judged, candidate)
@@ -185,7 +185,7 @@ def _by_step(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
     if not wrong or len(wrong) == len(given):
         return ()
     listed = _listed(wrong)
-    for mistake in (*PLANTED, *elsewhere(plan.problem)):
+    for mistake in (*PLANTED, *other_methods(plan.problem)):
         other = mistake.applied_to(plan)
         if other is None or other.sigmas != plan.sigmas:
             continue
@@ -234,7 +234,7 @@ def explain_tables(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
     # timesteps that are wrong with their sigmas are those of another schedule
     alone = sigmas is None or table_error(sigmas, np.array(plan.sigmas)) <= SIGMA
     result: dict[str, Finding] = {}
-    for mistake in (*PLANTED, *elsewhere(plan.problem)):
+    for mistake in (*PLANTED, *other_methods(plan.problem)):
         wrong = mistake.applied_to(plan)
         if wrong is None:
             continue

@@ -10,16 +10,16 @@ import msgspec
 from lydite.conform.problem import MOST_NORMALS, TABLED, Denoiser, Guidance, Problem, check
 from lydite.conform.replay import CannotReplay, plan_for, run
 from lydite.core.errors import InputError
-from lydite.sampling.conventions import (
+from lydite.sampling.denoiser import EDM
+from lydite.sampling.named_models import default_prediction, default_schedule, find_model
+from lydite.sampling.noise import TorchGenerator
+from lydite.sampling.program_conventions import (
     find_convention,
     has_unit_variance,
     plan_schedule,
     schedule_name,
     with_timestep_rule,
 )
-from lydite.sampling.denoiser import EDM
-from lydite.sampling.model_sigmas import default_prediction, default_schedule, find_model
-from lydite.sampling.noise import TorchGenerator
 from lydite.sampling.registry import find_sampler, find_schedule
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.schedule import ModelSigmas

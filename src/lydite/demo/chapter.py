@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lydite.report.page import Chapter, Fact
 
 if TYPE_CHECKING:
-    from lydite.demo.gallery import Gallery
+    from lydite.demo.drawn_pictures import Gallery
 
 Tick = Callable[[], None]  # called once per denoising step
 PROMPTS = (

@@ -18,7 +18,7 @@ from lydite.demo.chapters import (
     contact_sheet,
     planted_bug,
     quantized,
-    redraw,
+    reproduce_from_png,
     steps,
 )
 from lydite.report.page import Chapter, Commands, Page, made_here, render
@@ -33,7 +33,7 @@ CHAPTERS: tuple[DemoChapter, ...] = (
     against_diffusers.CHAPTER,
     planted_bug.CHAPTER,
     quantized.CHAPTER,
-    redraw.CHAPTER,
+    reproduce_from_png.CHAPTER,
 )
 NEXT = (
     'lydite generate "a small pink heart above a large blue square"',

@@ -30,11 +30,11 @@ from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
 from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
 from lydite.diff.name_map import Rename, check_name_map
-from lydite.diff.pairing.names import module_of
+from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
 from lydite.diff.pairing.paired_events import Pair, Pairing
-from lydite.diff.parameter_values import ParameterValues
 from lydite.diff.read_evidence import EvidenceReader
+from lydite.diff.reference_parameters import ParameterValues
 from lydite.diff.repro import Reproduction
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.diff.trace_health import examine

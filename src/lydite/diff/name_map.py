@@ -8,7 +8,7 @@ from typing import Any
 
 from lydite.core.config import read_json
 from lydite.core.errors import InputError, at, shown
-from lydite.diff.pairing.names import StepsFromNames
+from lydite.diff.pairing.name_matching import StepsFromNames
 from lydite.trace.events import Site
 from lydite.trace.reader import Trace
 

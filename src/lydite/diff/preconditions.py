@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from lydite.diff.measure.aligned import Layouts, align_values, measure_pair
 from lydite.diff.measure.rounding import UNIT, coarser
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.names import close_stats, same_values
+from lydite.diff.pairing.name_matching import close_stats, same_values
+from lydite.diff.pairing.pair_parameters import pair_parameters
 from lydite.diff.pairing.paired_events import Pair
-from lydite.diff.pairing.parameters import pair_parameters
 from lydite.diff.result import Gate, with_port_name
 from lydite.trace.events import WeightInfo
 from lydite.trace.reader import Trace

@@ -11,9 +11,9 @@ from lydite.diff.divergence.first import values_nearby
 from lydite.diff.findings.evidence import Evidence, Recorded
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.measure.distance import wide
-from lydite.diff.pairing.names import module_of
+from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.paired_events import Pair, Pairing
-from lydite.diff.parameter_values import ParameterValues
+from lydite.diff.reference_parameters import ParameterValues
 from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lydite import __version__
 from lydite.core.errors import InputError
-from lydite.evaluate import paired, scenes
+from lydite.evaluate import embedded_metrics, paired
 from lydite.evaluate.distributions import (
     Moments,
     frechet_distance,
@@ -259,21 +259,21 @@ class _Set:
     def shows_scenes(self) -> bool:
         """Whether these are pictures of the embedded model's kind."""
         prompts = self.prompts
-        if not prompts or not scenes.are_captions(prompts):
+        if not prompts or not embedded_metrics.are_captions(prompts):
             return False
-        return scenes.fits(next(self.source.pictures())[1])
+        return embedded_metrics.fits(next(self.source.pictures())[1])
 
     def right(self) -> list[bool]:
         """For each picture whose prompt says a known scene, whether it shows all of it."""
-        known, wanted, prompts = scenes.held_out(), set(self.names), self.source.prompts
-        judge, right = scenes.open_judge(), list[bool]()
+        known, wanted, prompts = embedded_metrics.held_out(), set(self.names), self.source.prompts
+        judge, right = embedded_metrics.open_judge(), list[bool]()
         for batch in _batches(self.source, wanted):
             judged = [
                 (pixels, known[prompts[name]]) for name, pixels in batch if prompts[name] in known
             ]
             if judged:
                 pixels, says = zip(*judged, strict=True)
-                right += scenes.count_right(judge, np.stack(pixels), says)
+                right += embedded_metrics.count_right(judge, np.stack(pixels), says)
         return right
 
 
@@ -317,7 +317,7 @@ def _measure_sets(
             if side.prompts:
                 result[f"clip_score_{name}"] = _clip_score(tables[name], network, side.prompts)
     if all(side.shows_scenes for side in sides.values()):
-        judge = scenes.JudgeFeatures()
+        judge = embedded_metrics.JudgeFeatures()
         if min(counts) > 1:
             one, other = (Moments.of(side.features(judge)["judge"]) for side in sides.values())
             result["frechet_judge"] = Distance(frechet_distance(one, other), counts)
@@ -421,7 +421,7 @@ def _descriptions(
                 "preprocess": network.preprocess,
             }
     if "frechet_judge" in distribution:
-        described["frechet_judge"] = scenes.JudgeFeatures.name
+        described["frechet_judge"] = embedded_metrics.JudgeFeatures.name
     return described
 
 

@@ -21,7 +21,7 @@ from lydite.models.modulation import (
     add_attention_and_feed_forward,
     clip_float16,
 )
-from lydite.models.rotary import JointAttention, Rotation, SelfAttention, rotation
+from lydite.models.rotary_attention import JointAttention, Rotation, SelfAttention, rotation
 
 FIXED = {"patch_size": 1}  # latents come packed
 

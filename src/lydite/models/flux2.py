@@ -21,7 +21,7 @@ from lydite.models.modulation import (
     add_attention_and_feed_forward,
     clip_float16,
 )
-from lydite.models.rotary import JointAttention, Rotation, attend, rotation
+from lydite.models.rotary_attention import JointAttention, Rotation, attend, rotation
 
 FIXED = {"patch_size": 1}  # latents come packed
 REFERENCE_TIME = 10  # of the positions of a reference image

@@ -21,7 +21,7 @@ from lydite.models.modulation import (
     add_attention_and_feed_forward,
     clip_float16,
 )
-from lydite.models.rotary import JointAttention, Rotation, rotation
+from lydite.models.rotary_attention import JointAttention, Rotation, rotation
 
 # Latents come packed, so that patch_size shapes proj_out only. The others are of the editing and
 # layered models.

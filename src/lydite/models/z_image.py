@@ -16,7 +16,7 @@ from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
 from lydite.models.layers import Linear, SiLU, silu, sinusoids
 from lydite.models.modulation import Modulation
-from lydite.models.rotary import Rotation, attend, queries_keys_values, rotation
+from lydite.models.rotary_attention import Rotation, attend, queries_keys_values, rotation
 
 IGNORED = frozenset({"n_kv_heads"})  # the reference does not read it
 FIXED = {

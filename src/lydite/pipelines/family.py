@@ -22,8 +22,8 @@ from lydite.pipelines.inpainting import Mask, mask_channels
 from lydite.pipelines.model import Component, Kind, LoadTokenizer, Model
 from lydite.pipelines.observer import Observer
 from lydite.pipelines.picture import Pixels
-from lydite.sampling.conventions import Convention, Meaning
 from lydite.sampling.denoiser import Guide, Prediction, Strength, cfg
+from lydite.sampling.program_conventions import Convention, Meaning
 from lydite.sampling.registry import Sampler
 from lydite.sampling.scheduler_config import Grid, Mu
 from lydite.sampling.schedules.schedule import Schedule

@@ -18,7 +18,7 @@ from lydite.core.errors import ConfigError, shown
 from lydite.core.tensorfile import TensorInfo
 from lydite.pipelines.model import Component, Kind
 from lydite.weights.audit import Finding, Ledger, TensorView, audit
-from lydite.weights.quantize import GROUP
+from lydite.weights.quantized_format import GROUP
 from lydite.weights.rules import Rule, Shape, fill, match, resolve
 
 Found = Mapping[str, Component]  # networks of the file that are inferred already

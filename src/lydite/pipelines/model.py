@@ -28,13 +28,13 @@ from lydite.models.layers import (
     on_cpu,
     round_inputs,
 )
-from lydite.pipelines.embeddings import Embedding, with_vectors
+from lydite.pipelines.textual_inversion import Embedding, with_vectors
 from lydite.tokenizers.templates import TemplateTokenizer
 from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.weights.audit import TensorView, audit, check_values, stored
 from lydite.weights.load import add_changes, load, parameter_specs
 from lydite.weights.lora import Lora, changes
-from lydite.weights.quantize import (
+from lydite.weights.quantized_format import (
     RANGE,
     Formats,
     bytes_in_memory,

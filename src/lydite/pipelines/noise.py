@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.sampling.brownian import BrownianNoise
-from lydite.sampling.conventions import Convention, uses_brownian_path
 from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
+from lydite.sampling.program_conventions import Convention, uses_brownian_path
 from lydite.sampling.registry import NoiseKind
 from lydite.sampling.sampler_types import Noise
 

@@ -22,7 +22,6 @@ from lydite.core.device import avoid_cuda_graphs
 from lydite.core.errors import InputError, shown
 from lydite.core.request import Request
 from lydite.models.layers import at_timestep, on_cpu
-from lydite.pipelines.embeddings import Embedding, read_embedding
 from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
 from lydite.pipelines.inpainting import (
     Inpainting,
@@ -43,11 +42,12 @@ from lydite.pipelines.picture import (
 )
 from lydite.pipelines.planning import check_inputs, check_refiner, complete, hand_over, plan_run
 from lydite.pipelines.prompt_weights import plain_text
+from lydite.pipelines.textual_inversion import Embedding, read_embedding
 from lydite.pipelines.tiles import check_tile, decode_tiles
 from lydite.sampling.denoiser import Guide, Guided
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
 from lydite.weights.lora import read_lora
-from lydite.weights.quantize import Format
+from lydite.weights.quantized_format import Format
 
 AHEAD = 2 * 2**30  # bytes for a picture of 1024² in 16 bits
 SILENT = Observer()

@@ -18,13 +18,13 @@ from lydite.pipelines.inpainting import Mask, fit_mask
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.picture import Pixels, pixel_hash, resize
 from lydite.pipelines.prompt_weights import PARSERS, plain_text
-from lydite.sampling.conventions import (
+from lydite.sampling.denoiser import over_steps
+from lydite.sampling.program_conventions import (
     find_convention,
     has_unit_variance,
     options_of,
     plan_schedule,
 )
-from lydite.sampling.denoiser import over_steps
 from lydite.sampling.registry import Sampler, find_sampler
 from lydite.sampling.schedules.schedule import from_step
 

@@ -27,8 +27,8 @@ from lydite.core.files import size_text
 from lydite.models.layers import at_timestep
 from lydite.pipelines.family import Family
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize.calls import watch_calls
-from lydite.quantize.layers import exchange_layer, layer_at
+from lydite.quantize.quantized_weight import exchange_layer, layer_at
+from lydite.quantize.watch_modules import watch_calls
 from lydite.trace.mlx_capture import walk
 
 BATCH = 64  # rows of a call, at most

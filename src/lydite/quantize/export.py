@@ -22,9 +22,9 @@ from lydite.core.tensorfile import save
 from lydite.pipelines.model import Component
 from lydite.pipelines.model_files import DEFAULTS, INDEX
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize.layers import QuantizedWeight
+from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.weights.audit import parameter
-from lydite.weights.quantize import declaration
+from lydite.weights.quantized_format import declaration
 from lydite.weights.rules import layout_of, resolve
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.core.errors import InputError
-from lydite.quantize.observers import Range, range_search
-from lydite.weights.quantize import FORMATS, Mode
+from lydite.quantize.range_search import Range, range_search
+from lydite.weights.quantized_format import FORMATS, Mode
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.uint8]

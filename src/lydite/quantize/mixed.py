@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from lydite.core.errors import InputError
 from lydite.quantize.plan import LayerPlan, Plan, uniform_plan
 from lydite.quantize.sensitivity import Sensitivity
-from lydite.weights.quantize import BITS, is_sensitive
+from lydite.weights.quantized_format import BITS, is_sensitive
 from lydite.weights.rules import Shape
 
 # Of the squared error of rounding to nearest, what GPTQ and learned rounding leave: the errors of

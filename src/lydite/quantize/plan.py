@@ -10,7 +10,7 @@ import msgspec
 
 from lydite.core.config import read_json
 from lydite.core.errors import FileError, InputError, at
-from lydite.weights.quantize import (
+from lydite.weights.quantized_format import (
     FORMATS,
     GROUP,
     GROUPS,

@@ -39,7 +39,7 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.grid import fit_grid
 from lydite.trace.mlx_capture import walk
 from lydite.trace.mlx_compilation import not_compiled
-from lydite.weights.quantize import GROUPS
+from lydite.weights.quantized_format import GROUPS
 
 MEASURED = (3,)  # bits
 IMAGES, STEPS = 4, 8

@@ -21,10 +21,10 @@ from lydite.core.errors import FileError, InputError, at
 from lydite.core.files import make_folder, remove_leftovers, write_atomic
 from lydite.core.tensorfile import TensorFile, save
 from lydite.quantize.grid import Grid
-from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.provenance import UnitError
-from lydite.quantize.run import BlockResult
-from lydite.weights.quantize import Mode
+from lydite.quantize.quantize_blocks import BlockResult
+from lydite.quantize.quantized_weight import QuantizedWeight
+from lydite.weights.quantized_format import Mode
 
 MARK = "work.txt"
 JOB, BLOCKS, SET, MODEL, EVALUATION = "job.json", "blocks", "set", "model", "evaluation"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lydite.core.files import size_text
 from lydite.evaluate.intervals import Summary
 from lydite.pipelines.picture import Pixels
-from lydite.quantize.comparison import Export, Pictures, Row
+from lydite.quantize.compare_exports import Export, Pictures, Row
 from lydite.report.contact_sheets import png_bytes, scale_to_width
 from lydite.report.page import (
     Block,

@@ -216,7 +216,7 @@ SAMPLERS: Methods[Sampler] = Methods(
         ),
         "gradient_estimation": ("gradient_estimation", "gradient_estimation_cfg_pp"),
         "er_sde": ("er_sde",),
-        "seeds": ("seeds_2", "seeds_3", "exp_heun_2_x0", "exp_heun_2_x0_sde"),
+        "seeds_solver": ("seeds_2", "seeds_3", "exp_heun_2_x0", "exp_heun_2_x0_sde"),
         "cfg_pp": (
             "euler_cfg_pp",
             "ddim_cfg_pp",

@@ -18,7 +18,7 @@ from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
 from lydite.core.errors import WeightsError, first_of
 from lydite.core.tensorfile import TensorInfo
 from lydite.weights.digest import Digest, comparable, digest, same_values
-from lydite.weights.quantize import Formats, packed_shapes, stored_formats
+from lydite.weights.quantized_format import Formats, packed_shapes, stored_formats
 from lydite.weights.rules import (
     Array,
     Recipe,

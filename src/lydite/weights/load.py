@@ -25,7 +25,7 @@ from lydite.weights.audit import (
     stored,
     unequal_copies,
 )
-from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, TIMES, Formats
+from lydite.weights.quantized_format import DIVISOR, RANGE, SHIFT, TIMES, Formats
 from lydite.weights.rules import Array, Rule, Shape, layout_of
 
 

@@ -20,7 +20,7 @@ from lydite.calibrate.activations.file import (
     write_file,
 )
 from lydite.calibrate.activations.places import Places
-from lydite.calibrate.activations.sample_statistics import (
+from lydite.calibrate.activations.statistics_state import (
     Provenance,
     Statistics,
     group_steps,

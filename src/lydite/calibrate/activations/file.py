@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.calibrate.activations.moments import BINS, Moments
-from lydite.calibrate.activations.sample_statistics import (
+from lydite.calibrate.activations.statistics_state import (
     ContentHash,
     Key,
     Provenance,

@@ -17,7 +17,7 @@ from lydite.calibrate.activations.moments import Moments
 from lydite.core.dtypes import widen
 from lydite.core.errors import NotFiniteError
 from lydite.models.layers import on_cpu
-from lydite.models.rotary import Rotation, rotate
+from lydite.models.rotary_attention import Rotation, rotate
 from lydite.trace.arrays import to_numpy
 from lydite.trace.mlx_capture import walk
 

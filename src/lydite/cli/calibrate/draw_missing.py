@@ -78,7 +78,7 @@ def draw_missing(
     set: the command that makes it. `command` resumes it; by default `lydite calibrate run`.
     """
     from lydite.calibrate.model_session import item_sizes
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.run import require_space_for, resume_command
     from lydite.calibrate.store.writer import Writer, resumable
 
@@ -111,7 +111,7 @@ def draw_missing(
 def resume(folder: Path, name: str | None, components: str | None, options: WorkerOptions) -> None:
     """Resume a set with its own settings."""
     from lydite.calibrate.model_session import open_pipeline, require_model
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.store.set_file import read_description
 
     description = read_description(folder)

@@ -35,7 +35,7 @@ def model_options(command: F) -> F:
 def open_model(opened: "CalibrationSet", model: str | None, components: str | None) -> "Pipeline":
     """The model of a set, nothing of it loaded yet."""
     from lydite.calibrate.model_session import Model, open_pipeline
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
 
     _, dtype = request_of(opened.settings.conditions)
     name = model or opened.settings.model or embedded.NAME

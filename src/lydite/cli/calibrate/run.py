@@ -123,7 +123,7 @@ def _start(options: dict[str, Any], worker_settings: WorkerOptions, command: str
     """Make a set; all options are checked before the model is loaded."""
     from lydite.calibrate.model_session import count_steps, model_hash, open_pipeline
     from lydite.calibrate.prompts import read_prompts
-    from lydite.calibrate.request_conditions import conditions_of, read_keep
+    from lydite.calibrate.request_record import conditions_of, read_keep
     from lydite.calibrate.settings import STORE_DTYPES, Description, Settings, plan_of
     from lydite.calibrate.store.set_file import encode_description
 

@@ -17,12 +17,12 @@ from lydite.cli.calibrate.draw_missing import (
     absolute_model,
     draw_missing,
 )
+from lydite.cli.evaluate.calibration_sets import compare_sets
 from lydite.cli.evaluate.metric_options import (
     check_page,
     metric_options,
     read_metrics,
 )
-from lydite.cli.evaluate.two_sets import compare_sets
 from lydite.cli.request_options import (
     DTYPES,
     bits_option,
@@ -126,7 +126,7 @@ def command(ctx: click.Context, **options: Any) -> None:
 def _draw_both(options: dict[str, Any], settings: WorkerOptions, resume: str) -> dict[str, Path]:
     """The sets of both sides, complete."""
     from lydite.calibrate.model_session import open_pipeline
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.settings import plan_of
     from lydite.calibrate.store.reader import CalibrationSet
     from lydite.calibrate.store.set_file import NAME
@@ -169,7 +169,7 @@ def _candidate(options: dict[str, Any]) -> "Model":
 
 def evaluated_images(options: dict[str, Any], model: "Model") -> list[tuple[str, int]]:
     from lydite.calibrate.prompts import Prompts, read_prompts
-    from lydite.evaluate.scenes import held_out
+    from lydite.evaluate.embedded_metrics import held_out
 
     if options["prompts"] is not None:
         prompts = read_prompts(options["prompts"])
@@ -184,7 +184,7 @@ def evaluated_images(options: dict[str, Any], model: "Model") -> list[tuple[str,
 
 
 def _kept(options: dict[str, Any], steps: int) -> tuple[int, ...]:
-    from lydite.calibrate.request_conditions import read_keep
+    from lydite.calibrate.request_record import read_keep
 
     return read_keep(options["keep_steps"], steps)
 
@@ -200,7 +200,7 @@ def draw_side(
 ) -> None:
     """Draw what one side misses; `resume` is the command that goes on with it."""
     from lydite.calibrate.model_session import count_steps, model_hash, open_pipeline
-    from lydite.calibrate.request_conditions import conditions_of
+    from lydite.calibrate.request_record import conditions_of
     from lydite.calibrate.settings import Settings
 
     pipeline = open_pipeline(model, dtype)
@@ -256,7 +256,7 @@ def _flat_field(
     folders: dict[str, Path], options: dict[str, Any], settings: WorkerOptions, resume: str
 ) -> list[dict[str, Any]]:
     """Noise of an even surface, drawn by both models with more and more steps."""
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.settings import plan_of
     from lydite.calibrate.store.set_file import read_description
     from lydite.evaluate.flat_field import residual_noise

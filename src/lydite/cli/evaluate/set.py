@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
+from lydite.cli.evaluate.calibration_sets import compare_sets
 from lydite.cli.evaluate.metric_options import (
     check_page,
     metric_options,
     print_evaluation,
     read_metrics,
 )
-from lydite.cli.evaluate.two_sets import compare_sets
 from lydite.cli.request_options import device_option
 from lydite.core.errors import InputError
 

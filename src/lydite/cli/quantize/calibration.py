@@ -73,7 +73,7 @@ def take_samples(
 ) -> "list[Row]":
     """As many samples as fit the memory."""
     from lydite.quantize.blocks import choose_samples
-    from lydite.quantize.network import sample_bytes
+    from lydite.quantize.quantize_network import sample_bytes
 
     size = sample_bytes(pipeline, opened)
     chosen = choose_samples(opened, size, memory, options["samples"])

@@ -6,8 +6,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from lydite.cli.output import escape
 from lydite.cli.request_options import overwrite_option
+from lydite.cli.safe_streams import escape
 from lydite.core.errors import InputError
 
 
@@ -37,7 +37,7 @@ def command(
     lydite quantize compare rtn4/ gptq4/ --html page.html
     """
     from lydite.core.outputs import check_output, write_output
-    from lydite.quantize.comparison import choose_pictures, differences, read_exports
+    from lydite.quantize.compare_exports import choose_pictures, differences, read_exports
 
     if html is not None:
         given = [*folders, *([against] if against else [])]

@@ -21,7 +21,7 @@ SEED_OF_EVALUATION = 1_000_000  # apart from the seeds of calibration
 def check_evaluation(model: "Model", options: dict[str, Any]) -> None:
     """Refuse what the evaluation at the end could not be done with."""
     from lydite.calibrate.model_session import open_pipeline, require_model
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.store.set_file import read_description
 
     if options["against"] is not None:
@@ -46,10 +46,10 @@ def evaluate_export(
     resume: str,
 ) -> None:
     """Draw with the original and with the result; evaluation.json is the record."""
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.store.set_file import read_description
+    from lydite.cli.evaluate.calibration_sets import compare_sets
     from lydite.cli.evaluate.models import CANDIDATE, RECORD, draw_side, record_of
-    from lydite.cli.evaluate.two_sets import compare_sets
     from lydite.evaluate.evaluation import Evaluation, Options
     from lydite.evaluate.pictures import SetPictures
     from lydite.quantize.work import EVALUATION, MODEL
@@ -89,7 +89,7 @@ def _draw_original(
 ) -> Path:
     """Pictures of the original with the settings of the calibration set."""
     from lydite.calibrate.model_session import open_pipeline
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.settings import plan_of
     from lydite.cli.evaluate.models import REFERENCE, draw_side, evaluated_images
     from lydite.core.request import Request

@@ -26,7 +26,7 @@ from lydite.cli.quantize.settings import (
 from lydite.cli.request_options import components_option, device_option, typed_arguments
 from lydite.core.errors import FileError, at
 from lydite.core.files import write_atomic
-from lydite.weights.quantize import BITS, FORMATS
+from lydite.weights.quantized_format import BITS, FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lydite.calibrate.store.reader import CalibrationSet
     from lydite.pipelines.pipeline import Pipeline
     from lydite.quantize.provenance import Provenance
-    from lydite.quantize.run import BlockResult, Settings
+    from lydite.quantize.quantize_blocks import BlockResult, Settings
     from lydite.quantize.work import Work
 
 
@@ -129,12 +129,12 @@ def _run(
 ) -> None:
     """One quantization, from the model to the finished folder."""
     from lydite.calibrate.model_session import model_hash, open_pipeline, require_model
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.store.writer import command_line
     from lydite.cli.recording import read_bytes
     from lydite.quantize.export import check_exportable, export
-    from lydite.quantize.network import needs_set, provenance
     from lydite.quantize.provenance import NAME
+    from lydite.quantize.quantize_network import needs_set, provenance
     from lydite.quantize.work import MODEL, Work
 
     pipeline = open_pipeline(model, "auto")
@@ -189,7 +189,7 @@ def _quantize(
     memory: int,
     quiet: bool,
 ) -> "list[BlockResult]":
-    from lydite.quantize.network import count_steps, quantize_network
+    from lydite.quantize.quantize_network import count_steps, quantize_network
 
     stop = StopRequest()
     steps = count_steps(pipeline, settings, work.results())
@@ -229,7 +229,7 @@ def _tune(
     work: "Work",
     quiet: bool,
 ) -> "BlockResult":
-    from lydite.quantize.network import tune_network
+    from lydite.quantize.quantize_network import tune_network
 
     stop = StopRequest()
     with StepBar(settings.tune, quiet=quiet, unit="iteration") as bar, stop.listening():

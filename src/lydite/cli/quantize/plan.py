@@ -14,7 +14,7 @@ from lydite.cli.quantize.settings import METHODS, group_size
 from lydite.cli.request_options import components_option, device_option, overwrite_option
 from lydite.core.errors import InputError
 from lydite.core.files import size_text
-from lydite.weights.quantize import BITS
+from lydite.weights.quantized_format import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,7 +109,7 @@ def _check(options: dict[str, Any]) -> None:
 
 def _measure(model: "Model", options: dict[str, Any]) -> "Sensitivity":
     from lydite.calibrate.model_session import open_pipeline
-    from lydite.calibrate.request_conditions import request_of
+    from lydite.calibrate.request_record import request_of
     from lydite.calibrate.store.reader import CalibrationSet
     from lydite.quantize.sensitivity import measure_sensitivity
 
@@ -133,7 +133,7 @@ def _suggested(
 ) -> "Plan":
     from lydite.quantize.mixed import left_in, mixed_plan
     from lydite.quantize.plan import KEPT_BITS, uniform_plan
-    from lydite.quantize.run import CALIBRATED
+    from lydite.quantize.quantize_blocks import CALIBRATED
 
     modulation = None if options["modulation_bits"] is None else int(options["modulation_bits"])
     if sensitivity is not None and options["bpw"] is not None:
@@ -156,7 +156,7 @@ def _suggested(
 
 def _sizes(shapes: "Mapping[str, Shape]", plan: "Plan") -> tuple[int, int]:
     """Bytes of the network's weights, before in 16 bits and after."""
-    from lydite.weights.quantize import bytes_in_memory
+    from lydite.weights.quantized_format import bytes_in_memory
 
     return bytes_in_memory(shapes, 2), bytes_in_memory(shapes, 2, plan.formats(shapes))
 

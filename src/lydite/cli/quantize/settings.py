@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lydite.calibrate.store.reader import CalibrationSet
     from lydite.pipelines.pipeline import Pipeline
     from lydite.quantize.plan import Plan
-    from lydite.quantize.run import Settings
+    from lydite.quantize.quantize_blocks import Settings
 
 METHODS = (
     *("rtn", "hqq", "awq", "gptq", "adaround", "joint", "taqdit", "smoothquant", "ptq4dit"),
@@ -60,7 +60,7 @@ def read_settings(pipeline: "Pipeline", options: dict[str, Any]) -> "Settings":
     from lydite.models.layers import FLOAT_PRODUCTS
     from lydite.quantize.methods.reconstruct import short_recipe
     from lydite.quantize.plan import read_plan, uniform_plan
-    from lydite.quantize.run import AFFINE_ONLY, Settings
+    from lydite.quantize.quantize_blocks import AFFINE_ONLY, Settings
 
     shapes = pipeline.model.components[pipeline.family.network].expected
     if options["plan_file"] is not None:
@@ -118,7 +118,7 @@ def measured_plan(
 ) -> "Plan":
     """Bits of each layer by its measured sensitivity."""
     from lydite.quantize.mixed import mixed_plan
-    from lydite.quantize.run import CALIBRATED
+    from lydite.quantize.quantize_blocks import CALIBRATED
     from lydite.quantize.sensitivity import measure_sensitivity
 
     stop = StopRequest()
@@ -143,7 +143,7 @@ def group_size(options: dict[str, Any]) -> int:
 def plan_text(pipeline: "Pipeline", settings: "Settings") -> str:
     """How many layers get how many bits, the size before and after, and the method."""
     from lydite.quantize.provenance import method_text
-    from lydite.weights.quantize import bits_per_weight, bytes_in_memory
+    from lydite.weights.quantized_format import bits_per_weight, bytes_in_memory
 
     component = pipeline.model.components[pipeline.family.network]
     shapes, plan = component.expected, settings.plan

@@ -135,7 +135,7 @@ def _samplers(
 
     from lydite.cli.sampler.show import make
     from lydite.conform.convergence import denoiser_for, trajectory
-    from lydite.sampling.model_sigmas import default_schedule, find_model
+    from lydite.sampling.named_models import default_schedule, find_model
     from lydite.sampling.registry import find_sampler
 
     called = _model((find_sampler(a), find_sampler(b)), model)

@@ -132,7 +132,7 @@ def _sigmas(
 
 
 def _noise_model(model: str) -> str:
-    from lydite.sampling.model_sigmas import find_model
+    from lydite.sampling.named_models import find_model
 
     return find_model(model).noise_model.name
 
@@ -148,7 +148,7 @@ def _errors(
 ) -> "Chart":
     from lydite.conform.convergence import errors
     from lydite.report.chart import Chart, Line
-    from lydite.sampling.model_sigmas import default_schedule, find_model
+    from lydite.sampling.named_models import default_schedule, find_model
     from lydite.sampling.registry import find_sampler
 
     shared = shared_noise_models([find_sampler(name) for name in names])

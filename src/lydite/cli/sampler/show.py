@@ -78,8 +78,8 @@ def make(
     sampler: str = "",
 ) -> "tuple[Schedule, ModelSigmas, str]":
     """A schedule, the model it is for, and that model's name."""
-    from lydite.sampling.conventions import find_convention, plan_schedule
-    from lydite.sampling.model_sigmas import find_model
+    from lydite.sampling.named_models import find_model
+    from lydite.sampling.program_conventions import find_convention, plan_schedule
     from lydite.sampling.registry import find_schedule
 
     kind = find_schedule(name)
@@ -99,7 +99,7 @@ def _schedule(
 ) -> dict[str, Any]:
     from lydite.cli.sampler.list import schedule_record
     from lydite.sampling.denoiser import find_prediction
-    from lydite.sampling.model_sigmas import default_prediction
+    from lydite.sampling.named_models import default_prediction
     from lydite.sampling.registry import find_schedule
 
     made, levels, called = make(name, model, steps, options, convention)
@@ -128,7 +128,7 @@ def _sampler(
 
     from lydite.cli.sampler.list import sampler_record
     from lydite.conform.convergence import denoiser_for, exact, trajectory
-    from lydite.sampling.model_sigmas import default_schedule, find_model
+    from lydite.sampling.named_models import default_schedule, find_model
     from lydite.sampling.registry import find_sampler
 
     found = find_sampler(name)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lydite import embedded
+from lydite.demo.asked_and_seen import ATTRIBUTE_NAMES, asked, seen
 from lydite.demo.chapter import DemoChapter, Result, Settings
-from lydite.demo.gallery import Drawn, Gallery, Tick
-from lydite.demo.scene_text import ATTRIBUTE_NAMES, asked, seen
+from lydite.demo.drawn_pictures import Drawn, Gallery, Tick
 from lydite.embedded.captions import Prompt, held_out_prompts
 from lydite.evaluate.judge import load_judge
 from lydite.evaluate.prompt_accuracy import Reading, check

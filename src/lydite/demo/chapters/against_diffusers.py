@@ -8,7 +8,7 @@ import numpy as np
 
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.gallery import Gallery, Tick
+from lydite.demo.drawn_pictures import Gallery, Tick
 from lydite.pipelines.family import Run
 from lydite.pipelines.picture import Pixels, read_pixels
 from lydite.pipelines.pipeline import Pipeline

@@ -5,7 +5,7 @@ from math import prod
 
 from lydite import embedded
 from lydite.demo.chapter import DemoChapter, Result
-from lydite.demo.gallery import Gallery, Tick
+from lydite.demo.drawn_pictures import Gallery, Tick
 from lydite.pipelines.audits import audit_model
 from lydite.pipelines.model_files import find_components
 from lydite.report.page import Callout, Chapter, Fact, Table

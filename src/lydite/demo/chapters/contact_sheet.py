@@ -3,7 +3,7 @@
 import time
 
 from lydite.demo.chapter import DemoChapter, Result, Settings
-from lydite.demo.gallery import Drawn, Gallery, Tick
+from lydite.demo.drawn_pictures import Drawn, Gallery, Tick
 from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes
 from lydite.report.page import Chapter, Fact, Figure, Figures
 

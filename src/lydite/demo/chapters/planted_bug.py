@@ -8,7 +8,7 @@ from typing import Any
 
 from lydite.demo.chapter import DemoChapter, Result, Settings
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.gallery import Gallery, Tick
+from lydite.demo.drawn_pictures import Gallery, Tick
 from lydite.diff.compare import compare
 from lydite.diff.result import Verdict
 from lydite.pipelines.observer import StepReporter

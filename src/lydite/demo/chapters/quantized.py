@@ -7,25 +7,25 @@ from pathlib import Path
 import numpy as np
 
 from lydite.calibrate.model_session import ModelSession, model_hash
-from lydite.calibrate.request_conditions import conditions_of
+from lydite.calibrate.request_record import conditions_of
 from lydite.calibrate.run import RunCallbacks, run_here
 from lydite.calibrate.settings import Description, plan_of
 from lydite.calibrate.settings import Settings as SetSettings
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.writer import Writer
 from lydite.demo.chapter import DemoChapter, Result, Settings
-from lydite.demo.gallery import Gallery, Tick
+from lydite.demo.drawn_pictures import Gallery, Tick
 from lydite.embedded.captions import training_prompts
 from lydite.evaluate.paired import psnr
 from lydite.pipelines.picture import Pixels
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import choose_samples
 from lydite.quantize.export import export
-from lydite.quantize.network import provenance, quantize_network
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.provenance import Provenance
-from lydite.quantize.run import Method
-from lydite.quantize.run import Settings as QuantizeSettings
+from lydite.quantize.quantize_blocks import Method
+from lydite.quantize.quantize_blocks import Settings as QuantizeSettings
+from lydite.quantize.quantize_network import provenance, quantize_network
 from lydite.quantize.work import Work
 from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import Block, Callout, Chapter, Commands, Fact, Figure, Figures, Table

@@ -2,7 +2,7 @@
 
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.gallery import Gallery, Tick
+from lydite.demo.drawn_pictures import Gallery, Tick
 from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes
 from lydite.report.page import Chapter, Figure, Figures
 

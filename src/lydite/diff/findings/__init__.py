@@ -8,6 +8,7 @@ import numpy as np
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
 from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
 from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
+from lydite.diff.findings.displaced import cropped, displaced
 from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
 from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
 from lydite.diff.findings.parts import entries_reordered, parts_reordered
@@ -35,15 +36,19 @@ from lydite.diff.findings.rearranged import (
 )
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
-from lydite.diff.findings.replay.gates import other_gate
+from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
-from lydite.diff.findings.replay.layers import extra_norm, other_activation, other_norm
-from lydite.diff.findings.replay.linear import other_convolution, other_linear
+from lydite.diff.findings.replay.linear_and_convolution import other_convolution, other_linear
 from lydite.diff.findings.replay.modulation import (
     other_combination,
     other_modulation,
     other_residual,
+)
+from lydite.diff.findings.replay.norms_and_activations import (
+    extra_norm,
+    other_activation,
+    other_norm,
 )
 from lydite.diff.findings.replay.positions import (
     other_buckets,
@@ -61,7 +66,6 @@ from lydite.diff.findings.replay.selections import (
     other_token,
 )
 from lydite.diff.findings.schedules import SCHEDULES
-from lydite.diff.findings.shifts import cropped, displaced
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import MAX_PARTS, Shape, best_fit, possible_fits
 from lydite.diff.pairing.blocks import BlockMap, Sites
-from lydite.diff.pairing.names import tokens
+from lydite.diff.pairing.name_matching import tokens
 from lydite.diff.pairing.similarity import CLOSE, EQUAL, Comparer, is_input
 from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace

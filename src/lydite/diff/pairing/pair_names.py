@@ -9,7 +9,7 @@ from lydite.diff.measure.axes import MAX_PARTS, part_of, possible_fits
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents, same_axes
 from lydite.diff.pairing.blocks import BlockMap, ScopeRules, SiblingRules, Sites, numbered_variants
-from lydite.diff.pairing.names import match_spelling, match_weights, module_renames
+from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
 from lydite.diff.pairing.similarity import (
     EQUAL,
     Comparer,

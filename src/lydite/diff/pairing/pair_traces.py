@@ -21,7 +21,7 @@ from lydite.diff.pairing.alignment import (
 )
 from lydite.diff.pairing.blocks import BlockMap, numbered_variants
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
-from lydite.diff.pairing.names import StepsFromNames, with_calls_in_names
+from lydite.diff.pairing.name_matching import StepsFromNames, with_calls_in_names
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events, unpaired
 from lydite.diff.pairing.similarity import is_input, names_of

@@ -20,7 +20,7 @@ from lydite.diff.measure.axes import (
     fits_of,
     possible_fits,
 )
-from lydite.diff.pairing.names import close_stats, tokens
+from lydite.diff.pairing.name_matching import close_stats, tokens
 from lydite.trace.events import Event, Site, Stats
 from lydite.trace.reader import Trace
 from lydite.trace.statistics import measure

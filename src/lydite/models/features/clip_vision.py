@@ -14,7 +14,7 @@ import mlx.nn as nn
 from lydite.core.config import Size, read_config
 from lydite.core.errors import ConfigError
 from lydite.models.layers import Linear
-from lydite.models.text import clip, ignored_keys
+from lydite.models.text import clip, ignored_config_keys
 from lydite.models.text.clip import CLIPEncoder, CLIPEncoderConfig, CLIPTextConfig
 
 
@@ -61,7 +61,7 @@ _VISION = {
     "image_size": 224,
     "patch_size": 32,
 }
-_VISION_FIXED = {**ignored_keys.FIXED, "model_type": "clip_vision_model", "num_channels": 3}
+_VISION_FIXED = {**ignored_config_keys.FIXED, "model_type": "clip_vision_model", "num_channels": 3}
 
 
 def read_clip_config(
@@ -77,7 +77,7 @@ def read_clip_config(
         CLIPConfig,
         raw,
         where=where,
-        ignored=ignored_keys.IGNORED | {"logit_scale_init_value"},
+        ignored=ignored_config_keys.IGNORED | {"logit_scale_init_value"},
         fixed={"model_type": "clip"},
     )
     text = read_config(
@@ -94,7 +94,7 @@ def read_clip_config(
         CLIPVisionConfig,
         _tower(_VISION, both.vision_config, both.vision_config_dict),
         where=f"{where}: vision_config",
-        ignored=ignored_keys.IGNORED | {"projection_dim"},
+        ignored=ignored_config_keys.IGNORED | {"projection_dim"},
         fixed=_VISION_FIXED,
     )
     return text, vision

@@ -21,10 +21,10 @@ from lydite.models.layers import (
     join_heads,
     split_heads,
 )
-from lydite.models.text import ignored_keys
+from lydite.models.text import ignored_config_keys
 
-IGNORED = ignored_keys.IGNORED
-FIXED: Mapping[str, Any] = {**ignored_keys.FIXED, "model_type": "clip_text_model"}
+IGNORED = ignored_config_keys.IGNORED
+FIXED: Mapping[str, Any] = {**ignored_config_keys.FIXED, "model_type": "clip_text_model"}
 
 LEGACY_EOS = 2  # configs before transformers #24773 say 2 although the tokenizer's EOS is 49407
 

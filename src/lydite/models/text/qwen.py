@@ -16,10 +16,10 @@ import numpy as np
 
 from lydite.core.config import Count, Epsilon, Size
 from lydite.models.layers import Linear, join_heads, silu, split_heads
-from lydite.models.rotary import Rotation, rotation
-from lydite.models.text import ignored_keys
+from lydite.models.rotary_attention import Rotation, rotation
+from lydite.models.text import ignored_config_keys
 
-IGNORED = ignored_keys.IGNORED | {
+IGNORED = ignored_config_keys.IGNORED | {
     "image_token_id",
     "max_position_embeddings",  # nothing has its length
     "max_window_layers",
@@ -33,7 +33,7 @@ IGNORED = ignored_keys.IGNORED | {
     "vision_token_id",
 }
 _FIXED: Mapping[str, Any] = {
-    **ignored_keys.FIXED,
+    **ignored_config_keys.FIXED,
     "attention_bias": False,
     "hidden_act": "silu",
     "rope_type": "default",

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from lydite.core.config import Count, Epsilon, Size
 from lydite.models.layers import ACTIVATIONS, Activation, join_heads, split_heads
-from lydite.models.text import ignored_keys
+from lydite.models.text import ignored_config_keys
 
-IGNORED = ignored_keys.IGNORED
-FIXED: Mapping[str, Any] = {**ignored_keys.FIXED, "model_type": "t5"}
+IGNORED = ignored_config_keys.IGNORED
+FIXED: Mapping[str, Any] = {**ignored_config_keys.FIXED, "model_type": "t5"}
 
 # Feed-forward outputs exceed float16. When transformers loads float16 (not bfloat16) these weights
 # stay float32, and with them the residual stream from the first block on.

@@ -18,9 +18,9 @@ from lydite.core.request import Request
 from lydite.models.flux import FluxConfig, FluxTransformer
 from lydite.models.modulation import Modulation
 from lydite.pipelines.families import diffusionkit, mflux
+from lydite.pipelines.families.bound_transformer import BoundTransformer, latents
 from lydite.pipelines.families.flux_single_file import SINGLE_FILE
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.families.packed import BoundTransformer, latents
 from lydite.pipelines.family import (
     BlockRule,
     Conditioning,

@@ -18,10 +18,10 @@ from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.models.flux2 import Flux2Transformer
 from lydite.models.modulation import Modulation
-from lydite.models.rotary import Rotation
+from lydite.models.rotary_attention import Rotation
+from lydite.pipelines.families.bound_transformer import SIDE, BoundTransformer
 from lydite.pipelines.families.flux2_single_file import SINGLE_FILE
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.families.packed import SIDE, BoundTransformer
 from lydite.pipelines.family import (
     BlockRule,
     Conditioning,

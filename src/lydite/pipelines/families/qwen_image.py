@@ -16,8 +16,8 @@ from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
 from lydite.models.qwen_image import QwenImageTransformer
 from lydite.pipelines.families import mflux
+from lydite.pipelines.families.bound_transformer import BoundTransformer, latents
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.families.packed import BoundTransformer, latents
 from lydite.pipelines.family import (
     BlockRule,
     Conditioning,

@@ -14,7 +14,7 @@ from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.models.mmdit import MMDiT
 from lydite.models.modulation import Modulation
-from lydite.pipelines.bound_network import for_device
+from lydite.pipelines.compiled_network import for_device
 from lydite.pipelines.families import diffusionkit
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE

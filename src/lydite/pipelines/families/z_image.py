@@ -14,8 +14,8 @@ from lydite.core.request import Request
 from lydite.models.modulation import Modulation
 from lydite.models.z_image import ZImageTransformer
 from lydite.pipelines.families import mflux
+from lydite.pipelines.families.bound_transformer import BoundTransformer
 from lydite.pipelines.families.network_classes import KINDS
-from lydite.pipelines.families.packed import BoundTransformer
 from lydite.pipelines.family import (
     BlockRule,
     Conditioning,

@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from lydite.calibrate.replay import latent_of, network
-from lydite.calibrate.request_conditions import request_of
+from lydite.calibrate.request_record import request_of
 from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.dtypes import widen
@@ -26,11 +26,11 @@ from lydite.pipelines.family import Conditioning
 from lydite.pipelines.pipeline import SILENT, Pipeline
 from lydite.quantize.blocks import HELD_OUT, choose_samples
 from lydite.quantize.grid import Grid, ScaleDtype, stored
-from lydite.quantize.layers import QuantizedWeight, exchange_layer
 from lydite.quantize.plan import KEPT_BITS
+from lydite.quantize.quantized_weight import QuantizedWeight, exchange_layer
 from lydite.trace.mlx_compilation import not_compiled
 from lydite.weights.load import to_mlx
-from lydite.weights.quantize import is_sensitive
+from lydite.weights.quantized_format import is_sensitive
 
 Params = dict[str, dict[str, mx.array]]  # of each layer: changes of scale, offset and bias
 

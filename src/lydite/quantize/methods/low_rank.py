@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lydite.quantize.grid import Floats, Grid, ScaleDtype, stored
-from lydite.weights.quantize import LOW_RANK
+from lydite.weights.quantized_format import LOW_RANK
 
 TURNS = 6
 

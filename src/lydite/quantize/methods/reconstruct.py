@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from lydite.core.errors import NotFiniteError
 from lydite.models.layers import Linear, of_this_step, on_cpu
-from lydite.quantize.activations import InputRange
 from lydite.quantize.blocks import Rows
 from lydite.quantize.grid import Floats, Grid, ScaleDtype, stored
-from lydite.quantize.layers import QuantizedWeight
-from lydite.weights.quantize import LOW_RANK
+from lydite.quantize.input_ranges import InputRange
+from lydite.quantize.quantized_weight import QuantizedWeight
+from lydite.weights.quantized_format import LOW_RANK
 
 LOW, HIGH = -0.1, 1.1  # h is stretched beyond 0 and 1 and clipped, so that it reaches both
 TOKENS = 256  # of the model that TaQ-DiT's balance of losses was found on

@@ -7,7 +7,7 @@ from itertools import combinations, islice, product
 import numpy as np
 
 from lydite.diff.findings.evidence import FEW, Array, Evidence
-from lydite.diff.findings.replay.layers import norms
+from lydite.diff.findings.replay.norms_and_activations import norms
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,

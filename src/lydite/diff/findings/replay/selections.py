@@ -8,7 +8,7 @@ from math import isqrt
 import numpy as np
 
 from lydite.diff.findings.evidence import ROUNDING, Array, Evidence
-from lydite.diff.findings.replay.layers import extra_norm, other_activation
+from lydite.diff.findings.replay.norms_and_activations import extra_norm, other_activation
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,

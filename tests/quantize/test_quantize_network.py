@@ -12,13 +12,13 @@ from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import BlockRows, Rows, choose_samples
 from lydite.quantize.grid import fit_grid
-from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.reconstruct import _mixed, _pieces
-from lydite.quantize.network import _changed, needs_set
 from lydite.quantize.plan import LayerPlan, Plan, uniform_plan
-from lydite.quantize.run import Settings, quantize_blocks
+from lydite.quantize.quantize_blocks import Settings, quantize_blocks
+from lydite.quantize.quantize_network import _changed, needs_set
+from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.weights.load import parameter_specs
-from lydite.weights.quantize import DIVISOR
+from lydite.weights.quantized_format import DIVISOR
 
 PLAN = Plan({"a": LayerPlan(4)})
 

@@ -15,7 +15,7 @@ from lydite.models.cpu import in_parallel
 from lydite.models.layers import on_cpu
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
-from lydite.pipelines.bound_network import compiled
+from lydite.pipelines.compiled_network import compiled
 from lydite.pipelines.family import LatentSpace, Run
 from lydite.pipelines.model import Model
 from lydite.pipelines.observer import Observer

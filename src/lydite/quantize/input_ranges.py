@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.quantize.grid import Floats
-from lydite.quantize.observers import on_device
-from lydite.weights.quantize import DIVISOR, RANGE, SHIFT, TIMES
+from lydite.quantize.range_search import on_device
+from lydite.weights.quantized_format import DIVISOR, RANGE, SHIFT, TIMES
 
 POWER, CANDIDATES = 2.4, 24  # of the error; shares of the range that are tried on each side
 MOMENTUM, BATCHES, BATCH = 0.95, 100, 32  # of the mid-range: its average over shuffled rows

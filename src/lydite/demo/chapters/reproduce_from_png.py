@@ -4,7 +4,7 @@ import numpy as np
 
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.gallery import Gallery, Tick
+from lydite.demo.drawn_pictures import Gallery, Tick
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import Callout, Chapter, Commands, Fact, Figure, Figures, Table

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from lydite.models.layers import FLOAT_PRODUCTS, input_products
 from lydite.pipelines.family import Family
-from lydite.quantize.activations import (
+from lydite.quantize.blocks import TIMES, Block, BlockRows, Rows, capture_unit
+from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid, float_grid
+from lydite.quantize.input_ranges import (
     InputRange,
     balance,
     group_times,
@@ -21,18 +23,16 @@ from lydite.quantize.activations import (
     plain_range,
     time_aware_range,
 )
-from lydite.quantize.blocks import TIMES, Block, BlockRows, Rows, capture_unit
-from lydite.quantize.calls import watch_calls
-from lydite.quantize.grid import Floats, Grid, ScaleDtype, fit_grid, float_grid
-from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.awq import fold_scales, value_pairs
 from lydite.quantize.methods.gptq import Inputs, gptq, prepare_inputs
 from lydite.quantize.methods.hqq import hqq_grid
 from lydite.quantize.methods.low_rank import low_rank
 from lydite.quantize.methods.reconstruct import Problem, Recipe, Target, reconstruct
-from lydite.quantize.observers import Range
 from lydite.quantize.plan import KEPT_BITS, LayerPlan, Plan
 from lydite.quantize.provenance import UnitError
+from lydite.quantize.quantized_weight import QuantizedWeight
+from lydite.quantize.range_search import Range
+from lydite.quantize.watch_modules import watch_calls
 from lydite.trace.mlx_capture import walk
 
 Method = Literal[

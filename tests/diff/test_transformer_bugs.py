@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from lydite.core.request import Request
-from lydite.models import layers, modulation, qwen_image, rotary
+from lydite.models import layers, modulation, qwen_image, rotary_attention
 from lydite.models.text import qwen
 from lydite.models.vae import qwen_image as vae
-from lydite.pipelines.families import packed
+from lydite.pipelines.families import bound_transformer
 from lydite.pipelines.families import qwen_image as family
 from lydite.pipelines.pipeline import Pipeline
 from lydite.sampling.denoiser import cfg
@@ -96,8 +96,8 @@ def channels_last(latents: mx.array) -> mx.array:
     return x.reshape(B, height * width // 4, 4 * C)
 
 
-def turned_back(x: mx.array, table: rotary.Rotation) -> mx.array:
-    return rotary._rotate(x, table.cos, -table.sin)
+def turned_back(x: mx.array, table: rotary_attention.Rotation) -> mx.array:
+    return rotary_attention._rotate(x, table.cos, -table.sin)
 
 
 BUGS = {
@@ -126,7 +126,7 @@ BUGS = {
     "rotation in the other direction": Bug(
         f"{BLOCK}.attn.to_out.0",
         "rotation-in-attention",
-        patch.object(rotary, "rotate", turned_back),
+        patch.object(rotary_attention, "rotate", turned_back),
     ),
     "template cut one token early": Bug(
         "pipeline/prompt_embeds",
@@ -164,7 +164,7 @@ BUGS = {
         patch.object(vae.AutoencoderKLQwenImage, "denormalize", lambda self, latents: latents),
     ),
     "patches with channels last": Bug(
-        "transformer", "patch-order", patch.object(packed, "pack_latents", channels_last)
+        "transformer", "patch-order", patch.object(bound_transformer, "pack_latents", channels_last)
     ),
     "guidance without norms": Bug(
         "pipeline/velocity", "other-guidance", change=of_family(guide=cfg)

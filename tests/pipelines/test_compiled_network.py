@@ -12,7 +12,7 @@ from lydite.core.request import Request
 from lydite.models import cpu
 from lydite.models.layers import QuantizedLinear, at_timestep
 from lydite.models.mmdit import MMDiT
-from lydite.pipelines import bound_network
+from lydite.pipelines import compiled_network
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
 from lydite.trace.reader import Trace
@@ -80,7 +80,7 @@ def test_a_compiled_network_rounds_inputs_by_the_range_of_each_step(
         return original(self, x)
 
     monkeypatch.setattr(QuantizedLinear, "__call__", call)
-    network, found = bound_network.compiled(layer), list[Any]()
+    network, found = compiled_network.compiled(layer), list[Any]()
     for timestep in (900.0, 450.0, 450.0, 0.0, 600.0):
         with at_timestep(timestep):
             found.append(np.array(network(x)))
@@ -99,5 +99,5 @@ def test_arrays_without_the_batch_are_shared(monkeypatch: pytest.MonkeyPatch) ->
         return x * tables["gate"] + positions
 
     x, tables = mx.arange(6.0).reshape(2, 3), {"gate": mx.array([[2.0], [3.0]])}
-    y = bound_network.for_device(network)(x, tables, shared)  # pyright: ignore[reportArgumentType]
+    y = compiled_network.for_device(network)(x, tables, shared)  # pyright: ignore[reportArgumentType]
     assert mx.array_equal(y, network(x, tables, shared))

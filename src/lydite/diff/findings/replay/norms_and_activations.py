@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.replay.gates import ACTIVATIONS
+from lydite.diff.findings.replay.gated_feed_forward import ACTIVATIONS
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,

@@ -23,8 +23,8 @@ def compare_sets(
     """Measure the pairs of two sets; `finish` adds to the result before it is printed."""
     from lydite.cli.progress import StepBar
     from lydite.evaluate.evaluation import count_passes, evaluate
+    from lydite.evaluate.latent_errors import check_comparable, latent_errors
     from lydite.evaluate.pictures import SetPictures
-    from lydite.evaluate.sets import check_comparable, latent_errors
 
     with closing(SetPictures.open(reference)) as one, closing(SetPictures.open(candidate)) as other:
         check_comparable(one.opened, other.opened)

@@ -12,7 +12,7 @@ from lydite.calibrate.settings import plan_of
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import InputError
-from lydite.evaluate.sets import check_comparable, latent_errors
+from lydite.evaluate.latent_errors import check_comparable, latent_errors
 from support.calibration import SETTINGS
 
 IMAGES = (("a cat", 1), ("a dog", 2))

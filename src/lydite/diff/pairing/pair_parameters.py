@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.names import (
+from lydite.diff.pairing.name_matching import (
     close_stats,
     match_spelling,
     match_weights,

@@ -7,7 +7,7 @@ from runpy import run_path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "check_python.py"
+SCRIPT = Path(__file__).parents[2] / "tools" / "check_python_version.py"
 reason = run_path(str(SCRIPT))["reason"]
 
 

@@ -13,10 +13,10 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import BlockRows, choose_samples
 from lydite.quantize.methods.reconstruct import Recipe
 from lydite.quantize.plan import uniform_plan
-from lydite.quantize.run import BlockResult, Settings, quantize_blocks
+from lydite.quantize.quantize_blocks import BlockResult, Settings, quantize_blocks
 from lydite.quantize.work import read_result, write_result
 from lydite.weights.load import parameter_hash, parameter_specs
-from lydite.weights.quantize import is_sensitive
+from lydite.weights.quantized_format import is_sensitive
 
 FEW = Recipe(iterations=3, batch=4, rounding_rate=1e-2)
 

@@ -16,9 +16,9 @@ from lydite.core.config import read_json
 from lydite.core.errors import FileError, InputError, at
 from lydite.evaluate.evaluation import Evaluation
 from lydite.evaluate.intervals import Summary
+from lydite.evaluate.latent_errors import CANDIDATE, RECORD, REFERENCE
 from lydite.evaluate.paired import psnr
 from lydite.evaluate.pictures import SetPictures
-from lydite.evaluate.sets import CANDIDATE, RECORD, REFERENCE
 from lydite.pipelines.picture import Pixels
 from lydite.quantize.provenance import Provenance, read_provenance
 

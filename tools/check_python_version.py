@@ -1,6 +1,6 @@
 """Is this Python one that Lydite runs on? It must run in older ones, before .venv is made.
 
-python3 tools/check_python.py [GOAL]
+python3 tools/check_python_version.py [GOAL]
 """
 
 from __future__ import annotations

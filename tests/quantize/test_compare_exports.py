@@ -15,7 +15,7 @@ from lydite.cli.quantize.compare import command
 from lydite.core.errors import FileError, InputError
 from lydite.core.files import size_text
 from lydite.evaluate.intervals import Summary
-from lydite.quantize.comparison import (
+from lydite.quantize.compare_exports import (
     CANDIDATE,
     EVALUATION,
     RECORD,

@@ -14,10 +14,9 @@ from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import CALL_BYTES, BlockRows, find_blocks
-from lydite.quantize.layers import QuantizedWeight
 from lydite.quantize.methods.dwq import TuneRecipe, tune
 from lydite.quantize.provenance import Provenance, UnitError
-from lydite.quantize.run import (
+from lydite.quantize.quantize_blocks import (
     DATA_FREE,
     LEARNED,
     BlockResult,
@@ -27,10 +26,11 @@ from lydite.quantize.run import (
     units_of,
     weight_of,
 )
+from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.quantize.work import Work
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_specs
-from lydite.weights.quantize import (
+from lydite.weights.quantized_format import (
     DIVISOR,
     LOW_RANK,
     bits_per_weight,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lydite.models.layers import QuantizedLinear
 from lydite.quantize.grid import Grid, Integers, pack
-from lydite.weights.quantize import GROUPS, TIMES, Format
+from lydite.weights.quantized_format import GROUPS, TIMES, Format
 
 Floats = NDArray[np.float32]
 

@@ -1,6 +1,6 @@
 """Does every extra have wheels for Apple silicon, macOS 14 and newer, Python 3.11 to 3.14?
 
-    python tools/resolve_macos.py            needs uv, and a package index
+    python tools/check_macos_wheels.py            needs uv, and a package index
 
 Nothing is installed. A line for each Python and extra says how many packages it takes; the exit
 status is 1 where one cannot be resolved from wheels alone.

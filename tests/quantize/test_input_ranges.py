@@ -10,7 +10,7 @@ import pytest
 
 from lydite.models import layers
 from lydite.models.layers import QuantizedLinear, at_timestep, rounded_to_format
-from lydite.quantize.activations import (
+from lydite.quantize.input_ranges import (
     InputRange,
     balance,
     group_times,
@@ -71,7 +71,7 @@ def test_a_search_sees_every_channel_and_the_largest_values() -> None:
 
 def test_a_search_on_the_gpu_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = time_aware_range(behind_gelu(), 8)
-    monkeypatch.setattr("lydite.quantize.observers.on_cpu", lambda: False)
+    monkeypatch.setattr("lydite.quantize.range_search.on_cpu", lambda: False)
     on_gpu = time_aware_range(behind_gelu(), 8)
     assert on_gpu.zero == on_cpu.zero
     assert on_gpu.scale == pytest.approx(on_cpu.scale, rel=1e-6)
