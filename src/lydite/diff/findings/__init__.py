@@ -37,14 +37,10 @@ from lydite.diff.findings.rearranged import (
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
-from lydite.diff.findings.replay.guidance import other_guidance
+from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
 from lydite.diff.findings.replay.linear_and_convolution import other_convolution, other_linear
-from lydite.diff.findings.replay.modulation import (
-    other_combination,
-    other_modulation,
-    other_residual,
-)
+from lydite.diff.findings.replay.modulation import other_modulation
 from lydite.diff.findings.replay.norms_and_activations import (
     extra_norm,
     other_activation,
@@ -57,6 +53,7 @@ from lydite.diff.findings.replay.positions import (
     other_rotation_table,
     other_sinusoid,
 )
+from lydite.diff.findings.replay.residuals import other_residual
 from lydite.diff.findings.replay.selections import (
     dropout,
     other_assembly,

@@ -1,25 +1,65 @@
-"""Guidance whose result is rescaled to the norm of the prompt's prediction."""
+"""Sums of two recorded values: guidance, also with a rescaled norm, and steps of samplers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
 from lydite.diff.findings.replay.selections import patch_orders
 from lydite.diff.findings.replay.variants import (
+    GLANCE,
     Candidate,
     Source,
     allowed,
     apart_of,
+    fit_tolerance,
     is_replayable,
+    nearest,
     sources,
     told_apart,
 )
 from lydite.diff.result import Finding
 
 MAX_PREDICTIONS = 6  # recorded values of the shape that are tried as predictions
+
+
+def other_combination(e: Evidence) -> Finding | None:
+    """A sum of two recorded values, with other factors: guidance, a step of a sampler."""
+    if not is_replayable(e) or e.port.ndim < 3:
+        return None
+    reference, port = (value.reshape(-1).astype(np.float64) for value in e.values)
+    values = [source for source in sources(e) if source.x.size == e.port.size]
+    at = e.sample[:GLANCE]
+    limit = fit_tolerance(e)
+    for a, b in combinations(values, 2):
+        x, y = a.x.reshape(-1), b.x.reshape(-1)
+        if _solve(x[at], y[at], reference[at], limit) is None:
+            continue
+        right = _solve(x, y, reference, limit)
+        if right is None or min(np.abs(right)) < 1e-3:
+            continue  # one of the two is not in the sum
+        wrong = _solve(a.own.reshape(-1), b.own.reshape(-1), port, limit)
+        names = a.name, b.name
+        if wrong is None:
+            if (found := _in_some_channels(e, a, b, right, limit)) is not None:
+                return found
+            continue
+        close = max(1e-3, 4 * limit)
+        if np.allclose(right, wrong, rtol=close, atol=close / 10) or min(np.abs(wrong)) < 1e-3:
+            continue
+        if np.isclose(wrong[0] * right[1], wrong[1] * right[0], rtol=close):
+            continue  # the whole sum has a factor, which `scaled` and `negated` name
+        ours, theirs = (_combination(f, *names) for f in (wrong, right))
+        if np.allclose(right, wrong[::-1], rtol=close, atol=close / 10):
+            cause, fix = "terms-exchanged", f"Exchange {a.name} and {b.name}."
+        elif np.allclose(np.abs(right), np.abs(wrong), rtol=close, atol=close / 10):
+            cause, fix = "term-negated", "Check the sign."
+        else:
+            cause, fix = "other-factors", "Check the factors of the two."
+        return Finding(cause, f"The port is {ours}, the reference {theirs}.", fix)
+    return None
 
 
 def other_guidance(e: Evidence) -> Finding | None:
@@ -118,3 +158,54 @@ def _variants(
     yield Candidate(f"exchanges {prompt.name} and {other.name}", _rescaled(b, a, weight, axis))
     exchanged = _rescaled(b, a, weight, axis, a)
     yield Candidate(f"exchanges {prompt.name} and {other.name} in the sum only", exchanged)
+
+
+def _in_some_channels(
+    e: Evidence, a: Source, b: Source, right: Array, limit: float
+) -> Finding | None:
+    """That the sum is taken in some channels only, the others are one of the two values."""
+    if a.own.shape != e.port.shape or b.own.shape != e.port.shape:
+        return None
+    for axis in (1, e.port.ndim - 1):
+        names: list[str] = []
+        forms = {"sum": right[0] * a.own + right[1] * b.own, a.name: a.own, b.name: b.own}
+        for channel in range(e.port.shape[axis]):
+            port = e.values[1].take(channel, axis)
+            tried = {name: form.take(channel, axis) for name, form in forms.items()}
+            names.append(nearest(port, tried, max(3e-3, limit)) or "")
+        if "" in names or not 0 < names.count("sum") < len(names):
+            continue
+        summed = [channel for channel, name in enumerate(names) if name == "sum"]
+        other = next(name for name in names if name != "sum")
+        return Finding(
+            "guided-in-part",
+            f"In the port only channels {_numbers(summed)} of {e.axis(axis)} are "
+            f"{_combination(right, a.name, b.name)}, as in the reference; the others are {other}.",
+            "Combine the two in all channels.",
+        )
+    return None
+
+
+def _solve(a: Array, b: Array, value: Array, limit: float) -> Array | None:
+    """The two factors of value = f·a + g·b; None where it is no such sum, or a is b."""
+    aa, bb, ab = float(a @ a), float(b @ b), float(a @ b)
+    determinant = aa * bb - ab * ab
+    if determinant < 1e-6 * aa * bb:
+        return None
+    av, bv = float(a @ value), float(b @ value)
+    factors = np.array([bb * av - ab * bv, aa * bv - ab * av]) / determinant
+    left = float(np.linalg.norm(value - factors[0] * a - factors[1] * b))
+    size = float(np.linalg.norm(value))
+    return factors if left <= limit * size else None
+
+
+def _combination(factors: Array, a: str, b: str) -> str:
+    sign = "+" if factors[1] >= 0 else "−"
+    return f"{factors[0]:.4g} · {a} {sign} {abs(factors[1]):.4g} · {b}"
+
+
+def _numbers(numbers: list[int]) -> str:
+    """0–2 for neighbours, else a list."""
+    if numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1:
+        return f"{numbers[0]}–{numbers[-1]}"
+    return ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")

@@ -14,13 +14,13 @@ from lydite.diff.findings.evidence import Array, Evidence, Layer
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.linear_and_convolution import convolution, linear_layer
-from lydite.diff.findings.replay.modulation import sum_gate
 from lydite.diff.findings.replay.norms_and_activations import (
     NONE,
     VARIANTS,
     norm_layer,
     other_activation,
 )
+from lydite.diff.findings.replay.residuals import sum_gate
 from lydite.diff.findings.replay.selections import Tile, other_resize, tiles
 from lydite.diff.findings.replay.variants import (
     Candidate,

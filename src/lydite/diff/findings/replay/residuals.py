@@ -1,0 +1,184 @@
+"""Sums of a stream and a branch, with or without a gate from a table of chunks."""
+
+from collections.abc import Iterator
+from itertools import combinations, islice
+
+import numpy as np
+
+from lydite.diff.findings.evidence import FEW, Array, Evidence
+from lydite.diff.findings.replay.modulation import Table, chunk_tables
+from lydite.diff.findings.replay.variants import (
+    GLANCE,
+    Source,
+    allowed,
+    apart_of,
+    fit_tolerance,
+    is_replayable,
+    nearest,
+    sources,
+)
+from lydite.diff.result import Finding
+
+MAX_PARAMETERS = 16  # that may be missing from a sum
+
+
+def other_residual(e: Evidence) -> Finding | None:
+    """x + gate · y without the gate, with another gate, without x or without y."""
+    if not is_replayable(e):
+        return None
+    reference, port = e.values
+    limit = fit_tolerance(e)
+    values = [source for source in sources(e) if source.x.shape == e.port.shape]
+    if e.port.ndim != 3 or e.port.shape[1] < 4:
+        return _other_term(e, values)
+    tables = list(chunk_tables(e))
+    for x, y in _ordered_pairs(values):
+        gate = _factors(y.x, reference - x.x, limit)
+        if gate is None:
+            continue
+        right = _gate_name(gate, {t.name: t.parts for t in tables}, limit)
+        if right in ("0", None):  # the value is x itself
+            continue
+        own = {t.name: t.own for t in tables}
+        term = _term(right, y.name)
+        fix = f"Add {term} to {x.name}."
+        for base, name in ((x.own, x.name), (np.zeros_like(x.own), "")):
+            used = _factors(y.own, port - base, limit)
+            wrong = _gate_name(used, own, limit) if used is not None else None
+            if wrong is None or (right == wrong and name):
+                continue
+            cause = "residual-missing" if not name else "gate-missing" if wrong == "1" else (
+                "branch-missing" if wrong == "0" else "other-gate"
+            )  # fmt: skip
+            ours = [name] if name else []
+            ours += [] if wrong == "0" else [_term(wrong, y.name)]
+            text = f"The port is {' + '.join(ours) or '0'}, the reference {x.name} + {term}."
+            return Finding(cause, text, fix)
+        factors = {"1": np.ones_like(gate)}
+        factors |= {f"chunk {n} of {t.name}": p for t in tables for n, p in enumerate(t.own)}
+        scaled = factors[right][:, None]
+        sums = (
+            {f"{_term(right, x.name)} + {y.name}": scaled * x.own + y.own} if right != "1" else {}
+        )
+        sums |= {
+            f"{other.name} + {term}": other.own + scaled * y.own
+            for other in values
+            if other.name not in (x.name, y.name)
+        }
+        for words, value in sums.items():
+            if apart_of(port, value) <= allowed(e):
+                text = f"The port is {words}, the reference {x.name} + {term}."
+                return Finding("other-sum", text, fix)
+    return _missing_term(e, values, tables, limit) or _other_term(e, values)
+
+
+def sum_gate(e: Evidence, x: Source, y: Source) -> tuple[str, Array, dict[str, Array]] | None:
+    """The gate of a reference that is x + gate · y, and all gates that it might have been."""
+    limit = max(1e-5, FEW * e.rounding)
+    gate = _factors(
+        y.x.reshape(len(y.x), -1, y.x.shape[-1]),
+        (e.values[0] - x.x).reshape(len(y.x), -1, y.x.shape[-1]),
+        limit,
+    )
+    if gate is None:
+        return None
+    shape = (len(gate), *(1,) * (e.port.ndim - 2), gate.shape[-1])
+    tables = {t.name: t.parts for t in chunk_tables(e)}
+    right = _gate_name(gate, tables, limit)
+    if right in ("0", None):
+        return None
+    gates = {"": np.ones(shape)}
+    for table, parts in tables.items():
+        gates |= {f"chunk {n} of {table} · ": p.reshape(shape) for n, p in enumerate(parts)}
+    name = "" if right == "1" else f"{right} · "
+    return (name, gates[name], gates)
+
+
+def _term(gate: str, name: str) -> str:
+    return name if gate == "1" else f"{gate} · {name}"
+
+
+def _other_term(e: Evidence, values: list[Source]) -> Finding | None:
+    """A sum of two recorded values with one term missing, or with another value in its place."""
+    reference, port = e.values
+    limit = e.noise()
+    at = e.sample[:GLANCE]
+    flat = [(s, s.x.reshape(-1)[at]) for s in values]
+    expected = reference.reshape(-1)[at]
+    size = float(np.linalg.norm(expected))
+    for (x, a), (y, b) in combinations(flat, 2):
+        if float(np.linalg.norm(expected - a - b)) > 0.02 * size:
+            continue
+        if apart_of(reference, x.x + y.x) > limit:
+            continue
+        for kept, lost in ((x, y), (y, x)):
+            right = f"the reference {kept.name} + {lost.name}."
+            if apart_of(port, kept.own) <= allowed(e):
+                fix = f"Add {lost.name}."
+                return Finding("residual-missing", f"The port is {kept.name}, {right}", fix)
+            for other in values:
+                if other is not lost and apart_of(port, kept.own + other.own) <= allowed(e):
+                    return Finding(
+                        "other-sum",
+                        f"The port is {kept.name} + {other.name}, {right}",
+                        f"Add {lost.name}, not {other.name}.",
+                    )
+        return None
+    return None
+
+
+def _missing_term(
+    e: Evidence, values: list[Source], tables: list[Table], limit: float
+) -> Finding | None:
+    """That the two sides differ by a recorded value, with or without a gate."""
+    reference, port = e.values
+    least = e.noise() / max(float(np.linalg.norm(reference - port)), 1e-300)
+    if least > 0.1:
+        return None
+    for shape in ((1, *e.port.shape[1:]), e.port.shape[1:]):
+        for name, parameter in islice(e.parameters_like(shape), MAX_PARAMETERS):
+            if float(np.linalg.norm(reference - port - parameter)) <= e.noise():
+                return Finding(
+                    "branch-missing",
+                    f"The reference is the port's value plus the parameter {name}.",
+                    f"Add {name}.",
+                )
+    for y in values:
+        gate = _factors(y.x, reference - port, max(limit, least))
+        name = (
+            _gate_name(gate, {t.name: t.parts for t in tables}, limit) if gate is not None else ""
+        )
+        if name and name != "0":
+            term = _term(name, y.name)
+            return Finding(
+                "residual-missing" if y.name.startswith(f"{e.name} [in") else "branch-missing",
+                f"The reference is the port's value plus {term}.",
+                f"Add {term}.",
+            )
+    return None
+
+
+def _ordered_pairs(values: list[Source]) -> Iterator[tuple[Source, Source]]:
+    for x in values:
+        yield from ((x, y) for y in values if y.name != x.name)
+
+
+def _factors(y: Array, value: Array, limit: float) -> Array | None:
+    """value = a · y with one a per row of the batch and channel; None where it is not so."""
+    power = (y * y).sum(1)
+    if not power.all():
+        return None
+    a = (y * value).sum(1) / power
+    left = float(np.linalg.norm(value - a[:, None] * y))
+    size = float(np.linalg.norm(value))
+    return a if left <= limit * size or size <= limit / 10 * float(np.linalg.norm(y)) else None
+
+
+def _gate_name(gate: Array, tables: dict[str, list[Array]], limit: float) -> str | None:
+    """What a factor is: one, nothing, or a chunk of a table."""
+    named = {"1": np.ones_like(gate), "0": np.zeros_like(gate)}
+    if float(np.abs(gate).max()) < limit:
+        return "0"
+    for table, parts in tables.items():
+        named |= {f"chunk {n} of {table}": part for n, part in enumerate(parts)}
+    return nearest(gate, named, max(3e-3, 8 * limit))
