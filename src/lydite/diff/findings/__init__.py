@@ -49,11 +49,10 @@ from lydite.diff.findings.replay.norms_and_activations import (
 from lydite.diff.findings.replay.positions import (
     other_buckets,
     other_position_table,
-    other_rotation,
-    other_rotation_table,
     other_sinusoid,
 )
 from lydite.diff.findings.replay.residuals import other_residual
+from lydite.diff.findings.replay.rotations import other_rotation, other_rotation_table
 from lydite.diff.findings.replay.selections import (
     dropout,
     other_assembly,

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.replay.positions import BASES, base_of
+from lydite.diff.findings.replay.rotations import BASES, base_of
 from lydite.diff.findings.replay.variants import (
     MAX_VALUES,
     Candidate,

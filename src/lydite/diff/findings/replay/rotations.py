@@ -1,0 +1,311 @@
+"""Rotations of q and k by position (RoPE), and their tables."""
+
+from collections.abc import Iterator, Mapping
+from math import isqrt, log, pi
+
+import numpy as np
+
+from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.variants import (
+    Candidate,
+    Source,
+    fit_tolerance,
+    is_replayable,
+    sources,
+    told_apart,
+)
+from lydite.diff.result import Finding
+
+MAX_TOKENS = 4096  # of a table whose rows are looked for in another one
+HEAD_WIDTHS = (128, 64, 96, 80, 40, 32, 16, 8)
+BASES = (1e4, 5e5, 1e6, 1e3, 1e5, 2e3, 256.0, 100.0)
+PAIRINGS = ("neighbouring numbers", "the two halves")
+Table = Array  # (tokens, pairs) of complex numbers
+
+
+def other_rotation(e: Evidence) -> Finding | None:
+    """A rotation (RoPE) of a recorded value: other pairs, sign, positions, base, or none."""
+    if not is_replayable(e) or e.port.ndim not in (3, 4) or e.port.shape[-1] % 4:
+        return None
+    limit = fit_tolerance(e)
+    for source in sources(e):
+        if source.x.shape != e.port.shape:
+            continue
+        for heads, pairing in _forms(e.port.shape):
+            right = _rotation(heads(source.x), heads(e.values[0]), pairing, limit)
+            if right is None or _is_one(right, limit):
+                continue
+            found = _compare_rotations(e, source, heads, pairing, right, limit)
+            if found is None:
+                e.ruled_out.append(f"rotations of {source.name}")
+            return found
+    return None
+
+
+def other_rotation_table(e: Evidence) -> Finding | None:
+    """Cosines or sines of positions 0, 1, 2 … with another base, offset or order of pairs."""
+    shape = e.port.shape
+    if not e.same_shape or e.port.ndim < 2 or shape[-1] % 2 or shape[-1] < 4 or shape[-2] < 4:
+        return None
+    if e.port.size != shape[-1] * shape[-2] or float(np.abs(e.values[0]).max()) > 1.001:
+        return None
+    told = told_apart(e, _rotation_tables(shape), what="tables of rotations")
+    if told is None:
+        return None
+    return Finding(
+        "other-rotation-table",
+        f"The port is a table of {told.wrong}, the reference of {told.right}; {told.leaves}.",
+        f"Compute it with {told.right}.",
+    )
+
+
+def _rotation_tables(shape: tuple[int, ...]) -> Iterator[Candidate]:
+    tokens, width = shape[-2:]
+    for function, f in (("cosines", np.cos), ("sines", np.sin)):
+        for base in BASES:
+            for offset in (0, 1, -1):
+                angles = np.outer(
+                    np.arange(tokens) + offset, base ** (-np.arange(0, width, 2) / width)
+                )
+                for pairs, table in (
+                    ("the two halves", np.concatenate((angles, angles), -1)),
+                    ("neighbouring numbers", np.repeat(angles, 2, -1)),
+                ):
+                    name = f"{function} with base {base:g} with pairs of {pairs}"
+                    name += f" with the first position {offset}" if offset else ""
+                    yield Candidate(name, f(table).reshape(shape))
+
+
+def _forms(shape: tuple[int, ...]) -> Iterator[tuple["Heads", str]]:
+    """How a value may be split into (batch, tokens, heads, width), and how numbers are paired."""
+    if len(shape) == 4:
+        for token_axis in (1, 2):
+            if shape[token_axis] >= 4:
+                for pairing in PAIRINGS:
+                    yield Heads(shape[-1], token_axis), pairing
+        return
+    for width in dict.fromkeys((*HEAD_WIDTHS, shape[-1])):
+        if shape[-1] % width == 0:
+            for pairing in PAIRINGS:
+                yield Heads(width, 1), pairing
+
+
+class Heads:
+    """Reads a value as (batch, tokens, heads, width)."""
+
+    def __init__(self, width: int, token_axis: int) -> None:
+        self.width, self.token_axis = width, token_axis
+
+    def __call__(self, value: Array) -> Array:
+        if value.ndim == 3:
+            return value.reshape(*value.shape[:2], -1, self.width)
+        return value if self.token_axis == 1 else value.swapaxes(1, 2)
+
+
+def _paired(x: Array, pairing: str) -> Array:
+    if pairing == PAIRINGS[0]:
+        return x[..., 0::2] + 1j * x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half] + 1j * x[..., half:]
+
+
+def _rotation(x: Array, y: Array, pairing: str, limit: float) -> Table | None:
+    """The rotation of every token and pair, equal for all heads; None where y is no rotation."""
+    a, b = _paired(x, pairing), _paired(y, pairing)
+    power = (np.abs(a) ** 2).sum((0, 2))
+    if a.shape[0] * a.shape[2] < 2 or not power.all():
+        return None
+    table = (b * a.conj()).sum((0, 2)) / power
+    left = float(np.linalg.norm(b - table[None, :, None] * a))
+    unit = float(np.abs(np.abs(table) - 1).max()) < max(1e-3, 8 * limit)
+    return table if unit and left <= limit * float(np.linalg.norm(b)) else None
+
+
+def _is_one(table: Table, limit: float) -> bool:
+    return float(np.abs(table - 1).max()) < max(1e-3, 8 * limit)
+
+
+def _compare_rotations(
+    e: Evidence, source: Source, heads: Heads, pairing: str, right: Table, limit: float
+) -> Finding | None:
+    x, y = heads(source.own), heads(e.values[1])
+    wrong = _rotation(x, y, pairing, limit)
+    name = source.name
+    if wrong is None:
+        other = next(p for p in PAIRINGS if p != pairing)
+        if _rotation(x, y, other, limit) is None:
+            return None
+        return Finding(
+            "rotation-pairs",
+            f"The port rotates pairs of {other} of {name}, the reference pairs of {pairing}.",
+            f"Rotate pairs of {pairing}.",
+        )
+    if _is_one(wrong, limit):
+        return Finding(
+            "rotation-missing",
+            f"The port does not rotate {name}; the reference rotates pairs of {pairing}.",
+            "Apply the rotation (RoPE) here.",
+        )
+    close = max(2e-3, 8 * limit)
+    if float(np.abs(wrong - right.conj()).max()) < close:
+        return Finding(
+            "rotation-sign",
+            f"The port rotates {name} by the negative angles of the reference.",
+            "Change the sign of the sines.",
+        )
+    tokens = len(right)
+    for shift in (s for n in range(1, min(tokens // 2, 65)) for s in (n, -n)):
+        a, b = (wrong[:-shift], right[shift:]) if shift > 0 else (wrong[-shift:], right[:shift])
+        if float(np.abs(a - b).max()) < close:
+            return Finding(
+                "rotation-offset",
+                f"The port rotates token n of {name} as the reference rotates token n + {shift}."
+                if shift > 0
+                else f"The port rotates token n of {name} as the reference token n − {-shift}.",
+                "Check the first position: the offset, or counting from 1.",
+            )
+    columns = _lookup(wrong.T, right.T, close)
+    if columns is not None:
+        return Finding(
+            "rotation-axes",
+            f"The port uses the reference's angles of {name} for other pairs: pair {columns[0][0]} "
+            f"has those of pair {columns[0][1]}.",
+            "Check the order of the axes (time, height, width) and of the frequencies.",
+        )
+    rows = _lookup(wrong, right, close)
+    if rows is not None:
+        side = isqrt(tokens)
+        grid = np.arange(side * side).reshape(side, side)
+        transposed = side * side == tokens and all(b == grid.T.reshape(-1)[a] for a, b in rows)
+        return Finding(
+            "rotation-axes" if transposed else "rotation-positions",
+            f"The port rotates tokens of {name} with the angles of other tokens: token "
+            f"{rows[0][0]} with those of token {rows[0][1]}"
+            + (", rows and columns exchanged." if transposed else "."),
+            "Exchange height and width." if transposed else "Check the positions of the tokens.",
+        )
+    if (found := _displaced_positions(name, right, wrong, close)) is not None:
+        return found
+    if (found := _other_frequencies(name, right, wrong, close)) is not None:
+        return found
+    bases = [base_of(table) for table in (right, wrong)]
+    if bases[0] and bases[1] and abs(log(bases[0] / bases[1])) > 0.05:
+        return Finding(
+            "rotation-base",
+            f"The port rotates {name} with the base {bases[1]:.4g}, the reference with "
+            f"{bases[0]:.4g}.",
+            f"Use the base {bases[0]:.4g} (rope_theta).",
+        )
+    return None
+
+
+def _displaced_positions(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
+    """That all tokens are rotated by one further angle in each pair: the positions begin elsewhere.
+
+    The angle has to be that of a whole number of positions, in half positions at most.
+    """
+    further = wrong * right.conj()
+    if float(np.abs(further - further[0]).max()) >= close:
+        return None
+    columns = [p for p in range(right.shape[1]) if abs(further[0, p] - 1) >= close]
+    steps = [_step(right[:, p], close) for p in columns]
+    moved = [
+        float(np.angle(further[0, p]) / np.angle(step))
+        for p, step in zip(columns, steps, strict=True)
+        if step is not None and abs(np.angle(further[0, p])) < pi / 2
+    ]
+    words = ""
+    if moved and all(abs(2 * m - round(2 * m)) < 0.02 for m in moved):
+        each = dict.fromkeys(round(2 * m) / 2 for m in moved)
+        words = f" by {' or '.join(f'{m:+g}' for m in each)}" if len(each) <= 2 else ""
+    return Finding(
+        "rotation-offset",
+        f"The port rotates all tokens of {name} by the same further angle: its positions are "
+        f"displaced{words} against the reference's.",
+        "Check the first position of each axis: counting from 0 or 1, centred or not, after the "
+        "other stream or not.",
+    )
+
+
+def _step(column: Array, close: float) -> complex | None:
+    """The rotation of one position: the smallest between two tokens, if it does not wrap."""
+    turns = column[1:] * column[:-1].conj()
+    turns = turns[np.abs(turns - 1) >= close]
+    if not turns.size:
+        return None
+    step = complex(turns[np.abs(np.angle(turns)).argmin()])
+    return step if step.imag > 0 else step.conjugate()
+
+
+def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
+    """That the positions are the reference's, with other frequencies: another base or width."""
+    rates: dict[int, tuple[float, float]] = {}  # by pair, per position
+    for pair in range(right.shape[1]):
+        step, own = _step(right[:, pair], close), _step(wrong[:, pair], close)
+        if step is None or own is None:  # no rotation, or one too slow to be seen
+            if abs(np.angle(step or own or 1.0)) > 10 * close:
+                return None
+            continue
+        positions = np.angle(right[:, pair]) / np.angle(step)
+        if np.abs(positions - np.rint(positions)).max() > 0.02:
+            continue  # angles that wrap do not show the positions
+        turned = np.exp(1j * np.angle(own) * np.rint(positions))
+        if float(np.abs(turned - wrong[:, pair]).max()) >= max(close, 2e-2):
+            return None
+        rates[pair] = float(np.angle(step)), float(np.angle(own))
+    bases = _bases(rates, right.shape[1])
+    if bases is None or all(abs(a / b - 1) < 1e-2 for a, b in rates.values()):
+        return None
+    theirs, ours = f"{bases[0]:.4g}", f"{bases[1]:.4g}"
+    return Finding(
+        "rotation-base",
+        f"The port rotates {name} with other frequencies: in an axis of {2 * bases[2]} numbers its "
+        f"base is {ours}, the reference's {theirs}.",
+        f"Use the base {theirs} (rope_theta), and divide the exponents by the width of the axis, "
+        "not of the head.",
+    )
+
+
+def _bases(rates: Mapping[int, tuple[float, float]], total: int) -> tuple[float, float, int] | None:
+    """Both bases in the axis that shows the most frequencies, and how many pairs it has.
+
+    In an axis the frequencies fall from pair to pair; the next one begins with a higher one.
+    """
+    pairs = list(rates)
+    starts = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
+    widths = [end - start for start, end in zip(starts, [*starts[1:], total], strict=True)]
+    for start, width in sorted(zip(starts, widths, strict=True), key=lambda run: -run[1]):
+        if start + 1 in rates and start + 1 not in starts:
+            first, second = rates[start], rates[start + 1]
+            return (first[0] / second[0]) ** width, (first[1] / second[1]) ** width, width
+    return None
+
+
+def _lookup(wrong: Table, right: Table, close: float) -> list[tuple[int, int]] | None:
+    """Which row each row equals; None unless all are rows of the other, not all in place."""
+    if len(wrong) > MAX_TOKENS:
+        return None
+    near: list[int] = []
+    for at, row in enumerate(wrong):
+        distance = np.abs(right - row).max(-1)
+        best = at if distance[at] < close else int(distance.argmin())
+        if distance[best] >= close:
+            return None
+        near.append(best)
+    if len(set(near)) < len(near):
+        return None
+    return [(a, b) for a, b in enumerate(near) if a != b] or None
+
+
+def base_of(table: Table) -> float | None:
+    """θ of frequencies θ^(−n / pairs) at positions that count up by one."""
+    steps = table[1:] / table[:-1]
+    if float(np.abs(steps - steps[:1]).max()) > 1e-2:
+        return None
+    angles = np.abs(np.angle(steps.mean(0)))
+    pairs = len(angles)
+    use = [n for n in range(1, pairs) if 1e-4 < angles[n] < pi / 2]
+    if len(use) < 2:
+        return None
+    slope = np.polyfit(use, np.log(angles[use]), 1)[0]
+    return float(np.exp(-slope * pairs))
