@@ -121,3 +121,16 @@ def test_the_output_of_a_module_comes_after_the_values_inside_it() -> None:
         for (site, slot), bad in zip(order, wrong, strict=True)
     ]
     assert first_divergence(rows, lambda _: True).first == 1
+
+
+@pytest.mark.parametrize(("inside", "first"), [(0.5, 3), (5e-4, 0)])
+def test_what_a_module_does_not_return_is_not_the_cause_of_what_follows(
+    inside: float, first: int
+) -> None:
+    """Tokens in another order inside of a module; an error that is only smaller behind it."""
+    errors = {"net.a.in": inside, "net.a.out": inside, "net.a": 9e-7, "net.b": 0.4}
+    rows = [
+        Row(site, site, "out", 0, 0, "activation", (2, 8), "f32", error, 1e-7, 1e-6, error > 1e-6)
+        for site, error in errors.items()
+    ]
+    assert first_divergence(rows, lambda _: False).first == first
