@@ -169,8 +169,8 @@ def test_one_block_tells_the_others_once_blocks_are_known() -> None:
     assert blocks.from_other_blocks("h.2.z", pairs) is None
 
 
-def test_equal_outputs_do_not_speak_for_inputs(tmp_path: Path) -> None:
-    """A container and the last module in it give one value, and take others."""
+def test_equal_outputs_do_not_decide_about_inputs(tmp_path: Path) -> None:
+    """A container and the last module in it give one value, and take others; one is equal."""
     draw = np.random.default_rng(6)
     x, h, y = (draw.standard_normal((2, 5, 8)) for _ in range(3))
     reference = write(tmp_path / "ref", [
@@ -179,7 +179,11 @@ def test_equal_outputs_do_not_speak_for_inputs(tmp_path: Path) -> None:
     ])  # fmt: skip
     port = write(tmp_path / "port", [("a", x, {"slot": "in.0"}), ("a", y, {})])
     found = compare(reference, port)
-    assert found.verdict == "agree" and [row.slot for row in found.rows] == ["out"]
+    assert found.verdict == "agree"
+    assert [(row.site, row.slot) for row in found.rows] == [
+        ("net/attn", "in.0"),
+        ("net/attn.out", "out"),
+    ]
 
 
 def test_an_array_under_another_name_is_no_end_that_was_not_compared(tmp_path: Path) -> None:
@@ -374,3 +378,69 @@ def test_a_factor_that_a_norm_hides_is_the_bug(tmp_path: Path) -> None:
     reference = write(tmp_path / "ref", events(names, 1.0))
     port = write(tmp_path / "port", events(tuple("abcdef"), 4.0))
     assert compare(reference, port).port_site == "a"
+
+
+def layers_with_inputs(wrong: bool) -> tuple[list[Any], list[Any]]:
+    """Three layers of a scaled norm and two products; the port, with names of its own, adds 1."""
+    draw = np.random.default_rng(12)
+    products = draw.standard_normal((3, 2, 16, 16)) / 4
+    scales = 1 + 0.5 * draw.standard_normal((3, 16))
+    theirs: list[Any] = []
+    ours: list[Any] = []
+    for events, own in ((theirs, False), (ours, True)):
+        x = np.random.default_rng(13).standard_normal((2, 6, 16))
+        for i in range(3):
+            norm = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+            taken = norm * (scales[i] + (1.0 if own and wrong else 0.0))
+            up = taken @ products[i, 0]
+            y = np.tanh(up) @ products[i, 1]
+            x = x + y
+            if own:
+                events += [(f"l{i}/n", norm, {}), (f"l{i}/f", taken, {"slot": "in.0"})]
+                events += [(f"l{i}/f/a", up, {}), (f"l{i}/f", y, {}), (f"l{i}", x, {})]
+            else:
+                name = f"net/blocks.{i}"
+                events += [(f"{name}.norm", norm, {}), (f"{name}.ff", taken, {"slot": "in.0"})]
+                events += [(f"{name}.ff.up", taken, {"slot": "in.0"}), (f"{name}.ff.up", up, {})]
+                events += [(f"{name}.ff.down", np.tanh(up), {"slot": "in.0"})]
+                events += [(f"{name}.ff.down", y, {}), (f"{name}.ff", y, {}), (name, x, {})]
+    return theirs, ours
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_inputs_of_names_of_its_own_are_compared(tmp_path: Path, wrong: bool) -> None:
+    theirs, ours = layers_with_inputs(wrong)
+    found = compare(write(tmp_path / "ref", theirs), write(tmp_path / "port", ours))
+    assert found.verdict == ("diverge" if wrong else "agree"), found.sentence
+    inputs = [row.port_name for row in found.rows if row.port_slot == "in.0"]
+    assert inputs == [f"l{i}/f [in.0]" for i in range(3)]
+    if wrong:
+        assert (found.site, found.port_site, found.port_slot) == ("net/blocks.0.ff", "l0/f", "in.0")
+        assert found.sentence.startswith("l0/f [in.0] (in the reference: net/blocks.0.ff [in.0])")
+    assert found.unpaired_port == ()
+
+
+def test_a_multiple_of_the_references_value_is_its_counterpart(tmp_path: Path) -> None:
+    """A norm takes the factor out, the residual does not."""
+    draw = np.random.default_rng(14)
+    x, w = draw.standard_normal((2, 6, 16)), draw.standard_normal((16, 16)) / 4
+    sides: list[Trace] = []
+    for side, names, factor in (("ref", ("net/embed", "net/norm", "net/fc", "net"), 1.0),
+                                ("port", ("tokens", "n", "p", "end"), 0.25)):  # fmt: skip
+        embedded = factor * x
+        norm = embedded / embedded.std(-1, keepdims=True)
+        values = (embedded, norm, norm @ w, embedded + norm @ w)
+        sides.append(
+            write(tmp_path / side, [(n, v, {}) for n, v in zip(names, values, strict=True)])
+        )
+    found = compare(*sides)
+    assert (found.verdict, found.port_site) == ("diverge", "tokens")
+    assert found.findings[0].cause == "scaled"
+
+
+@pytest.mark.parametrize(("estimated", "first"), [(True, 2), (False, 1)])
+def test_little_above_an_estimated_limit_is_not_the_cause_of_a_jump(
+    estimated: bool, first: int
+) -> None:
+    rows = rows_of(1e-7, 2e-6, 1e-4, 2e-4)
+    assert first_divergence(rows, lambda _: False, estimated=estimated).first == first

@@ -319,7 +319,7 @@ def _print_rows(rows: "Sequence[Row]", verdict: "Verdict") -> None:
         known = row.wrong or row.error is not None
         mark = "[red]→[/]" if first else "[red]·[/]" if row.wrong else "[green]✓[/]"
         name = row.name.replace("[", "\\[")
-        own = row.port_site.replace("[", "\\[") if renamed else name
+        own = row.port_name.replace("[", "\\[") if renamed else name
         times = f"{row.error / row.floor:.3g}" if row.error is not None and row.floor else ""
         table.add_row(
             mark if known else "",

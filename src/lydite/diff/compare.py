@@ -258,7 +258,11 @@ class _Comparer:
         """
         if self.pairs[first].how != "copy":
             return None
-        certain = (at for at in range(first + 1, len(rows)) if self.pairs[at].how not in GUESSES)
+        certain = (
+            at
+            for at in range(first + 1, len(rows))
+            if self.pairs[at].how not in GUESSES and not rows[at].slot.startswith("in")
+        )
         after = next((at for at in certain if rows[at].wrong), None)
         if after is None:
             return None
@@ -388,6 +392,7 @@ class _Comparer:
             site=row.site,
             port_site=row.port_site,
             slot=row.slot,
+            port_slot=row.port_slot,
             step=row.step,
             error=row.error,
             floor=row.floor,

@@ -143,7 +143,7 @@ def check_weights(
     )
     if wrong:
         name, other = wrong[0]
-        detail = f"{with_port_name(other, other, name)}: "
+        detail = f"{with_port_name(other, name)}: "
         detail += _difference(weights[name], expected[other])
         if len(wrong) > 1:
             detail += f"; {len(wrong) - 1} more parameters differ"
@@ -262,7 +262,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _failed(name: str, pair: Pair, detail: str) -> GateResult:
-    site = with_port_name(pair.event.name, pair.event.name, pair.port_event.name)
+    site = with_port_name(pair.event.name, pair.port_event.name)
     return GateResult(Gate(name, False, f"{site}: {detail}"), pair)
 
 

@@ -38,6 +38,7 @@ class Row:
     wrong: bool
     peak: float | None = None  # largest difference over the reference's rms
     note: str = ""  # what was assumed to compare the two: an axis order, concatenated parts
+    port_slot: str = "out"
 
     @classmethod
     def of(cls, event: Event, port_event: Event) -> Self:
@@ -45,6 +46,7 @@ class Row:
         return cls(
             event.name, port_event.name, event.slot, event.step, event.call, event.kind,
             tuple(event.shape), port_event.dtype, None, None, None, False,
+            port_slot=port_event.slot,
         )  # fmt: skip
 
     @property
@@ -56,7 +58,14 @@ class Row:
     @property
     def full_name(self) -> str:
         """The site for people: the port's own name first, where it is another."""
-        return with_port_name(self.name, self.site, self.port_site)
+        return (
+            self.name if self.site == self.port_site else with_port_name(self.name, self.port_name)
+        )
+
+    @property
+    def port_name(self) -> str:
+        """The port's site for people."""
+        return str(Site(self.port_site, self.port_slot))
 
     @property
     def scope(self) -> str:
@@ -93,6 +102,7 @@ class Verdict:
     site: str | None = None
     port_site: str | None = None
     slot: str | None = None
+    port_slot: str | None = None
     step: int | None = None
     last_agreement: str | None = None
     error: float | None = None
@@ -137,6 +147,6 @@ def scope_of(name: str) -> str:
     return name.split("/")[0]
 
 
-def with_port_name(text: str, site: str, port_site: str | None) -> str:
-    """The port's name for a value, then `text`, which has the reference's, where they differ."""
-    return text if port_site in (None, site) else f"{port_site} (in the reference: {text})"
+def with_port_name(name: str, port_name: str) -> str:
+    """The port's name for a value, then the reference's, where they differ."""
+    return name if name == port_name else f"{port_name} (in the reference: {name})"

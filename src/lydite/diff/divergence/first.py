@@ -33,6 +33,7 @@ SMALL_FINE = 1e-4  # an error in float32 that sines of large angles give
 SPREAD = 12.0  # largest over mean error of rounding, which is in every number
 UNRELATED = 1.0  # relative error of a guessed pair from which it may be no pair
 JUMP = 300.0  # times the largest error over limit before it: not the same error, grown
+JUMP_OF_ESTIMATE = 20.0  # the same where the limit before it may be too low
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
 GONE = 1e-3  # the same where values after that module are wrong
 FOLLOWING = 4  # agreeing values after a misplaced one that prove the computation is right
@@ -77,7 +78,7 @@ def first_divergence(
         misplaced = agrees_after and (row.error is None or is_misplaced(index))
         marginal = estimated and _is_marginal(rows, index)
         mispaired = is_guessed(index) and (agrees_after or is_mispaired(index))
-        overtaken = _is_overtaken(rows, index)
+        overtaken = _is_overtaken(rows, index, estimated=estimated)
         if misplaced or marginal or mispaired or overtaken or _outer_module_agrees(rows, index):
             ignored.append(index)
             continue
@@ -110,7 +111,7 @@ def _is_marginal(rows: Sequence[Row], index: int) -> bool:
     )
 
 
-def _is_overtaken(rows: Sequence[Row], index: int) -> bool:
+def _is_overtaken(rows: Sequence[Row], index: int, *, estimated: bool) -> bool:
     """Whether a value is little above its limit, and a later one so far that this is not its cause.
 
     An error that grows does so little by little; one that appears at once was made there.
@@ -118,9 +119,10 @@ def _is_overtaken(rows: Sequence[Row], index: int) -> bool:
     largest = over_limit(rows[index])
     if not 1 < largest <= OPEN_MARGIN:
         return False
+    jump = JUMP_OF_ESTIMATE if estimated and largest <= ESTIMATE_MARGIN else JUMP
     for other in rows[index + 1 :]:
         over = over_limit(other)
-        if over >= JUMP * largest:
+        if over >= jump * largest:
             return True
         largest = max(largest, over)
     return False
@@ -160,16 +162,15 @@ def _outer_module_agrees(rows: Sequence[Row], index: int) -> bool:
     gone. That is so where tokens are in another order inside of the module.
     """
     row, later = rows[index], rows[index + 1 :]
-    left = GONE if any(other.wrong for other in later) else DILUTED
-    return any(
-        other.slot.startswith("out")
-        and other.agrees
-        and other.error is not None
-        and other.error <= left * (row.error or inf)
-        and row.site.startswith((f"{other.site}.", f"{other.site}/"))
-        for other in later
-        if (other.step, other.call) == (row.step, row.call)
-    )
+    left = (GONE if any(other.wrong for other in later) else DILUTED) * (row.error or inf)
+    returned: dict[str, list[bool]] = {}  # all that a module returns has to agree
+    for other in later:
+        is_around = row.site.startswith((f"{other.site}.", f"{other.site}/"))
+        same_call = (other.step, other.call) == (row.step, row.call)
+        if is_around and same_call and other.slot.startswith("out") and other.error is not None:
+            agrees = other.agrees and other.error <= left
+            returned.setdefault(other.site, []).append(agrees)
+    return any(map(all, returned.values()))
 
 
 def _agrees_after(rows: Sequence[Row], index: int) -> bool:

@@ -226,6 +226,28 @@ def with_calls_in_names(reference: Trace, port: Trace, kept: Collection[str]) ->
     return replace(reference, events=tuple(map(renamed, reference.events)))
 
 
+def with_inputs_in_names(port: Trace, modules: Collection[str]) -> tuple[Trace, dict[str, str]]:
+    """The port with a name for each input, but for those of `modules`; and whose inputs they are.
+
+    A name that is not the reference's may be any part of its module: each input has a counterpart
+    of its own. Inputs of `modules` are those of the module with this name in the reference.
+    """
+    owners: dict[str, str] = {}
+
+    def renamed(event: Event) -> Event:
+        prefix, _, slot = event.slot.partition(".")
+        if prefix != "in" or event.name in modules or event.kind != "activation":
+            return event
+        # No number: those in names are the numbers of blocks.
+        word = "abcdefghij"[int(slot) % 10] if slot.isdigit() else slot
+        name = f"{event.name} (input {word})"
+        owners[name] = event.name
+        return msgspec.structs.replace(event, name=name, slot="out")
+
+    events = tuple(map(renamed, port.events))
+    return (replace(port, events=events), owners) if owners else (port, owners)
+
+
 def _outputs_by_step(trace: Trace) -> dict[str, Counter[int]]:
     """How many outputs each name has in each step."""
     counts: dict[str, Counter[int]] = defaultdict(Counter)

@@ -1,6 +1,6 @@
 """Names of the port paired with sites of the reference, one method after the other."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, log10, prod
@@ -34,6 +34,7 @@ GUESSED = (
 )  # siblings correct these
 WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
 MANY = 3  # inputs of one shape
+ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
 MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
 
@@ -44,6 +45,7 @@ class NamePairs:
 
     reference: Trace
     port: Trace
+    inputs: Mapping[str, str] = field(default_factory=dict)  # names that are inputs: whose
     found: dict[str, Rename] = field(default_factory=dict)
     ignored: set[str] = field(default_factory=set)  # names of the port without a counterpart
 
@@ -122,16 +124,19 @@ class NamePairs:
     def free_events(self, *, inputs: bool = True, copies: bool = True) -> dict[Site, Event]:
         """Reference sites without a counterpart yet, with their first event.
 
-        Without `copies`, sites with the value of one that has a counterpart are left out.
+        Without `copies`, sites with the value of one that has a counterpart are left out, and
+        inputs with its numbers in another order: q with its heads apart is what to_q returned.
         """
         events = self.reference_events
-        paired = {events[s].hash for refs in self.refs().values() for s in refs if s in events}
+        free = {s: events[s] for s in self.free() if s in events and (inputs or not is_input(s))}
+        if copies:
+            return free
+        paired = [events[s] for refs in self.refs().values() for s in refs if s in events]
+        hashes, numbers = {event.hash for event in paired} - {None}, set(map(self._numbers, paired))
         return {
-            s: events[s]
-            for s in self.free()
-            if s in events
-            and (inputs or not is_input(s))
-            and (copies or not events[s].hash or events[s].hash not in paired)
+            site: event
+            for site, event in free.items()
+            if event.hash not in hashes and not (is_input(site) and self._numbers(event) in numbers)
         }
 
     def is_one_of_many(self, site: Site) -> bool:
@@ -212,6 +217,45 @@ class NamePairs:
         elif used is None and reference.site in self.free() and prod(port.shape) >= MIN_RESULT:
             self.found[port.name] = Rename((reference.site,), how="position")
 
+    def pair_inputs(self) -> None:
+        """Inputs of a name with those of the reference's modules that return its counterpart."""
+        first: dict[Site, Event] = {}
+        modules: dict[tuple[str | None, int], list[str]] = defaultdict(list)
+        for event in self.reference.events if self.inputs else ():
+            first.setdefault(event.site, event)
+            if event.slot[:3] == "out" and event.hash:
+                modules[event.hash, event.step].append(event.name)
+        slots: dict[str, list[Site]] = defaultdict(list)
+        for site in first:
+            if is_input(site):
+                slots[site.name].append(site)
+        holders = {site: name for name, rename in self.found.items() for site in rename.ref}
+        for name in self.left():
+            owner = self.found.get(self.inputs.get(name, ""))
+            result = first.get(owner.ref[0]) if owner and len(owner.ref) == 1 else None
+            event = self.port_events.get(name)
+            if result is None or event is None:
+                continue
+            around = dict.fromkeys((result.name, *modules[result.hash, result.step]))
+            sites = {
+                self.comparer.reference.content(first[site]): site
+                for module in around
+                for site in slots[module]
+                if possible_fits(event.shape, first[site].shape)
+                and not self._is_copy(name, holders.get(site))
+            }
+            likely = {s: self.comparer.correlation(first[s], event) for s in sites.values()}
+            best = max(likely, key=lambda site: likely[site], default=None)
+            if best is not None and (len(likely) == 1 or likely[best] > ALIKE):
+                self.found[name] = Rename((best,), how="input")
+
+    def _is_copy(self, name: str, other: str | None) -> bool:
+        """Whether two names of the port have the same value."""
+        if other is None or other not in self.port_events:
+            return False
+        content = self.comparer.port.content
+        return content(self.port_events[name]) == content(self.port_events[other])
+
     def _by_siblings(self, pairs: Mapping[str, Sites], blocks: BlockMap) -> dict[str, Sites]:
         """The counterparts of names that have none, or a guess, by their siblings among `pairs`."""
         rules = SiblingRules(pairs)
@@ -243,6 +287,9 @@ class NamePairs:
                 for site, other in reversed(free.items())
                 if same_axes(other, event) and blocks.same_block(name, site.name)
             }
+            if name not in self.inputs:  # what a module returns, rather than what one takes
+                returned = {key: site for key, site in sites.items() if not is_input(site)}
+                sites = returned or sites
             rivals = [other for other in left.values() if same_axes(other, event)]
             if len(sites) == len(rivals) == 1 and prod(event.shape) >= MIN_RESULT:
                 self.found[name] = Rename((*sites.values(),), how="position")
@@ -252,7 +299,7 @@ class NamePairs:
         stats = self.comparer.reference.stats(event)
         if stats is None or stats.rms is None:
             return str(event.i)
-        return f"{stats.rms:.5g} {stats.min:.5g} {stats.max:.5g}"
+        return f"{stats.count} {stats.rms:.5g} {stats.min:.5g} {stats.max:.5g}"
 
     def pair_kinds(self) -> None:
         """Noise, token ids and tables: there is mostly one of a kind and shape."""

@@ -21,7 +21,11 @@ from lydite.diff.pairing.alignment import (
 )
 from lydite.diff.pairing.blocks import BlockMap, numbered_variants
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
-from lydite.diff.pairing.name_matching import StepsFromNames, with_calls_in_names
+from lydite.diff.pairing.name_matching import (
+    StepsFromNames,
+    with_calls_in_names,
+    with_inputs_in_names,
+)
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events, unpaired
 from lydite.diff.pairing.similarity import is_input, names_of
@@ -34,8 +38,10 @@ UNSEEN = (
     "position",
     "copy",
     "similarity",
+    "input",
 )  # methods that need no equal value
 FOLLOWING = 8  # agreeing values after one that differs that prove it was paired wrongly
+MULTIPLE = 0.99999  # correlation of a value with a multiple of it
 GUESSES = {
     "position": "paired by position only (a guess)",
     "copy": "paired by position only, and equal to an earlier value of the port (a guess)",
@@ -58,7 +64,9 @@ def pair_traces(
     }
     kept = {site.name for rename in given.values() for site in rename.ref}
     named = with_calls_in_names(reference_steps.trace, port_steps.trace, kept)
-    pairing = _pair(named, port_steps.trace, given)
+    modules = _pairs_of_modules(NamePairs(named, port_steps.trace), given)
+    inputs = with_inputs_in_names(port_steps.trace, {*modules.found, *modules.ignored})
+    pairing = _pair(NamePairs(named, *inputs), given)
     remarks = [
         f"the steps of the {side} are read from its names"
         for side, steps in (("reference", reference_steps), ("port", port_steps))
@@ -76,13 +84,23 @@ def pair_traces(
     return Pairing(
         pairs,
         unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
-        port_steps.written_names(pairing.unpaired_port),
+        port_steps.written_names(_with_own_names(pairing.unpaired_port, pairs, inputs[1])),
         (*remarks, *pairing.remarks),
     )
 
 
-def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairing:
-    names = NamePairs(reference, port)
+def _with_own_names(
+    unpaired: Sequence[str], pairs: Sequence[Pair], owners: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Names of which neither an output nor an input is paired."""
+    paired = {event.name for pair in pairs for event in pair.port}
+    return tuple(
+        dict.fromkeys(n for name in unpaired if (n := owners.get(name, name)) not in paired)
+    )
+
+
+def _pairs_of_modules(names: NamePairs, renames: Mapping[str, Rename]) -> NamePairs:
+    """The map's pairs, and names that are those of a module of the reference."""
     for name, rename in renames.items():
         if rename.ref:
             names.found[name] = rename
@@ -90,12 +108,17 @@ def _pair(reference: Trace, port: Trace, renames: Mapping[str, Rename]) -> Pairi
             names.ignored.add(name)
     names.pair_spelling()
     names.pair_weights()
+    return names
+
+
+def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
+    _pairs_of_modules(names, renames)
     if names.left():
         _pair_other_names(names)
-    pairing = pair_events(reference, port, names.renames(), names.ignored)
+    pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
     if strays := _wrong_guesses(names, pairing) - renames.keys():
         names.drop(strays, UNSEEN)
-        pairing = pair_events(reference, port, names.renames(), names.ignored)
+        pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
     return replace(pairing, remarks=(*pairing.remarks, *_guesses(pairing)))
 
 
@@ -123,6 +146,7 @@ def _pair_other_names(names: NamePairs) -> None:
     names.pair_siblings()
     names.pair_scopes()
     names.pair_ends()
+    names.pair_inputs()
     copies = names.left_events()
     equal, _ = align(names.comparer, names.free_events(), copies, names.refs())
     names.add(equal, "equal")
@@ -169,7 +193,9 @@ def _is_in_order(names: NamePairs, name: str, site: Site) -> bool:
 def _pair_by_position(names: NamePairs) -> dict[str, Site]:
     events = names.reference_events
     reference = {site: event for site, event in events.items() if not names.is_one_of_many(site)}
-    port = {name: e for name, e in names.port_events.items() if name not in names.ignored}
+    # An input that is a value of another name has no place of its own.
+    idle = names.ignored | (names.copies & names.inputs.keys())
+    port = {name: e for name, e in names.port_events.items() if name not in idle}
     repeated = repeated_names(names.reference) | repeated_names(names.port)
 
     def differs(name: str) -> bool:
@@ -206,6 +232,8 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
         results = [by_event[e.i] for e in flow.results(pair.event) if e.i in by_event]
         if results and is_equal(results[0]) is False:
             continue  # what is computed from it differs too
+        if abs(names.comparer.correlation(pair.event, pair.port_event)) > MULTIPLE:
+            continue  # a norm may take the factor out of what follows
         later = [
             other
             for other in _rest_of_pass(outputs, index)
@@ -228,14 +256,14 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
 
 
 def _rest_of_pass(outputs: Sequence[Pair], index: int) -> Iterator[Pair]:
-    """The pairs after one until a name of its step comes again.
+    """The pairs after one until a site of its step comes again.
 
     A video is decoded frame by frame: the next frame does not depend on a value of this one.
     """
     event = outputs[index].event
-    before = {other.event.name for other in outputs[:index] if other.event.step == event.step}
+    before = {other.event.site for other in outputs[:index] if other.event.step == event.step}
     return takewhile(
-        lambda other: other.event.name not in before - {event.name}, outputs[index + 1 :]
+        lambda other: other.event.site not in before - {event.site}, outputs[index + 1 :]
     )
 
 

@@ -180,7 +180,8 @@ def _where(verdict: Verdict) -> list[tuple[str, str]]:
         return []
     terms = [("value", str(Site(verdict.site, verdict.slot or "out")))]
     renamed = verdict.port_site not in (None, verdict.site)
-    terms += [("in the port", str(verdict.port_site))] if renamed else []
+    own = Site(verdict.port_site or "", verdict.port_slot or "out")
+    terms += [("in the port", str(own))] if renamed else []
     terms += [("step", str(verdict.step))] if verdict.step is not None else []
     terms += [("last agreement", verdict.last_agreement)] if verdict.last_agreement else []
     return terms
