@@ -139,7 +139,8 @@ class PairsByPosition:
     because the error passes through one of them; of inputs of modules the last ones, which are next
     to these. The input of a pair that differs is the last value of the port before it that has the
     axes of the input. After the last pair nothing would show a mistake; there only names that are
-    `repeated`, step by step, are paired. `copies` repeat an earlier value of the port.
+    `repeated`, step by step, are paired. `copies` repeat an earlier value of the port,
+    `inputs` are what a name takes: where there are some, they are paired with inputs only.
     """
 
     comparer: Comparer
@@ -147,6 +148,7 @@ class PairsByPosition:
     port: PortEvents
     repeated: Collection[str]
     copies: Collection[str]
+    inputs: Collection[str]
     differs: Callable[[str], bool]
 
     def add_to(self, pairs: Mapping[str, Sites]) -> dict[str, Site]:
@@ -185,18 +187,23 @@ class PairsByPosition:
                 inputs = [site for site in self._inputs(after) if site not in taken]
                 for site in without_copies(inputs, reference, taken):
                     fed = [name for name in gap if same_axes(port[name], reference[site])]
+                    if is_input(site):
+                        fed = [name for name in fed if name in self.inputs] or fed
                     if fed and fed[-1] not in chosen and blocks.same_block(fed[-1], site.name):
                         chosen[fed[-1]] = site
             used = set(chosen.values())
             gap = [name for name in gap if name not in chosen]
             between = [site for site in between if site not in used]
             for name in gap:
-                rivals = [other for other in gap if same_axes(port[other], port[name])]
+                alike = [other for other in gap if same_axes(port[other], port[name])]
+                taken_in = [other for other in alike if other in self.inputs]
+                rivals = [other for other in alike if (other in taken_in) == (name in taken_in)]
                 candidates = [
                     site
                     for site in between
                     if same_axes(reference[site], port[name])
                     and self.comparer.both_normed(reference[site], port[name])
+                    and (not taken_in or is_input(site) == (name in taken_in))
                 ]
                 candidates = without_copies(candidates, reference, taken)
                 place = rivals.index(name)

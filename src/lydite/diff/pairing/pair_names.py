@@ -237,6 +237,7 @@ class NamePairs:
             if result is None or event is None:
                 continue
             around = dict.fromkeys((result.name, *modules[result.hash, result.step]))
+            around = self._innermost(around, self.inputs[name])
             sites = {
                 self.comparer.reference.content(first[site]): site
                 for module in around
@@ -248,6 +249,18 @@ class NamePairs:
             best = max(likely, key=lambda site: likely[site], default=None)
             if best is not None and (len(likely) == 1 or likely[best] > ALIKE):
                 self.found[name] = Rename((best,), how="input")
+
+    def _innermost(self, modules: Iterable[str], owner: str) -> list[str]:
+        """The modules around the counterparts of a name's parts, the innermost; else all."""
+        parts = [
+            ref.name
+            for name, rename in self.found.items()
+            if name.startswith((f"{owner}.", f"{owner}/"))
+            for ref in rename.ref
+        ]
+        modules = list(modules)
+        around = [m for m in modules if all(n.startswith((f"{m}.", f"{m}/")) for n in parts)]
+        return [max(around, key=len)] if parts and around else modules
 
     def _is_copy(self, name: str, other: str | None) -> bool:
         """Whether two names of the port have the same value."""

@@ -203,7 +203,9 @@ def _pair_by_position(names: NamePairs) -> dict[str, Site]:
         events = [reference[site] for site in sites if site in reference]
         return bool(events) and names.comparer.are_equal(events, [port[name]]) is False
 
-    positions = PairsByPosition(names.comparer, reference, port, repeated, names.copies, differs)
+    positions = PairsByPosition(
+        names.comparer, reference, port, repeated, names.copies, names.inputs, differs
+    )
     return positions.add_to(names.refs())
 
 
