@@ -444,3 +444,20 @@ def test_little_above_an_estimated_limit_is_not_the_cause_of_a_jump(
 ) -> None:
     rows = rows_of(1e-7, 2e-6, 1e-4, 2e-4)
     assert first_divergence(rows, lambda _: False, estimated=estimated).first == first
+
+
+def test_tables_of_one_length_are_counterparts(tmp_path: Path) -> None:
+    """Their numbers may have nothing in common: another spacing begins at another timestep."""
+    draw = np.random.default_rng(15)
+    x = draw.standard_normal((1, 4, 8, 8))
+    tables = {"t": np.array([999.0, 500, 1]), "s": np.array([157.0, 3.4, 0.03, 0])}
+    theirs = [(f"pipeline/{name}", table, {"kind": "schedule"}) for name, table in tables.items()]
+    ours = [
+        (f"own_{n}", table / 9, {"kind": "schedule"})
+        for n, table in zip("ab", tables.values(), strict=True)
+    ]
+    found = compare(
+        write(tmp_path / "ref", [*theirs, ("pipeline/latents", x, {})]),
+        write(tmp_path / "port", [*ours, ("latents", x + 1, {})]),
+    )
+    assert (found.site, found.port_site) == ("pipeline/t", "own_a")

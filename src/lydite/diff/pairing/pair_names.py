@@ -316,14 +316,22 @@ class NamePairs:
 
     def pair_kinds(self) -> None:
         """Noise, token ids and tables: there is mostly one of a kind and shape."""
-        left, free = self.left_events(), self.free_events()
-        for name, event in left.items():
-            sites = [site for site, other in free.items() if self._same_kind(other, event)]
-            if len(sites) != 1:
-                continue
-            rivals = [other for other in left.values() if self._same_kind(free[sites[0]], other)]
-            if len(rivals) == 1:
-                self.found[name] = Rename((sites[0],), how="kind")
+
+        def same_table(reference: Event, port: Event) -> bool:
+            return reference.kind == port.kind == "schedule" and reference.shape == port.shape
+
+        def same_in_both(reference: Event, port: Event) -> bool:
+            return same_table(reference, port) and self._same_kind(reference, port)
+
+        for is_counterpart in (same_in_both, same_table, self._same_kind):
+            left, free = self.left_events(), self.free_events()
+            for name, event in left.items():
+                sites = [site for site, other in free.items() if is_counterpart(other, event)]
+                if len(sites) != 1:
+                    continue
+                rivals = [other for other in left.values() if is_counterpart(free[sites[0]], other)]
+                if len(rivals) == 1:
+                    self.found[name] = Rename((sites[0],), how="kind")
 
     def _same_kind(self, reference: Event, port: Event) -> bool:
         if reference.kind != port.kind:
