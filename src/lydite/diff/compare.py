@@ -365,14 +365,14 @@ class _Comparer:
             findings = (_shape_finding(pair), *findings)
         if self.reproduce is not None and row.error is not None:
             self.reproduce(self._reproduction(rows, divergence.first, evidence, findings))
-        last, unpaired = None, ()
+        last, unpaired, start = None, (), -1
         if (before := self._last_agreement(rows, divergence.first)) is not None:
-            last = rows[before]
+            last, start = rows[before], self.pairs[before].event.i
             unpaired = unpaired_between(
                 self.traces.port, self.pairs[before], pair, self.pairing.pairs, self.without
             )
         paired = {event.i for pair in self.pairing.pairs for event in pair.reference}
-        passed = self._upstream(rows, divergence.first).passed
+        passed = [e for e in self._upstream(rows, divergence.first).passed if e.i > start]
         if hint := narrowing_text(passed, paired):
             self.remarks.insert(0, hint)
         # Another form of the reference's value also shows that the two values are counterparts.

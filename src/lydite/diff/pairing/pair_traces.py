@@ -85,7 +85,7 @@ def pair_traces(
         pairs,
         unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
         port_steps.written_names(_with_own_names(pairing.unpaired_port, pairs, inputs[1])),
-        (*remarks, *pairing.remarks),
+        (*remarks, *pairing.remarks, *_guesses(pairs)),
     )
 
 
@@ -119,7 +119,7 @@ def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
     if strays := _wrong_guesses(names, pairing) - renames.keys():
         names.drop(strays, UNSEEN)
         pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
-    return replace(pairing, remarks=(*pairing.remarks, *_guesses(pairing)))
+    return pairing
 
 
 def _pair_other_names(names: NamePairs) -> None:
@@ -269,11 +269,11 @@ def _rest_of_pass(outputs: Sequence[Pair], index: int) -> Iterator[Pair]:
     )
 
 
-def _guesses(pairing: Pairing) -> tuple[str, ...]:
+def _guesses(pairs: Sequence[Pair]) -> tuple[str, ...]:
     """One remark for each method that only guesses."""
     remarks: list[str] = []
     for how, text in GUESSES.items():
-        names = {p.port_event.name: p.event.name for p in pairing.pairs if p.how == how}
+        names = {p.port_event.site: p.event.site for p in pairs if p.how == how}
         if names:
             name, reference_name = next(iter(names.items()))
             more = f", and {len(names) - 1} more" if len(names) > 1 else ""
