@@ -1,171 +1,274 @@
 """Attention computed again from the recorded q, k and v."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import numpy as np
 
-from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.replay.rotations import BASES, base_of
+from lydite.diff.findings.evidence import Array, Evidence, Recorded
+from lydite.diff.findings.replay.attention_form import (
+    FAR,
+    Form,
+    Rotation,
+    Stream,
+    divisors,
+    fitted,
+    glance,
+    merged,
+)
+from lydite.diff.findings.replay.attention_variants import MOST_HEADS, variants
 from lydite.diff.findings.replay.variants import (
     MAX_VALUES,
     Candidate,
     allowed,
     apart_of,
+    apart_of_port,
     told_apart,
 )
 from lydite.diff.result import Finding
 
 MAX_SCORES = 2**25  # numbers in the scores of one variant
 MAX_LENGTHS = 4  # of streams that a mask is tried for
-HIDDEN = -1e4  # a bias below this hides a key
-HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64)
+MAX_BIASES = 3  # recorded values that are tried as bias or mask
+MAX_FITS = 4  # forms that are tried with a scale that is not known
+GLANCE_LEFT = 0.02  # of the reference that a form may leave at a few queries
+HIDDEN = -1e3  # a bias below this hides a key
+COMMON_HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64)
+GIVEN = re.compile(r"\[in\.(query|key|value|[qkv])(?:_states|s)?\]")
 PART = re.compile(
     r"(?:^|[._])(?P<norm>norm_|(?=[qk]_norm$))?(?P<added>added?_)?(?:to_)?"
     r"(?P<part>query|key|value|[qkv])(?:_proj|_norm|s)?$"
 )
-MASKS: dict[str, Callable[[int, int], Array]] = {  # which keys each query sees
-    "no mask": lambda n, m: np.ones((n, m), bool),
-    "a causal mask": lambda n, m: np.tri(n, m, dtype=bool),
-    "a causal mask that is inverted": lambda n, m: np.tri(m, n, dtype=bool).T,
-    "a causal mask that hides each token from itself": lambda n, m: np.tri(n, m, -1, dtype=bool),
-    "a causal mask that shows the next token too": lambda n, m: np.tri(n, m, 1, dtype=bool),
-}
 CAUSES = {
     "scale": ("attention-scale", "Multiply the scores by the reference's factor, once."),
     "softmax": ("softmax-axis", "Take the softmax over the keys, the last axis of the scores."),
     "mask": ("attention-mask", "Check the mask: which keys a query may see."),
-    "heads": ("heads-merged-wrongly", "Check the axis order where heads are split and joined."),
+    "heads": (
+        "heads-merged-wrongly",
+        "Check the number of heads, and the axes where they are split and "
+        "joined: heads first in the width, tokens before heads.",
+    ),
     "groups": ("heads-repeated-wrongly", "Repeat each head of k and v for its group of queries."),
     "norm": ("qk-norm-missing", "Apply the norms of q and k before the attention."),
     "parts": ("qkv-exchanged", "Check which of q, k and v is which."),
+    "batch": ("batch-order", "Check the order of the batch: with and without the prompt."),
     "streams": ("streams-cut-wrongly", "Check the order in which the streams are joined and cut."),
     "bias": ("attention-bias", "Add the bias of the positions to the scores, as the reference."),
+    "cap": (
+        "score-cap",
+        "Cap the scores by c · tanh(score / c), after the scale, before the mask.",
+    ),
     "rotation": ("rotation-in-attention", "Rotate q and k as the reference does."),
 }
 Parts = dict[tuple[bool, bool, str], Array]  # (of a norm, of the added stream, q, k or v)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """q, k and v of one stream, each (batch, heads, tokens, width of a head)."""
-
-    q: Array
-    k: Array
-    v: Array
-    raw: "Stream | None" = None  # q and k before their norms
-
-
-@dataclass(frozen=True, eq=False)
-class Rotation:
-    """Angles of tokens as complex numbers (tokens, pairs); which numbers are a pair."""
-
-    table: Array
-    halves: bool
-    of: str = "qk"
-    keys: Array | None = None  # other angles for k
-    lengths: tuple[int, ...] = ()  # of the streams that the tokens are
-
-    def apply(self, x: Array, part: str) -> Array:
-        """q or k (batch, heads, tokens, width) rotated."""
-        if part not in self.of:
-            return x
-        table = self.table if part == "q" or self.keys is None else self.keys
-        half = x.shape[-1] // 2
-        a, b = (x[..., :half], x[..., half:]) if self.halves else (x[..., 0::2], x[..., 1::2])
-        turned = (a + 1j * b) * table
-        if self.halves:
-            return np.concatenate((turned.real, turned.imag), -1)
-        return np.stack((turned.real, turned.imag), -1).reshape(x.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Form:
-    """How attention is computed from the streams."""
-
-    streams: tuple[Stream, ...]
-    scale: float = 1.0  # relative to 1/√(width of a head)
-    mask: str = "no mask"
-    axis: int = -1
-    bias: Array | None = None
-    rotation: Rotation | None = None
-    kept: Array | None = None  # by which the probabilities are multiplied
-
-    def heads(self) -> Array:
-        """(batch, heads, tokens, width of a head) of the streams together."""
-        q, k, v = (np.concatenate([getattr(s, part) for s in self.streams], 2) for part in "qkv")
-        if self.rotation is not None:
-            q, k = self.rotation.apply(q, "q"), self.rotation.apply(k, "k")
-        scores = q @ k.swapaxes(-1, -2) * (self.scale * q.shape[-1] ** -0.5)
-        scores = scores if self.bias is None else scores + self.bias
-        scores = np.where(MASKS[self.mask](*scores.shape[-2:]), scores, -1e30)
-        scores = np.exp(scores - scores.max(self.axis, keepdims=True))
-        scores = scores / scores.sum(self.axis, keepdims=True)
-        return (scores if self.kept is None else scores * self.kept) @ v
-
-    def result(self) -> Array:
-        """(batch, tokens, width)."""
-        heads = self.heads()
-        return heads.swapaxes(1, 2).reshape(heads.shape[0], heads.shape[2], -1)
 
 
 def other_attention(e: Evidence) -> Finding | None:
     """Another scale, mask, bias, rotation, head order, or q and k without their norms."""
     if not e.same_shape or e.kind != "activation" or not 0 < e.port.size <= MAX_VALUES:
         return None
-    if e.port.ndim == 4 and e.slot.startswith("out"):
-        right, own = _given_parts(e)
-        return _replayed(_with_joined_heads(e), right, own, e.port.shape[1:2]) if right else None
-    return _replayed(e, *_recorded_parts(e), HEADS) if e.port.ndim == 3 else None
+    if e.port.ndim not in (3, 4):
+        return None
+    if e.slot.startswith("out") and (given := _given(e)):
+        for case in _layouts(e, given):
+            found = _replayed(case.e, case.parts, case.own, (case.heads,))
+            if found is True:  # q and k before their norms may tell more
+                found = _replayed(case.e, *_recorded_parts(e), (case.heads,))
+            if found is not None:
+                return found if isinstance(found, Finding) else None
+        return None
+    right, own = _recorded_parts(e) if e.port.ndim == 3 else ({}, {})
+    if not right:
+        return None
+    counts = dict.fromkeys((*COMMON_HEADS, *divisors(e.port.shape[-1])))
+    usable = [n for n in counts if e.port.shape[-1] % n == 0 and n <= MOST_HEADS]
+    found = _replayed(e, right, own, usable)
+    return found if isinstance(found, Finding) else None
 
 
-def _replayed(e: Evidence, right: Parts, own: Parts, counts: Iterable[int]) -> Finding | None:
-    """The form in which these q, k and v give the reference's value, and the port's variant."""
+def _replayed(
+    e: Evidence, right: Parts, own: Parts, counts: Sequence[int]
+) -> Finding | bool | None:
+    """What the port does; whether these q, k and v give the reference's value in any form."""
+    lefts: list[tuple[float, Form, slice]] = []
     for heads in counts:
         for form, rows in _forms(e, right, heads):
-            value = form.result()[:, rows]
-            if apart_of(e.values[0], value) > allowed(e):
-                continue
-            mine = replace(form, streams=_like(form, own, heads, e.port.shape[-1]))
-            lengths = _lengths(e) if form.bias is not None else ()
-            told = told_apart(
-                e,
-                (Candidate("", value), *_variants(form, rows, lengths)),
-                lambda mine=mine, rows=rows, lengths=lengths: (
-                    Candidate("", mine.result()[:, rows]),
-                    *_variants(mine, rows, lengths),
-                ),
-                reference_is="",
-                what="forms of attention from the recorded q, k and v",
-            )
-            return _finding(told.wrong, told.leaves) if told else None
+            left = _left_of_reference(e, form, rows)
+            if left <= GLANCE_LEFT and _left(e, form, rows) <= allowed(e):
+                return _told(e, form, rows, own)
+            if form.scale == 1.0:
+                lefts.append((left, form, rows))
+    lefts.sort(key=lambda entry: entry[0])
+    for (left, form, rows), capped in product(lefts[:MAX_FITS], (False, True)):
+        near = fitted(form, rows, e.values[0], capped=capped) if left < 1.0 else None
+        if near is not None and _left(e, near, rows) <= _fit_limit(e):
+            return _told(e, near, rows, own)
     return None
 
 
-def _given_parts(e: Evidence) -> tuple[Parts, Parts]:
-    """q, k and v as inputs of the function that returned (batch, heads, tokens, width)."""
-    inputs = [r for r in e.before() if r.name.startswith(f"{e.name} [in")]
-    inputs = [r for r in inputs if r.value.ndim == 4 and r.value.shape[-1] == e.port.shape[-1]]
-    if len(inputs) < 3 or inputs[0].value.shape != inputs[1].value.shape:
-        return {}, {}
-    parts: Parts = {}
-    own: Parts = {}
-    for part, recorded in zip("vkq", inputs, strict=False):  # the last input first
-        key, mine = (False, False, part), recorded.own()
-        parts[key] = recorded.value.astype(np.float64)
-        same = mine is not None and mine.shape == recorded.value.shape
-        own[key] = mine.astype(np.float64) if mine is not None and same else parts[key]
-    return parts, own
+def _left_of_reference(e: Evidence, form: Form, rows: slice) -> float:
+    """How far a form is from the reference at a few queries, relative to it."""
+    at, queries = glance(rows)
+    expected = e.values[0][:, at]
+    return apart_of(expected, form.result(queries)) / float(np.linalg.norm(expected))
 
 
-def _with_joined_heads(e: Evidence) -> Evidence:
-    """The value as (batch, tokens, width), on both sides."""
-    batch, heads, tokens, width = e.port.shape
-    sides = (x.swapaxes(1, 2).reshape(batch, tokens, heads * width) for x in e.values)
-    reference, port = sides
-    return replace(e, reference=reference, port=port)
+def _left(e: Evidence, form: Form, rows: slice) -> float:
+    return apart_of(e.values[0], form.result()[:, rows])
+
+
+def _fit_limit(e: Evidence) -> float:
+    """The norm that a form with a fitted number may leave: only rounding."""
+    return min(allowed(e), 2 * e.noise())
+
+
+def _told(e: Evidence, form: Form, rows: slice, own: Parts) -> Finding | bool:
+    """The variant of the reference's form that the port is; True where it is none of them."""
+    mine = replace(form, streams=_like(form, own, e.port.shape[-1]))
+    form, mine = _with_rotation(e, form, mine)
+    lengths = _lengths(e) if form.shown is not None else ()
+    tried = [Candidate("", form.result()[:, rows]), *variants(form, rows, lengths)]
+    told = told_apart(
+        e,
+        tried,
+        lambda: (Candidate("", mine.result()[:, rows]), *variants(mine, rows, lengths)),
+        reference_is="",
+    )
+    if told is not None:
+        return _finding(told.wrong, told.leaves)
+    if (found := _other_number(e, form, mine, rows)) is not None:
+        return found
+    if all(apart_of_port(e, c.value) > allowed(e) for c in tried):
+        e.ruled_out.append(f"{len(tried)} forms of attention from the recorded q, k and v")
+    return True
+
+
+def _with_rotation(e: Evidence, form: Form, mine: Form) -> tuple[Form, Form]:
+    """The form from q and k before they were rotated, where these are recorded too."""
+    tokens, keys = form.tokens
+    stream, *others = form.streams
+    if form.rotation is not None or others or tokens != keys:
+        return form, mine
+    tables = list(_tables(e, form.head))
+    values = [r.value for r in e.before() if r.value.size == stream.q.size] if tables else []
+    for rotation in _rotations(form.streams, tables):
+        back = replace(rotation, table=rotation.table.conj())
+        raw = merged(back.apply(stream.q, "q"))
+        near = 1e-3 * float(np.linalg.norm(raw))
+        if not any(
+            apart_of(joined, raw) <= near < apart_of(raw, merged(stream.q))
+            for value in values
+            for joined in _joined_heads(value, stream.q.shape)
+        ):
+            continue
+        forms = (
+            replace(
+                f,
+                streams=tuple(
+                    replace(s, q=back.apply(s.q, "q"), k=back.apply(s.k, "k")) for s in f.streams
+                ),
+                rotation=rotation,
+            )
+            for f in (form, mine)
+        )
+        return next(forms), next(forms)
+    return form, mine
+
+
+def _joined_heads(value: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """A recorded q as (batch, tokens, width), whatever its layout."""
+    batch, heads, tokens, head = shape
+    if value.shape == shape:
+        yield merged(value)
+    if value.shape in ((batch, tokens, heads, head), (batch, tokens, heads * head)):
+        yield value.reshape(batch, tokens, -1)
+
+
+def _other_number(e: Evidence, form: Form, mine: Form, rows: slice) -> Finding | None:
+    """That the port's scale or cap is another number, found by fitting it."""
+    if e.layer is not None:
+        return None
+    for capped in dict.fromkeys((form.cap is not None, True)):
+        near = fitted(mine, rows, e.values[1], capped=capped)
+        if near is None:
+            return None
+        left = apart_of(e.values[1], near.result()[:, rows])
+        if left > _fit_limit(e):
+            continue
+        root = form.head**-0.5
+        parts: list[str] = []
+        if abs(near.scale / form.scale - 1) > 1e-3:
+            scales = (_inverse_root(f.scale * root) for f in (near, form))
+            parts.append("scale: with a scale of {}, not {}".format(*scales))
+        sizes = [f.cap.size if f.cap is not None else 0.0 for f in (near, form)]
+        if abs(sizes[0] - sizes[1]) > 1e-3 * max(sizes) and sizes[0] < 1e3:
+            other = f"not {sizes[1]:.4g}" if sizes[1] else "which the reference does not have"
+            parts.append(f"cap: with a cap of {sizes[0]:.4g} (softcap), {other}")
+        if len(parts) == 1:
+            return _finding(parts[0], e.leaves(left))
+    return None
+
+
+def _inverse_root(scale: float) -> str:
+    """A factor of the scores for people: 1/√64 where that is a whole number."""
+    number = scale**-2
+    if number >= 2 and abs(number / round(number) - 1) < 1e-3:
+        return f"1/√{round(number)}"
+    return f"{scale:.4g}"
+
+
+def _given(e: Evidence) -> dict[str, Recorded]:
+    """q, k and v as inputs of the function whose result a value is."""
+    inputs = [r for r in e.before() if r.name.startswith(f"{e.name} [in") and r.value.ndim == 4]
+    matches = [(GIVEN.search(r.name), r) for r in reversed(inputs)]
+    named = {match[1][0]: r for match, r in matches if match}  # of several calls the last
+    if set(named) == set("qkv"):
+        return named
+    alike = [r for r in inputs if r.value.shape[-1] == e.port.shape[-1]][:3]
+    if len(alike) < 3 or alike[0].value.shape != alike[1].value.shape:
+        return {}
+    return dict(zip("vkq", alike, strict=True))  # the last input first
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The result of a function and its parts as (batch, tokens, width), on both sides."""
+
+    e: Evidence
+    parts: Parts
+    own: Parts
+    heads: int
+
+
+def _layouts(e: Evidence, given: dict[str, Recorded]) -> Iterator[_Given]:
+    """Heads before tokens, or tokens before heads, as the shapes permit."""
+    for swap in (False, True):
+        parts: Parts = {}
+        own: Parts = {}
+        for part, recorded in given.items():
+            value, mine = recorded.value, recorded.own()
+            mine = mine if mine is not None and mine.shape == value.shape else value
+            sides = (x.swapaxes(1, 2) if swap else x for x in (value, mine))
+            key = (False, False, part)
+            parts[key], own[key] = (merged(x.astype(np.float64)) for x in sides)
+        shapes = [given[part].value.shape for part in "qkv"]
+        q, k, v = [(a, c, b, d) if swap else (a, b, c, d) for a, b, c, d in shapes]
+        if k != v or q[::3] != k[::3] or q[1] % k[1]:
+            continue
+        joined = {
+            (q[0], q[1], q[2], v[3]): merged,
+            (q[0], q[2], q[1], v[3]): lambda x: x.reshape(*x.shape[:2], -1),
+            (q[0], q[2], q[1] * v[3]): lambda x: x,
+        }.get(e.port.shape)
+        if joined is not None:
+            yield _Given(
+                replace(e, reference=joined(e.values[0]), port=joined(e.values[1])),
+                parts,
+                own,
+                q[1],
+            )
 
 
 def _lengths(e: Evidence) -> tuple[int, ...]:
@@ -210,47 +313,80 @@ def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]
     streams = _streams(parts, heads, e.port.shape[-1])
     if not streams:
         return
-    tokens = sum(stream.q.shape[2] for stream in streams)
-    keys = sum(stream.k.shape[2] for stream in streams)
+    usual = Form(streams)
+    tokens, keys = usual.tokens
     if len(e.port) * heads * tokens * keys > MAX_SCORES:
         return
-    width = streams[0].q.shape[-1]
-    tables = [None, *_biases(e, heads, tokens, keys)]
-    tables_of = list(_tables(e, width)) if tokens == keys else []
+    tables_of = list(_tables(e, usual.head)) if tokens == keys else []
     orders = (streams, streams[::-1]) if len(streams) > 1 and tables_of else (streams,)
     rotations = [(order, rotation) for order in orders for rotation in _rotations(order, tables_of)]
     length = e.port.shape[1]
-    for bias, (order, rotation), scale, mask in product(
-        tables, [(streams, None), *rotations], (1.0, width**0.5), ("no mask", "a causal mask")
+    causal = {"shown": np.tri(tokens, keys, dtype=bool), "masked_by": "causal"}
+    for (bias, shown), (order, rotation), scale, mask in product(
+        [(None, None), *_biases(e, heads, tokens, keys)],
+        [(streams, None), *rotations],
+        (1.0, usual.head**0.5),
+        ({}, causal),
     ):
+        if shown is not None and mask:
+            continue
         for start in sorted({0, order[0].q.shape[2]} if len(order) > 1 else {0}):
             if start + length <= tokens:
-                form = Form(order, scale, mask, bias=bias, rotation=rotation)
-                yield form, slice(start, start + length)
+                form = Form(order, scale, shown, bias=bias, rotation=rotation)
+                yield replace(form, **mask), slice(start, start + length)
 
 
-def _biases(e: Evidence, heads: int, queries: int, keys: int) -> Iterator[Array]:
-    """Recorded values that may be added to the scores, as (1 or batch, heads, queries, keys)."""
+def _biases(
+    e: Evidence, heads: int, queries: int, keys: int
+) -> Iterator[tuple[Array | None, Array | None]]:
+    """Recorded values that may be added to the scores, and which keys they show, each 4-d."""
     seen: list[Array] = []
     for recorded in e.before():
-        value = recorded.value
-        if value.shape == (queries, keys, heads):
-            value = value.transpose(2, 0, 1)[None]
-        if value.ndim != 4 or value.shape[1:] not in (
-            (heads, queries, keys), (1, queries, keys), (1, 1, keys),
-        ):  # fmt: skip
+        value = _four_axes(recorded.value, len(e.port), heads, queries, keys)
+        if value is None or any(np.array_equal(value, other) for other in seen):
             continue
-        if value.shape[0] not in (1, len(e.port)) or not np.ptp(value):
-            continue
-        value = value.astype(np.float64)
-        if np.isin(value, (0.0, 1.0)).all():  # which keys are seen
-            value = np.where(value, 0.0, -1e30)
-        value = np.maximum(value, -1e30)
-        if not any(np.array_equal(value, other) for other in seen):
-            seen.append(value)
-            yield value
-        if len(seen) == 3:
+        seen.append(value)
+        yield _split_bias(value)
+        if len(seen) == MAX_BIASES:
             return
+
+
+def _four_axes(value: Array, batch: int, heads: int, queries: int, keys: int) -> Array | None:
+    """A bias or mask as (1 or batch, 1 or heads, 1 or queries, keys); hidden keys far below 0."""
+    if value.shape == (queries, keys, heads):
+        value = value.transpose(2, 0, 1)[None]
+    elif value.ndim < 4 and value.shape[-1:] != (keys,):
+        return None
+    elif value.ndim in (2, 3) and len(value) == batch * heads and heads > 1:
+        value = value.reshape(batch, heads, -1, keys)
+    elif value.ndim == 2:
+        value = value[:, None, None] if len(value) in (1, batch) else value[None, None]
+    elif value.ndim == 3:
+        value = value[:, None]
+    if value.ndim != 4 or value.shape[1:] not in (
+        (heads, queries, keys), (1, queries, keys), (1, 1, keys), (heads, 1, keys),
+    ):  # fmt: skip
+        return None
+    if value.shape[0] not in (1, batch) or not np.ptp(value):
+        return None
+    value = value.astype(np.float64)
+    value = value[:, :1] if (value == value[:, :1]).all() else value
+    if np.isin(value, (0.0, 1.0)).all():  # which keys are seen
+        return np.where(value, 0.0, FAR)
+    # One row for all queries hides keys; anything else of that shape is no bias of scores.
+    is_bias = value.shape[2] > 1 or bool(((value == 0) | (value < HIDDEN)).all())
+    return np.maximum(value, FAR) if is_bias else None
+
+
+def _split_bias(value: Array) -> tuple[Array | None, Array | None]:
+    """What is added to the scores of keys that are shown, and which these are."""
+    hidden = value < HIDDEN
+    if not hidden.any():
+        return value, None
+    # A bias of positions is one for the whole batch: where one entry hides a key, another shows it.
+    shown = np.where(hidden, -np.inf, value).max(0, keepdims=True)
+    rest = np.where(np.isfinite(shown), shown, 0.0)
+    return rest if rest.any() else None, ~hidden
 
 
 def _tables(e: Evidence, width: int) -> Iterator[tuple[Array, bool | None]]:
@@ -259,7 +395,7 @@ def _tables(e: Evidence, width: int) -> Iterator[tuple[Array, bool | None]]:
     for recorded in e.before():
         value = recorded.value
         rows = [n for n in value.shape[:-1] if n != 1]
-        if len(rows) != 1 or value.shape[-1] not in (width, width // 2):
+        if len(rows) != 1 or width % 2 or value.shape[-1] not in (width, width // 2):
             continue
         value = value.reshape(-1, value.shape[-1]).astype(np.float64)
         complexes = value[:, 0::2] + 1j * value[:, 1::2]  # how a trace's complex numbers are read
@@ -324,9 +460,9 @@ def _streams(parts: Parts, heads: int, width: int) -> tuple[Stream, ...]:
     return tuple(streams)
 
 
-def _like(form: Form, own: Parts, heads: int, width: int) -> tuple[Stream, ...]:
+def _like(form: Form, own: Parts, width: int) -> tuple[Stream, ...]:
     """The port's streams in the order of a form; the reference's where the port has none."""
-    streams = _streams(own, heads, width)
+    streams = _streams(own, form.streams[0].q.shape[1], width)
     if len(streams) != len(form.streams):
         return form.streams
     if [s.q.shape for s in streams] != [s.q.shape for s in form.streams]:
@@ -348,169 +484,3 @@ def _split(value: Array, heads: int, width: int) -> Array | None:
         return None
     count, rest = divmod(heads, value.shape[1])
     return None if rest or not count else value.repeat(count, 1)
-
-
-def _variants(usual: Form, rows: slice, lengths: Iterable[int] = ()) -> Iterator[Candidate]:
-    streams, mask = usual.streams, usual.mask
-    head = streams[0].q.shape[-1]
-    width = head * streams[0].q.shape[1]
-
-    def result(**changed: object) -> Array:
-        return replace(usual, **changed).result()[:, rows]  # pyright: ignore[reportArgumentType]
-
-    whole = usual.result()
-    scales = {
-        "without a scale": head**0.5,
-        "with a scale of 1/√(width of a head)": 1.0,
-        "with a second scale": head**-0.5,
-        "with the root of the whole width": (head / width) ** 0.5,
-    }
-    for words, scale in scales.items():
-        if not np.isclose(scale, usual.scale) and not (
-            words.startswith("with the") and width == head
-        ):
-            yield Candidate(f"scale: {words}", result(scale=scale))
-    yield Candidate("softmax: with the softmax over the queries", result(axis=-2))
-    for other in MASKS.keys() - {mask}:
-        yield Candidate(f"mask: with {other}", result(mask=other))
-    joined = usual.heads()
-    untransposed = joined.reshape(joined.shape[0], joined.shape[2], -1)[:, rows]
-    yield Candidate("heads: joined without a transpose", untransposed)
-    if usual.bias is not None:
-        for words, changed in _other_biases(usual.bias, lengths):
-            yield Candidate(words, result(**changed))
-    if usual.rotation is not None:
-        yield from _other_rotations(usual, rows)
-    if all(stream.raw for stream in streams):
-        yield Candidate("norm: without the norms of q and k", result(streams=_raw(streams)))
-    for groups in {2, 4, 8} & {n for n in range(2, streams[0].k.shape[1])}:
-        if _is_repeated(streams, groups):
-            tiled = tuple(replace(s, k=_tiled(s.k, groups), v=_tiled(s.v, groups)) for s in streams)
-            words = "with the heads of k and v repeated in turn"
-            yield Candidate(f"groups: {words}", result(streams=tiled))
-            break
-    crossed = any(s.q.shape != s.k.shape for s in streams)  # text as keys: other lengths
-    for a, b in ("kv",) if crossed else ("kv", "qk", "qv"):
-        swapped = tuple(
-            replace(s, **{a: getattr(s, b), b: getattr(s, a)}, raw=None) for s in streams
-        )
-        yield Candidate(f"parts: with {a} and {b} exchanged", result(streams=swapped))
-    if len(streams) > 1:
-        if usual.bias is None and usual.rotation is None:
-            alone = streams[1:] if rows.start else streams[:1]
-            yield Candidate("mask: in its own stream only", replace(usual, streams=alone).result())
-        yield Candidate("streams: joined in the other order", result(streams=streams[::-1]))
-        length = rows.stop - rows.start
-        from_end = slice(0, length) if rows.start else slice(whole.shape[1] - length, None)
-        yield Candidate("streams: cut from the other end", whole[:, from_end])
-
-
-def _other_biases(
-    bias: Array, lengths: Iterable[int]
-) -> Iterator[tuple[str, dict[str, Array | None]]]:
-    """Without the recorded bias, or without the keys that it hides; the fields to change."""
-    hidden = bias < HIDDEN
-    if not hidden.any():
-        yield "bias: without the recorded bias", {"bias": None}
-        yield "bias: with the recorded bias subtracted", {"bias": -bias}
-        return
-    # A bias of positions is one for the whole batch: where one entry hides a key, another shows it.
-    shown = np.where(hidden, -np.inf, bias).max(0, keepdims=True)
-    rest = np.where(np.isfinite(shown), shown, 0.0)
-    yield "mask: without the recorded mask", {"bias": rest}
-    after: dict[str, Array | None] = {"bias": rest, "kept": ~hidden}
-    yield "mask: with the recorded mask after the softmax", after
-    if rest.any():
-        yield "bias: without the recorded bias", {"bias": np.where(hidden, -1e30, 0.0)}
-    for length in lengths:
-        if 0 < length < bias.shape[-1]:
-            rolled = np.roll(bias, length, -1)
-            yield "mask: with the mask of its streams in the other order", {"bias": rolled}
-
-
-def _other_rotations(usual: Form, rows: slice) -> Iterator[Candidate]:
-    rotation = usual.rotation
-    assert rotation is not None
-    pairs = "the two halves" if not rotation.halves else "neighbouring numbers"
-    others = {
-        "without the rotation": None,
-        f"with rotated pairs of {pairs}": replace(rotation, halves=not rotation.halves),
-        "rotated by the negative angles": replace(rotation, table=rotation.table.conj()),
-        "with q rotated and k not": replace(rotation, of="q"),
-        "with k rotated and q not": replace(rotation, of="k"),
-        "with k rotated as if each token were one later": replace(
-            rotation, keys=_moved(rotation.table, 1)
-        ),
-        "with q rotated as if each token were one later": replace(
-            rotation, keys=_moved(rotation.table, -1)
-        ),
-        "rotated twice": replace(rotation, table=rotation.table**2),
-    }
-    others |= {
-        f"rotated with the base {base:g}": replace(rotation, table=table)
-        for base, table in _other_bases(rotation.table)
-    }
-    others |= {words: replace(rotation, table=table) for words, table in _other_positions(rotation)}
-    for words, other in others.items():
-        form = replace(usual, rotation=other)
-        yield Candidate(f"rotation: {words}", form.result()[:, rows])
-
-
-def _other_positions(rotation: Rotation) -> Iterator[tuple[str, Array]]:
-    """The table with the positions of one stream displaced, or of a grid read column by column."""
-    ends = np.cumsum(rotation.lengths)
-    for end, length in zip(ends, rotation.lengths, strict=True):
-        part, where = rotation.table[end - length : end], slice(end - length, end)
-        stream = f"tokens {end - length} to {end - 1}" if len(ends) > 1 else "all tokens"
-        moved = {
-            f"with the positions of {stream} counted from 0": part * part[:1].conj(),
-            f"with the positions of {stream} one later": _moved(part, 1),
-            f"with the positions of {stream} one earlier": _moved(part, -1),
-            f"without the rotation of {stream}": np.ones_like(part),
-        }
-        moved |= {
-            f"with the positions of {stream} read column by column, in a grid of {rows} rows": part[
-                np.arange(length).reshape(rows, -1).T.reshape(-1)
-            ]
-            for rows in range(2, length // 2 + 1)
-            if length % rows == 0
-        }
-        for words, other in moved.items():
-            if not np.allclose(other, part):
-                table = rotation.table.copy()
-                table[where] = other
-                yield words, table
-
-
-def _other_bases(table: Array) -> Iterator[tuple[float, Array]]:
-    """The table with other frequencies, where positions count up and frequencies have a base."""
-    base = base_of(table)
-    first = float(np.angle(table[0, -1]) / np.angle(table[1, -1] / table[0, -1])) if base else 0.0
-    for other in BASES if base and abs(first - round(first)) < 1e-2 else ():
-        if abs(other / (base or 1.0) - 1) > 0.05:
-            positions = np.arange(len(table)) + round(first)
-            rates = other ** (-np.arange(table.shape[1]) / table.shape[1])
-            yield other, np.exp(1j * np.outer(positions, rates))
-
-
-def _moved(table: Array, by: int) -> Array:
-    step = table[1] / table[0] if len(table) > 1 else table[0]
-    return table * step**by
-
-
-def _is_repeated(streams: tuple[Stream, ...], groups: int) -> bool:
-    """Whether heads of k come in groups of equal ones."""
-    return all(
-        s.k.shape[1] % groups == 0
-        and np.array_equal(s.k[:, ::groups].repeat(groups, 1), s.k)
-        and s.k.shape[1] > groups
-        for s in streams
-    )
-
-
-def _tiled(x: Array, groups: int) -> Array:
-    return np.tile(x[:, ::groups], (1, groups, 1, 1))
-
-
-def _raw(streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
-    return tuple(stream.raw or stream for stream in streams)

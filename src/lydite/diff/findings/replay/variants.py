@@ -11,6 +11,7 @@ import numpy as np
 from lydite.diff.findings.evidence import FEW, Array, Evidence, Recorded, comparable
 
 SHARE = 0.02  # of the error that a variant may leave
+LEAST = 1e-3  # of the value that it may leave in any case: other operations come as close as 4e-3
 CLOSER = 3.0  # times the least: what other variants may leave that cannot be told apart from it
 MAX_SOURCES = 250  # recorded values that an operation may have taken
 MAX_VALUES = 2**22  # of a value that is computed again
@@ -146,7 +147,7 @@ def allowed(e: Evidence) -> float:
     """The norm that a variant may leave of the error."""
     if e.layer is not None:  # only the reference's value is known
         return e.noise()
-    return max(SHARE * e.lost, min(e.noise(), e.lost / 4))
+    return max(min(SHARE * e.lost, LEAST * max(e.norms)), min(e.noise(), e.lost / 4))
 
 
 def fit_tolerance(e: Evidence) -> float:

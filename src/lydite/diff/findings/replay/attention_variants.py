@@ -1,0 +1,349 @@
+"""What ports do to attention: another scale, mask, order of heads, rotation, or exchanged parts."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lydite.diff.findings.evidence import Array
+from lydite.diff.findings.replay.attention_form import Cap, Form, Rotation, Stream, divisors, merged
+from lydite.diff.findings.replay.rotations import BASES, base_of
+from lydite.diff.findings.replay.variants import Candidate
+
+MOST_HEADS = 128
+MAX_WINDOWS = 64  # widths of a window that are tried
+MAX_SCORES = 2**22  # of an attention that is computed with many widths of a window
+CAUSAL: dict[str, Callable[[int, int], Array]] = {
+    "a causal mask": lambda n, m: np.tri(n, m, dtype=bool),
+    "a causal mask that is inverted": lambda n, m: np.tri(m, n, dtype=bool).T,
+    "a causal mask that hides each token from itself": lambda n, m: np.tri(n, m, -1, dtype=bool),
+    "a causal mask that shows the next token too": lambda n, m: np.tri(n, m, 1, dtype=bool),
+}
+Changes = Iterator[tuple[str, dict[str, Any]]]  # words, and the fields of the form that change
+
+
+def variants(usual: Form, rows: slice, lengths: Iterable[int] = ()) -> Iterator[Candidate]:
+    """Every variant of a form, at the rows that the value is; `lengths` are those of streams."""
+    for words, changed in (
+        *_other_scales(usual),
+        ("softmax: with the softmax over the queries", {"axis": -2}),
+        *_other_masks(usual, lengths),
+        *_other_biases(usual),
+        *_other_caps(usual),
+        *_other_rotations(usual.rotation),
+        *_other_groups(usual.streams),
+        *_other_parts(usual.streams),
+    ):
+        yield Candidate(words, replace(usual, **changed).result()[:, rows])
+    yield from _other_heads(usual, rows)
+    if len(usual.streams) > 1:
+        yield from _other_cuts(usual, rows)
+
+
+def _other_scales(usual: Form) -> Changes:
+    head, heads = usual.head, usual.streams[0].q.shape[1]
+    scales = {
+        "without a scale": head**0.5,
+        "with a scale of 1/√(width of a head)": 1.0,
+        "with a second scale": head**-0.5 * usual.scale,
+        "with the root of the whole width": heads**-0.5,
+        "with a scale of 1/√(number of heads)": (head / heads) ** 0.5,
+        "with a scale of 1/⁴√(width of a head)": head**0.25,
+    }
+    seen = [usual.scale]
+    for words, scale in scales.items():
+        if not any(np.isclose(scale, other) for other in seen):
+            seen.append(scale)
+            yield f"scale: {words}", {"scale": scale}
+
+
+def _other_masks(usual: Form, lengths: Iterable[int]) -> Changes:
+    """Which keys are seen, in another way."""
+    n, m = usual.tokens
+    if usual.shown is None:
+        for words, mask in CAUSAL.items():
+            yield f"mask: with {words}", {"shown": mask(n, m)}
+        return
+    shown = usual.shown.reshape((1,) * (4 - usual.shown.ndim) + usual.shown.shape)
+    hidden = ~shown
+    recorded = f"the {usual.masked_by} mask"
+    bias = 0.0 if usual.bias is None else usual.bias
+    yield f"mask: without {recorded}", {"shown": None}
+    yield f"mask: with {recorded} after the softmax", {"shown": None, "kept": shown}
+    yield f"mask: with {recorded} inverted", {"shown": hidden}
+    yield f"mask: with 1 subtracted for a hidden key, not infinity, by {recorded}", {
+        "shown": None, "bias": bias - hidden,
+    }  # fmt: skip
+    yield f"mask: with 1 added for a shown key, in place of {recorded}", {
+        "shown": None, "bias": bias + shown,
+    }  # fmt: skip
+    if shown.shape[-2:] == (n, m) and n == m:
+        yield from _other_causal(usual, shown)
+    if len(shown) > 1:
+        yield f"mask: with {recorded} of the first row for the whole batch", {"shown": shown[:1]}
+        yield f"mask: with {recorded} of the batch backwards", {"shown": shown[::-1]}
+    for length in lengths:
+        if 0 < length < m:
+            rolled = np.roll(shown, length, -1)
+            yield "mask: with the mask of its streams in the other order", {"shown": rolled}
+
+
+def _other_causal(usual: Form, shown: Array) -> Changes:
+    """A mask of positions and padding with another part, another diagonal or another window."""
+    n = shown.shape[-1]
+    back = np.subtract.outer(np.arange(n), np.arange(n))  # how far back a key lies
+    # A row that sees nothing, or everything before the end, is one of padding.
+    is_last = np.arange(n)[:, None] == n - 1
+    partly = shown.any(-1, keepdims=True) & (is_last | ~shown.all(-1, keepdims=True))
+    seen = back[(shown & partly).any((0, 1))]
+    if not seen.size or seen.min() != 0:
+        common = ~(~shown).all(0, keepdims=True)  # whatever the row of the batch
+        if (common != shown).any():
+            yield "mask: without the mask of padding", {"shown": common}
+        return
+    width = int(seen.max()) + 1
+    inside = (back >= 0) & (back < width)
+    padding = (~shown | ~inside | ~partly).all(-2, keepdims=True)
+    yield "mask: without the mask of padding", {"shown": inside}
+    yield "mask: without the causal mask", {"shown": (back < width) & ~padding}
+    if width < n:
+        yield "mask: without the causal mask and the window", {"shown": ~padding & (back < n)}
+        around = (np.abs(back) < width) & ~padding
+        yield "mask: with a window to both sides, without the causal mask", {"shown": around}
+    strict = shown & (back != 0)
+    alone = ~strict.any(-1, keepdims=True)  # tokens that would see nothing
+    words = "mask: with a mask that hides each token from itself"
+    yield words, {"shown": strict}
+    yield f"{words} where it sees others", {"shown": np.where(alone, shown, strict)}
+    later = shown | ((back == -1) & ~padding)
+    yield "mask: with a mask that shows the next token too", {"shown": later}
+    tried = range(1, min(n, MAX_WINDOWS) + 1)
+    if len(usual.streams[0].q) * usual.streams[0].q.shape[1] * n * n > MAX_SCORES:
+        tried = ()
+    for other in dict.fromkeys((width - 1, width + 1, *tried, n)):
+        if other == width or not 0 < other <= n:
+            continue
+        words = f"mask: with a window of {other} keys, not {width}"
+        if other == n:
+            words = f"mask: without the window of {width} keys"
+        elif width == n:
+            words = f"mask: with a window of {other} keys"
+        window = (back >= 0) & (back < other) & ~padding
+        yield words, {"shown": window if other > width else shown & window}
+
+
+def _other_biases(usual: Form) -> Changes:
+    if usual.bias is not None:
+        yield "bias: without the recorded bias", {"bias": None}
+        yield "bias: with the recorded bias subtracted", {"bias": -usual.bias}
+
+
+def _other_caps(usual: Form) -> Changes:
+    if usual.cap is None:
+        return
+    size = usual.cap.size
+    yield f"cap: without the cap of {size:.4g} (softcap)", {"cap": None}
+    for place, words in (
+        ("after the mask", "capped after the mask, so that hidden keys are seen"),
+        ("before the scale", "capped before the scale"),
+        ("without dividing", f"with {size:.4g} · tanh(score), not divided by {size:.4g} before"),
+    ):
+        yield f"cap: {words} (softcap)", {"cap": Cap(size, place)}
+
+
+def _other_heads(usual: Form, rows: slice) -> Iterator[Candidate]:
+    """Another number of heads, or heads that lie in another order in the width."""
+    joined = usual.heads()
+    batch, heads, tokens, head = joined.shape
+    if heads > 1:
+        untransposed = joined.reshape(batch, tokens, -1)[:, rows]
+        yield Candidate("heads: joined without a transpose", untransposed)
+        turned = joined.transpose(0, 2, 3, 1).reshape(batch, tokens, -1)[:, rows]
+        yield Candidate("heads: joined with the heads as the inner axis", turned)
+    if usual.rotation is not None or any(s.q.shape[1] != s.k.shape[1] for s in usual.streams):
+        return
+    if any(s.q.shape[-1] != s.v.shape[-1] for s in usual.streams):
+        return
+    flat = replace(usual, scale=1.0) if np.isclose(usual.scale, 1.0) else usual
+    per_head = any(
+        table is not None and table.ndim == 4 and table.shape[1] > 1
+        for table in (usual.bias, usual.shown, usual.kept)
+    )
+    for other in () if per_head else divisors(heads * head):
+        if other != heads and other <= MOST_HEADS:
+            form = replace(flat, streams=_resplit(usual.streams, lambda x, n=other: _outer(x, n)))
+            words = f"heads: split into {other} heads, not {heads}"
+            yield Candidate(words, form.result()[:, rows])
+    if heads == 1:
+        return
+    inner = replace(flat, streams=_resplit(usual.streams, lambda x: _inner(x, heads))).heads()
+    words = "heads: split with the heads as the inner axis of the width"
+    yield Candidate(words, merged(inner)[:, rows])
+    back = inner.transpose(0, 2, 3, 1).reshape(batch, tokens, -1)[:, rows]
+    yield Candidate(f"{words}, and joined so", back)
+    raw = replace(flat, streams=_resplit(usual.streams, lambda x: _untransposed(x, heads))).heads()
+    yield Candidate("heads: split without a transpose", merged(raw)[:, rows])
+    joined = raw.reshape(batch, tokens, -1)[:, rows]
+    yield Candidate("heads: split and joined without a transpose", joined)
+
+
+def _resplit(streams: tuple[Stream, ...], split: Callable[[Array], Array]) -> tuple[Stream, ...]:
+    return tuple(
+        Stream(split(merged(s.q)), split(merged(s.k)), split(merged(s.v))) for s in streams
+    )
+
+
+def _outer(x: Array, heads: int) -> Array:
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def _inner(x: Array, heads: int) -> Array:
+    return x.reshape(*x.shape[:2], -1, heads).transpose(0, 3, 1, 2)
+
+
+def _untransposed(x: Array, heads: int) -> Array:
+    return x.reshape(len(x), heads, x.shape[1], -1)
+
+
+def _other_groups(streams: tuple[Stream, ...]) -> Changes:
+    """Heads of k and v that groups of queries share, in another order."""
+    for groups in divisors(streams[0].k.shape[1]):
+        if groups > 1 and _is_repeated(streams, groups):
+            tiled = tuple(replace(s, k=_tiled(s.k, groups), v=_tiled(s.v, groups)) for s in streams)
+            yield "groups: with the heads of k and v repeated in turn", {"streams": tiled}
+            return
+
+
+def _is_repeated(streams: tuple[Stream, ...], groups: int) -> bool:
+    """Whether heads of k come in groups of equal ones."""
+    return all(
+        np.array_equal(s.k[:, ::groups].repeat(groups, 1), s.k) and s.k.shape[1] > groups
+        for s in streams
+    )
+
+
+def _tiled(x: Array, groups: int) -> Array:
+    return np.tile(x[:, ::groups], (1, groups, 1, 1))
+
+
+def _other_parts(streams: tuple[Stream, ...]) -> Changes:
+    """q, k and v without their norms, exchanged, or of other rows of the batch."""
+    if all(stream.raw for stream in streams):
+        raw = tuple(stream.raw or stream for stream in streams)
+        yield "norm: without the norms of q and k", {"streams": raw}
+        for part in "qk":
+            normed = tuple(replace(s, v=_normed_like(s, part)) for s in streams)
+            yield f"norm: with v normed like {part}", {"streams": normed}
+            one = tuple(replace(s, **{part: getattr(s.raw, part)}) for s in streams)
+            yield f"norm: without the norm of {part}", {"streams": one}
+    crossed = any(s.q.shape != s.k.shape for s in streams)  # text as keys: other lengths
+    for a, b in ("kv",) if crossed else ("kv", "qk", "qv"):
+        if any(getattr(s, a).shape != getattr(s, b).shape for s in streams):
+            continue
+        swapped = tuple(
+            replace(s, **{a: getattr(s, b), b: getattr(s, a)}, raw=None) for s in streams
+        )
+        yield f"parts: with {a} and {b} exchanged", {"streams": swapped}
+    if len(streams[0].k) > 1:
+        turned = tuple(replace(s, k=s.k[::-1], v=s.v[::-1], raw=None) for s in streams)
+        yield "batch: with the rows of the batch of k and v in the other order", {"streams": turned}
+
+
+def _normed_like(stream: Stream, part: str) -> Array:
+    """v divided by its root mean square, with the weight of the norm of q or k."""
+    raw, normed = (merged(getattr(s, part)) for s in (stream.raw or stream, stream))
+    plain = raw / np.sqrt((raw * raw).mean(-1, keepdims=True) + 1e-6)
+    power = (plain * plain).sum((0, 1))
+    weight = (plain * normed).sum((0, 1)) / np.where(power, power, 1.0)
+    v = merged(stream.v)
+    if weight.shape != v.shape[-1:]:
+        return stream.v
+    value = v / np.sqrt((v * v).mean(-1, keepdims=True) + 1e-6) * weight
+    return _outer(value, stream.v.shape[1])
+
+
+def _other_cuts(usual: Form, rows: slice) -> Iterator[Candidate]:
+    """Streams joined or cut in another way."""
+    streams, whole = usual.streams, usual.result()
+    if usual.bias is None and usual.rotation is None and usual.shown is None:
+        alone = streams[1:] if rows.start else streams[:1]
+        yield Candidate("mask: in its own stream only", replace(usual, streams=alone).result())
+    other = replace(usual, streams=streams[::-1]).result()[:, rows]
+    yield Candidate("streams: joined in the other order", other)
+    length = rows.stop - rows.start
+    from_end = slice(0, length) if rows.start else slice(whole.shape[1] - length, None)
+    yield Candidate("streams: cut from the other end", whole[:, from_end])
+
+
+def _other_rotations(rotation: Rotation | None) -> Changes:
+    if rotation is None:
+        return
+    pairs = "the two halves" if not rotation.halves else "neighbouring numbers"
+    table = rotation.table
+    others = {
+        "without the rotation": None,
+        f"with rotated pairs of {pairs}": replace(rotation, halves=not rotation.halves),
+        "rotated by the negative angles": replace(rotation, table=table.conj()),
+        "with q rotated and k not": replace(rotation, of="q"),
+        "with k rotated and q not": replace(rotation, of="k"),
+        "with v rotated too": replace(rotation, of="qkv"),
+        "with k rotated as if each token were one later": replace(rotation, keys=_moved(table, 1)),
+        "with q rotated as if each token were one later": replace(rotation, keys=_moved(table, -1)),
+        "rotated twice": replace(rotation, table=table**2),
+    }
+    if table.shape[1] % 2 == 0:
+        first, second = table[:, : table.shape[1] // 2], table[:, ::2]
+        words = "with only the first half of each head rotated"
+        others[words] = replace(rotation, table=first)
+        others[f"{words}, by every second frequency"] = replace(rotation, table=second)
+    others |= {
+        f"rotated with the base {base:g}": replace(rotation, table=other)
+        for base, other in _other_bases(table)
+    }
+    others |= {words: replace(rotation, table=other) for words, other in _other_positions(rotation)}
+    for words, other in others.items():
+        yield f"rotation: {words}", {"rotation": other}
+
+
+def _other_positions(rotation: Rotation) -> Iterator[tuple[str, Array]]:
+    """The table with the positions of one stream displaced, or of a grid read column by column."""
+    ends = np.cumsum(rotation.lengths)
+    for end, length in zip(ends, rotation.lengths, strict=True):
+        part, where = rotation.table[end - length : end], slice(end - length, end)
+        stream = f"tokens {end - length} to {end - 1}" if len(ends) > 1 else "all tokens"
+        moved = {
+            f"with the positions of {stream} counted from 0": part * part[:1].conj(),
+            f"with the positions of {stream} one later": _moved(part, 1),
+            f"with the positions of {stream} one earlier": _moved(part, -1),
+            f"with the positions of {stream} backwards": part[::-1],
+            f"without the rotation of {stream}": np.ones_like(part),
+        }
+        moved |= {
+            f"with the positions of {stream} read column by column, in a grid of {rows} rows": part[
+                np.arange(length).reshape(rows, -1).T.reshape(-1)
+            ]
+            for rows in range(2, length // 2 + 1)
+            if length % rows == 0
+        }
+        for words, other in moved.items():
+            if not np.allclose(other, part):
+                table = rotation.table.copy()
+                table[where] = other
+                yield words, table
+
+
+def _other_bases(table: Array) -> Iterator[tuple[float, Array]]:
+    """The table with other frequencies, where positions count up and frequencies have a base."""
+    base = base_of(table)
+    first = float(np.angle(table[0, -1]) / np.angle(table[1, -1] / table[0, -1])) if base else 0.0
+    for other in BASES if base and abs(first - round(first)) < 1e-2 else ():
+        if abs(other / (base or 1.0) - 1) > 0.05:
+            positions = np.arange(len(table)) + round(first)
+            rates = other ** (-np.arange(table.shape[1]) / table.shape[1])
+            yield other, np.exp(1j * np.outer(positions, rates))
+
+
+def _moved(table: Array, by: int) -> Array:
+    step = table[1] / table[0] if len(table) > 1 else table[0]
+    return table * step**by
