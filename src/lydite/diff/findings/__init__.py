@@ -46,6 +46,7 @@ from lydite.diff.findings.replay.norms_and_activations import (
     other_activation,
     other_norm,
 )
+from lydite.diff.findings.replay.pictures import other_range
 from lydite.diff.findings.replay.positions import (
     other_buckets,
     other_position_table,
@@ -53,6 +54,7 @@ from lydite.diff.findings.replay.positions import (
 )
 from lydite.diff.findings.replay.residuals import other_residual
 from lydite.diff.findings.replay.rotations import other_rotation, other_rotation_table
+from lydite.diff.findings.replay.sampler_steps import other_step
 from lydite.diff.findings.replay.selections import (
     dropout,
     other_assembly,
@@ -101,6 +103,7 @@ COARSER: tuple[tuple[Hypothesis, ...], ...] = (
 # The operation computed again from recorded values, in other variants; the most certain of all.
 REPLAYED: tuple[Hypothesis, ...] = (
     passed_through,
+    other_range,
     other_linear,
     other_convolution,
     wrong_input,
@@ -113,6 +116,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_rotation,
     other_rotation_table,
     other_combination,
+    other_step,
     other_guidance,
     other_sinusoid,
     other_resize,

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.findings.evidence import BITS, FEW, Evidence, Hypothesis
+from lydite.diff.findings.known_schedules import other_settings
 from lydite.diff.result import Finding
 
 Table = NDArray[Any]
@@ -220,6 +221,7 @@ SCHEDULES: tuple[Hypothesis, ...] = (
     sigma_for_timestep,
     flow_shifted,
     stretched,
+    other_settings,
     evenly_spaced,
 )
 

@@ -1,5 +1,6 @@
 """Sums of two recorded values: guidance, also with a rescaled norm, and steps of samplers."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, permutations, product
@@ -30,7 +31,7 @@ def other_combination(e: Evidence) -> Finding | None:
     if not is_replayable(e) or e.port.ndim < 3:
         return None
     reference, port = (value.reshape(-1).astype(np.float64) for value in e.values)
-    values = [source for source in sources(e) if source.x.size == e.port.size]
+    values = [source for source in _terms(e) if source.x.size == e.port.size]
     at = e.sample[:GLANCE]
     limit = fit_tolerance(e)
     for a, b in combinations(values, 2):
@@ -43,11 +44,16 @@ def other_combination(e: Evidence) -> Finding | None:
         wrong = _solve(a.own.reshape(-1), b.own.reshape(-1), port, limit)
         names = a.name, b.name
         if wrong is None:
-            if (found := _in_some_channels(e, a, b, right, limit)) is not None:
+            found = _in_some_channels(e, a, b, right, limit) or _of_other_parts(e, a, b, right)
+            if found is not None:
                 return found
             continue
         close = max(1e-3, 4 * limit)
-        if np.allclose(right, wrong, rtol=close, atol=close / 10) or min(np.abs(wrong)) < 1e-3:
+        if np.allclose(right, wrong, rtol=close, atol=close / 10):
+            continue
+        if (found := _other_weight(names, right, wrong, close)) is not None:
+            return found
+        if min(np.abs(wrong)) < 1e-3:
             continue
         if np.isclose(wrong[0] * right[1], wrong[1] * right[0], rtol=close):
             continue  # the whole sum has a factor, which `scaled` and `negated` name
@@ -158,6 +164,98 @@ def _variants(
     yield Candidate(f"exchanges {prompt.name} and {other.name}", _rescaled(b, a, weight, axis))
     exchanged = _rescaled(b, a, weight, axis, a)
     yield Candidate(f"exchanges {prompt.name} and {other.name} in the sum only", exchanged)
+
+
+def _terms(e: Evidence) -> Iterator[Source]:
+    """Recorded values of any part of which the value may be a sum: halves of batch and channels."""
+    for source in sources(e):
+        yield source
+    for source in sources(e):
+        for words, part in _halves(source.x.shape, e.port.shape):
+            x, own = source.x[part], source.own[part]
+            yield Source(f"{source.name} ({words})", x, lambda own=own: own)
+
+
+def _halves(
+    shape: tuple[int, ...], wanted: tuple[int, ...]
+) -> Iterator[tuple[str, tuple[slice, ...]]]:
+    """Where values of the wanted shape lie in one with twice the channels, and twice the batch."""
+    if len(shape) != len(wanted) or len(shape) < 3 or shape[2:-1] != wanted[2:-1]:
+        return
+    axes = [axis for axis in (1, len(shape) - 1) if shape[axis] == 2 * wanted[axis]]
+    if len(axes) != 1 or shape[0] not in (wanted[0], 2 * wanted[0]):
+        return
+    axis, size = axes[0], wanted[axes[0]]
+    if any(shape[a] != wanted[a] for a in range(1, len(shape)) if a != axis):
+        return
+    for (channels, cut), row in product(
+        (
+            ("first half of the channels", slice(size)),
+            ("second half of the channels", slice(size, None)),
+            ("every second channel", slice(0, None, 2)),
+            ("every second channel from 1", slice(1, None, 2)),
+        ),
+        range(shape[0] // wanted[0]),
+    ):
+        part = [slice(None)] * len(shape)
+        part[0], part[axis] = slice(row * wanted[0], (row + 1) * wanted[0]), cut
+        words = channels if shape[0] == wanted[0] else f"part {row} of the batch, {channels}"
+        yield words, tuple(part)
+
+
+def _other_weight(
+    names: tuple[str, str], right: Array, wrong: Array, close: float
+) -> Finding | None:
+    """That the two are predictions with and without the prompt, guided with another weight."""
+    if abs(right.sum() - 1) > close or abs(wrong.sum() - 1) > close:
+        return None
+    prompted = int(right[1] > right[0])  # the one with the larger factor
+    first, second = names[1 - prompted], names[prompted]
+    stems = [re.sub(r", call \d+", "", name.partition(" (part")[0]) for name in names]
+    if stems[0] != stems[1] and not any(re.search("uncond|neg", name) for name in names):
+        return None  # other sums have factors that add up to one: steps of samplers
+    weight, own = float(right[prompted]), float(wrong[prompted])
+    sum_of = f"{first} + w · ({second} − {first})"
+    words = f"The reference is guided with the weight w = {weight:.4g}: {sum_of}; "
+    cause, fix = "guidance-weight", f"Use the weight {weight:.4g}."
+    if abs(own - 1) < close or abs(own) < close:
+        cause = "guidance-missing"
+        words += f"the port is {second if abs(own) > 0.5 else first}, without guidance."
+        fix = "Apply the guidance."
+    elif abs(own - (1 - weight)) < close:
+        cause = "guidance-exchanged"
+        words += "in the port the two predictions are exchanged."
+        fix = "Exchange the predictions with and without the prompt."
+    else:
+        words += f"the port with w = {own:.4g}"
+        one = ", one more: the difference is added to the prediction with the prompt"
+        less = ", one less: the weight is counted from 1"
+        words += one if abs(own - weight - 1) < close else ""
+        words += less if abs(own - weight + 1) < close else ""
+        words += "."
+    return Finding(cause, words, fix)
+
+
+def _of_other_parts(e: Evidence, a: Source, b: Source, right: Array) -> Finding | None:
+    """The same sum of other channels of the same values."""
+    stems = [source.name.rpartition(", ")[0] for source in (a, b)]
+    if not all(stems) or "of the batch" not in a.name:
+        return None
+    parts = [
+        [source for source in _terms(e) if source.name.rpartition(", ")[0] == stem]
+        for stem in stems
+    ]
+    for x, y in zip(*parts, strict=True):
+        value = (right[0] * x.own + right[1] * y.own).reshape(e.port.shape)
+        if apart_of(e.values[1], value) <= allowed(e):
+            used, wanted = (source.name.rpartition(", ")[2].rstrip(")") for source in (x, a))
+            return Finding(
+                "another-chunk",
+                f"The port takes the {used} of {stems[0].partition(' (')[0]}, the reference the "
+                f"{wanted}; both combine the batch in the same way.",
+                f"Take the {wanted}.",
+            )
+    return None
 
 
 def _in_some_channels(
