@@ -1,12 +1,14 @@
 """Answers as JSON: read as a trace would be, and refused in one line."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from lydite.conform.answers import DTYPES
 from lydite.conform.judge import UNFINISHED, judge_path
 from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.problem import Problem
@@ -62,6 +64,25 @@ def test_a_trace_is_judged_in_the_coarsest_precision_of_its_x(tmp_path: Path) ->
         verdict = judge_path(problem, writer.folder)
         assert verdict.verdict == "conforms", verdict.sentence
         assert verdict.remarks == (() if complete else (UNFINISHED,))
+
+
+@pytest.mark.parametrize("pair", [*permutations(DTYPES, 2)])
+def test_x_in_two_precisions_has_the_limits_of_the_coarser(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    problem = make_problem(ProblemSpec("euler", denoiser="gaussian", steps=4))
+    ours = run(plan_for(problem))
+    limits: dict[str, float] = {}
+    for names in (pair, pair[:1], pair[1:]):
+        with TraceWriter(tmp_path / "-".join(names), Header()) as writer:
+            for step in range(ours.steps):
+                dtype = DTYPES[names[step % len(names)]]
+                writer.add("sampler/x", ours.x(step).astype(dtype), step=step)
+        verdict = judge_path(problem, writer.folder)
+        assert verdict.verdict == "conforms", verdict.sentence
+        limits[writer.folder.name] = max(row.limit for row in verdict.rows)
+    both = limits.pop("-".join(pair))
+    assert both == max(limits.values())
 
 
 def test_what_else_is_recorded_coarsely_widens_no_limit_of_x(tmp_path: Path) -> None:

@@ -113,6 +113,23 @@ def test_many_steps_of_heun_stand_for_a_formula(last: float) -> None:
     np.testing.assert_allclose(steps, exact(known, x, way), atol=2e-4)
 
 
+@pytest.mark.parametrize(("sampler", "calls"), [("euler", 1), ("heun", 2)])
+def test_errors_are_of_as_many_steps_as_are_asked_for(
+    sampler: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def counted(denoise: WithPair, x: np.ndarray, sigma: float) -> np.ndarray:
+        seen.append(sigma)
+        return denoise.inner(x, sigma)
+
+    monkeypatch.setattr(WithPair, "__call__", counted)
+    for count in (1, 2, 7):
+        seen.clear()
+        errors(sampler, "karras", find_model("sd15"), "gaussian", [count], np.array([1.0]))
+        assert len(seen) == calls * count
+
+
 def test_errors_fall_with_the_order_of_the_sampler() -> None:
     counts, model = (8, 16, 32), find_model("sd15")
     for name, order in (("euler", 1), ("heun", 2)):

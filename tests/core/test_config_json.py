@@ -1,6 +1,7 @@
 """JSON from strangers: read strictly, refused in one line, never a hang."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -51,13 +52,22 @@ REFUSED = {
 def test_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(data)
-    with pytest.raises(JsonError) as caught:
-        parse_object(data)
-    assert REFUSED[data] in str(caught.value)
+    for infinity in (False, b"Infinity" not in data):  # which allows nothing else
+        with pytest.raises(JsonError) as caught:
+            parse_object(data, infinity=infinity)
+        assert REFUSED[data] in str(caught.value)
     with pytest.raises(FileError) as caught:
         read_json(path)
     message = str(caught.value)
     assert message.startswith(str(path)) and message.isprintable() and len(message) < 300
+
+
+def test_infinity_is_read_where_it_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": Infinity, "b": -Infinity}')
+    assert read_json(path, infinity=True) == {"a": math.inf, "b": -math.inf}
+    with pytest.raises(FileError, match="Infinity is not JSON"):
+        read_json(path)
 
 
 def test_too_much_is_not_read(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -15,7 +17,7 @@ from lydite.core.request import Request
 from lydite.core.tensorfile import TensorFile, save
 from lydite.pipelines import model_hash as hashing
 from lydite.pipelines.model_files import open_model
-from lydite.pipelines.model_hash import model_hash, sampled_hash
+from lydite.pipelines.model_hash import component_hash, model_hash, sampled_hash
 from lydite.pipelines.pipeline import Pipeline
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -69,6 +71,25 @@ def test_the_second_time_no_tensor_is_read(copy: Path, monkeypatch: pytest.Monke
     change_byte(copy / WEIGHTS, -1)
     os.utime(copy / WEIGHTS, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert hash_of(copy) != first  # the size and the time of change are as they were
+
+
+def test_networks_of_one_file_have_their_own_hashes_cold_and_warm(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tensors = open_model(copy)[1], dict[str, np.ndarray]()
+    for name, component in model.components.items():
+        with component.scope() as scope:
+            tensors |= {f"{name}.{tensor}": scope.read(tensor) for tensor in scope.tensors}
+    save(copy / "all.safetensors", tensors, {})
+    together = {
+        name: replace_fields(component, path=copy / "all.safetensors", prefix=f"{name}.")
+        for name, component in model.components.items()
+    }
+    apart = {name: component_hash(component) for name, component in model.components.items()}
+    monkeypatch.setattr(hashing, "SETTLED", 0.0)
+    for _ in ("cold", "warm"):
+        assert {name: component_hash(each) for name, each in together.items()} == apart
+    assert len(hashing._read_cache()) == len(set(apart.values())) == len(apart)
 
 
 def test_a_file_of_a_moment_ago_is_not_cached(copy: Path) -> None:

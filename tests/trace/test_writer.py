@@ -219,6 +219,16 @@ def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> No
         remove_trace(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["events.jsonl", "weights.json", "t-00000.safetensors", ".0123456789abcdef.part"]
+)
+def test_a_folder_with_a_name_of_a_trace_is_no_trace(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileError, match="not overwritten"):
+        remove_trace(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_a_trace_is_removed_even_after_a_crash(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "run", Header()) as writer:
         writer.add("x", np.zeros(1))

@@ -28,29 +28,35 @@ def test_what_tokenizers_do(text: list[int], other: list[int], data: st.DataObje
     pad = data.draw(st.sampled_from([EOS, 0]))
     right = row(text, pad)
 
-    def first(port: list[int]) -> str:
-        return next(iter(found([right], [port])), "")
-
-    assert first(right) == ""
-    assert first(row(text, 5)) == "pad-id"
-    assert first(row(text, pad, bos=False)) == "bos-missing"
-    assert first(row([BOS, *text], pad)) == "bos-extra"
-    assert first(row(text, pad, length=40)) == "length-differs"
-    assert first([id_ + 2 for id_ in right]) == "ids-offset"
+    assert not found([right], [right])
+    pads = f"position {len(text) + 2} of row 0 on the reference pads with {pad}, the port with 5"
+    for port, cause, numbers in (
+        (row(text, 5), "pad-id", pads),
+        (row(text, pad, bos=False), "bos-missing", f"misses {BOS} at the start"),
+        (row([BOS, *text], pad), "bos-extra", f"adds {BOS} at the start"),
+        (row(text, pad, length=40), "length-differs", "port has 40 ids, the reference 30"),
+        ([id_ + 2 for id_ in right], "ids-offset", "reference's +2"),
+        ([id_ - 3 for id_ in right], "ids-offset", "reference's -3"),
+    ):
+        findings = found([right], [port])
+        assert next(iter(findings)) == cause and numbers in findings[cause]
     changed = list(right)
     place = data.draw(st.integers(1, len(text)))
     changed[place] += 1
-    assert f"position {place}" in found([right], [changed])["ids-differ"]
+    numbers = f"Row 0 differs first at position {place}: {changed[place]} instead of {right[place]}"
+    assert f"{numbers}; 1 of 30 ids" in found([right], [changed])["ids-differ"]
     assert "pad-id" not in found([text], [[*text[:-1], 40_001]])  # one token is no padding
     if text != other:
         swapped = found([right, row(other, pad)], [row(other, pad), right])
-        assert next(iter(swapped)) == "batch-swapped"
+        assert next(iter(swapped)) == "batch-swapped" and "(1, 0)" in swapped["batch-swapped"]
 
 
 def test_the_end_token_is_missing() -> None:
     findings = found([row([7, 8, 9], 0)], [row([7, 8, 9], 0, eos=False)])
-    assert next(iter(findings)) == "eos-missing" and str(EOS) in findings["eos-missing"]
-    assert next(iter(found([row([7, 8, 9], 0)], [row([7, 8, 9, EOS], 0)]))) == "eos-extra"
+    assert next(iter(findings)) == "eos-missing"
+    assert f"misses {EOS} at the end" in findings["eos-missing"]
+    findings = found([row([7, 8, 9], 0)], [row([7, 8, 9, EOS], 0)])
+    assert next(iter(findings)) == "eos-extra" and f"adds {EOS} at the end" in findings["eos-extra"]
 
 
 def test_the_pad_id_is_named() -> None:
@@ -68,12 +74,14 @@ def test_padding_on_the_other_side(reverse: bool) -> None:
     pair = [[5, 6, 7, 8] + [0] * 9], [[0] * 9 + [5, 6, 7, 8]]
     findings = found(*(pair[::-1] if reverse else pair))
     assert f"at the {'end' if reverse else 'start'}" in findings["pad-side"]
+    assert "with 9 ids" in findings["pad-side"]
 
 
 def test_a_vocabulary_numbered_anew() -> None:
     right = [BOS, 320, 1125, 539, 320, 2368, 320, 1125, EOS, EOS, EOS]
     new = {id_: number for number, id_ in enumerate(sorted(set(right)))}
-    assert "other-vocabulary" in found([right], [[new[id_] for id_ in right]])
+    findings = found([right], [[new[id_] for id_ in right]])
+    assert "6 of 6 tokens have another number" in findings["other-vocabulary"]
 
 
 def test_other_ids_are_only_said_to_differ() -> None:
