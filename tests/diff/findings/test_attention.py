@@ -96,6 +96,7 @@ MASKED = {"scale": 20**-0.5, "cap": 4.0, "shown": WINDOW}
         ({"scale": 30**-0.5}, "attention-scale", "1/√30, not 1/√20"),
         ({"shown": None}, "attention-mask", "without the recorded mask"),
         ({"shown": ~WINDOW}, "attention-mask", "mask inverted"),
+        ({"shown": WINDOW.mT}, "attention-mask", "mask transposed"),
         ({"shown": CAUSAL & (BACK < 6) & PADDED[:, None, None]}, "attention-mask",
          "a window of 6 keys, not 5"),
         ({"shown": CAUSAL & PADDED[:, None, None]}, "attention-mask", "without the window of 5"),

@@ -79,6 +79,8 @@ def _other_masks(usual: Form, lengths: Iterable[int]) -> Changes:
         "shown": None, "bias": bias + shown,
     }  # fmt: skip
     if shown.shape[-2:] == (n, m) and n == m:
+        words = f"mask: with {recorded} transposed, so that tokens see those after them"
+        yield words, {"shown": shown.swapaxes(-1, -2)}
         yield from _other_causal(usual, shown)
     if len(shown) > 1:
         yield f"mask: with {recorded} of the first row for the whole batch", {"shown": shown[:1]}
