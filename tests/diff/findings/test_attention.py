@@ -191,3 +191,38 @@ def test_an_attention_that_no_form_gives_is_not_fitted(left: float) -> None:
             "heads-merged-wrongly",
             "score-cap",
         )
+
+
+def linear(
+    kernel: Any = torch.relu, heads: int = 6, eps: float = 1e-15, divisor: str = "sum"
+) -> torch.Tensor:
+    """Linear attention as Sana computes it, (batch, tokens, width)."""
+    of_q, of_k = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    q, k, v = of_q(split(Q, heads)), of_k(split(K, heads)), split(V, heads)
+    value = q @ (k.mT @ v)
+    below = {"sum": q @ k.sum(2)[..., None] + eps, "length": 12, "none": 1}
+    return joined(value / below[divisor])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (linear(torch.nn.functional.silu), "silu of q and k"),
+        (linear((torch.relu, lambda x: x)), "no kernel of k"),
+        (linear(divisor="none"), "without the denominator"),
+        (linear(divisor="length"), "divided by the number of keys"),
+        (linear(eps=1.0), "eps 1 in the denominator"),
+        (linear(heads=4), "with 4 heads, not 6"),
+        (joined(attention(parts=tuple(split(f, 6) for f in (Q.relu(), K.relu(), V)))),
+         "softmax attention of relu(q)"),
+    ],
+)  # fmt: skip
+def test_linear_attention(wrong: torch.Tensor, says: str) -> None:
+    cause, text = found(linear(), wrong, RECORDED, "net/out")
+    assert cause == "other-linear-attention" and says in text
+
+
+def test_attention_with_softmax_is_not_taken_for_linear_attention() -> None:
+    wrong = joined(attention()) + 0.01 * torch.randn(2, 12, 48)
+    assert found(joined(attention()), wrong, RECORDED, "net/out")[0] != "other-linear-attention"
+    assert found(linear(), linear() + 0.01 * V, RECORDED, "net/out")[0] != "other-linear-attention"

@@ -1,6 +1,7 @@
 """A layer whose output alone the port records: the wrong operation before it is named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,3 +104,98 @@ def test_the_operation_before_the_layer_is_named(
 def test_an_input_that_follows_from_nothing_recorded_names_nothing(layer: Layer) -> None:
     draw = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 12, 16))).float()
     assert not causes(layer, X, X * draw, {"net/x": X, "net/y": Y})
+
+
+TABLE, SIX = torch.randn(2, 6 * 16), torch.randn(6, 16)
+CHUNKS = (TABLE.unflatten(-1, (6, 16)) + SIX).unbind(1)
+INNER = (TABLE.unflatten(-1, (16, 6)).mT + SIX).unbind(1)
+
+
+def modulated(
+    scale: int = 1, shift: int = 0, one: float = 1.0, chunks: tuple[torch.Tensor, ...] = CHUNKS
+) -> torch.Tensor:
+    return X * (one + chunks[scale][:, None]) + chunks[shift][:, None]
+
+
+def at_output(
+    right: torch.Tensor, wrong: torch.Tensor, layer: Layer, before: dict[str, torch.Tensor]
+) -> tuple[str, str]:
+    """The first cause at the output of a layer in a block with a table as a parameter."""
+    values = [Recorded("net/b.0.attn.m [in.0]", right.numpy())]
+    values += [Recorded(name, value.numpy()) for name, value in before.items()]
+    tables = {"net/b.0.scale_shift_table": SIX, "net/b.1.scale_shift_table": SIX.flip(0)}
+    parameters = {"weight": WEIGHT, "bias": BIAS} if layer is linear else {
+        "weight": torch.eye(16)[:, :, None, None]
+    }  # fmt: skip
+    base = evidence(layer(right).numpy(), layer(wrong).numpy())
+    e = replace(
+        base,
+        name="net/b.0.attn.m",
+        before=lambda: values,
+        parameters=lambda: {n: p.double().numpy() for n, p in parameters.items()},
+        parameters_like=lambda s: [(n, t.numpy()) for n, t in tables.items() if t.shape == s],
+    )
+    return next(((f.cause, f.evidence) for f in find(e)), ("", ""))
+
+
+@pytest.mark.parametrize("form", ["tokens", "picture"])
+@pytest.mark.parametrize(
+    ("wrong", "cause", "says"),
+    [
+        (modulated(0, 1), "scale-shift-exchanged", "· (1 + chunk 0) + chunk 1"),
+        (modulated(4, 3), "other-chunks", "· (1 + chunk 4) + chunk 3"),
+        (modulated(one=0.0), "one-plus-missing", "· chunk 1 + chunk 0"),
+        (modulated(chunks=TABLE[:, None].unflatten(-1, (6, 16))[:, 0].unbind(1)), "other-chunks",
+         "with the chunks of net/ada,"),
+        (modulated(chunks=INNER), "other-chunks", "as the inner axis"),
+    ],
+)  # fmt: skip
+def test_an_input_modulated_with_a_table_and_a_parameter(
+    wrong: torch.Tensor, cause: str, says: str, form: str
+) -> None:
+    def pictured(x: torch.Tensor) -> torch.Tensor:
+        return x.mT.unflatten(-1, (3, 4)).contiguous()
+
+    right, before = modulated(), {"net/b.0.norm": X, "net/ada": TABLE}
+    if form == "picture":
+        result = at_output(pictured(right), pictured(wrong), lambda x: x, before)
+    else:
+        result = at_output(right, wrong, linear, before)
+    assert result[0] == cause and says in result[1]
+
+
+def test_an_input_that_is_no_modulation_of_the_norm_names_no_chunks() -> None:
+    wrong = modulated(4, 3) + 0.01 * Y
+    cause, _ = at_output(modulated(), wrong, linear, {"net/b.0.norm": X, "net/ada": TABLE})
+    assert cause not in ("other-chunks", "scale-shift-exchanged", "one-plus-missing")
+
+
+@pytest.mark.parametrize(
+    ("gate", "cause"),
+    [
+        (torch.ones(2, 16), "gate-missing"),
+        (CHUNKS[5], "other-gate"),
+        (CHUNKS[2].tanh(), "other-sum"),
+    ],
+)
+def test_a_gate_before_a_layer(gate: torch.Tensor, cause: str) -> None:
+    right, wrong = (X + g[:, None] * Y for g in (CHUNKS[2], gate))
+    before = {"net/b.0.attn1": Y, "net/b.0.norm [in.0]": X, "net/ada": TABLE}
+    assert at_output(right, wrong, linear, before)[0] == cause
+
+
+def test_q_k_and_v_as_one_layer_in_another_order() -> None:
+    weights = {part: torch.randn(16, 16) for part in "qkv"}
+    right, wrong = (
+        torch.cat([F.linear(X, weights[part]) for part in order], -1) for order in ("qkv", "kqv")
+    )
+    named = [(f"net/attn.to_{part}.weight", w.double().numpy()) for part, w in weights.items()]
+    e = replace(
+        evidence(right.numpy(), wrong.numpy()),
+        name="net/attn.to_q",
+        before=lambda: [Recorded("net/attn.to_q [in.0]", X.numpy())],
+        parameters=lambda: {"weight": named[0][1]},
+        parameters_like=lambda shape: [n for n in named[1:] if n[1].shape == shape],
+    )
+    finding = find(e)[0]
+    assert finding.cause == "qkv-exchanged" and "in the order k, q, v" in finding.evidence

@@ -40,6 +40,7 @@ from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
 from lydite.diff.findings.replay.linear_and_convolution import other_convolution, other_linear
+from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulation
 from lydite.diff.findings.replay.norms_and_activations import (
     extra_norm,
@@ -112,6 +113,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_modulation,
     other_residual,
     other_attention,
+    other_linear_attention,
     other_gate,
     other_rotation,
     other_rotation_table,

@@ -75,11 +75,11 @@ def other_attention(e: Evidence) -> Finding | None:
         for case in _layouts(e, given):
             found = _replayed(case.e, case.parts, case.own, (case.heads,))
             if found is True:  # q and k before their norms may tell more
-                found = _replayed(case.e, *_recorded_parts(e), (case.heads,))
+                found = _replayed(case.e, *recorded_parts(e), (case.heads,))
             if found is not None:
                 return found if isinstance(found, Finding) else None
         return None
-    right, own = _recorded_parts(e) if e.port.ndim == 3 else ({}, {})
+    right, own = recorded_parts(e) if e.port.ndim == 3 else ({}, {})
     if not right:
         return None
     counts = dict.fromkeys((*COMMON_HEADS, *divisors(e.port.shape[-1])))
@@ -285,7 +285,7 @@ def _finding(variant: str, left: str) -> Finding:
     return Finding(cause, text, fix)
 
 
-def _recorded_parts(e: Evidence) -> tuple[Parts, Parts]:
+def recorded_parts(e: Evidence) -> tuple[Parts, Parts]:
     """q, k and v of the attention that e belongs to: the reference's and the port's."""
     parts: Parts = {}
     own: Parts = {}
@@ -310,7 +310,7 @@ def _recorded_parts(e: Evidence) -> tuple[Parts, Parts]:
 
 def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]]:
     """Every usual form of attention of this many heads, and the rows that the value is."""
-    streams = _streams(parts, heads, e.port.shape[-1])
+    streams = streams_of(parts, heads, e.port.shape[-1])
     if not streams:
         return
     usual = Form(streams)
@@ -436,7 +436,7 @@ def _rotations(
         yield Rotation(table, guess, lengths=lengths)
 
 
-def _streams(parts: Parts, heads: int, width: int) -> tuple[Stream, ...]:
+def streams_of(parts: Parts, heads: int, width: int) -> tuple[Stream, ...]:
     """The streams of an attention with this many heads; empty where the shapes do not permit it."""
     streams: list[Stream] = []
     for added in (False, True):
@@ -462,7 +462,7 @@ def _streams(parts: Parts, heads: int, width: int) -> tuple[Stream, ...]:
 
 def _like(form: Form, own: Parts, width: int) -> tuple[Stream, ...]:
     """The port's streams in the order of a form; the reference's where the port has none."""
-    streams = _streams(own, form.streams[0].q.shape[1], width)
+    streams = streams_of(own, form.streams[0].q.shape[1], width)
     if len(streams) != len(form.streams):
         return form.streams
     if [s.q.shape for s in streams] != [s.q.shape for s in form.streams]:

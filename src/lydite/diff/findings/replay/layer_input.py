@@ -10,10 +10,12 @@ from itertools import permutations
 
 import numpy as np
 
-from lydite.diff.findings.evidence import Array, Evidence, Layer
+from lydite.diff.findings.evidence import Array, Evidence, Hypothesis, Layer
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.linear_and_convolution import convolution, linear_layer
+from lydite.diff.findings.replay.linear_attention import other_linear_attention
+from lydite.diff.findings.replay.modulation import other_modulated_input
 from lydite.diff.findings.replay.norms_and_activations import (
     NONE,
     VARIANTS,
@@ -53,22 +55,25 @@ def wrong_input(e: Evidence) -> Finding | None:
     )
     if not is_replayable(inner, least=16):
         return None
-    for hypothesis in (
-        other_attention,
-        other_activation,
-        other_gate,
-        other_resize,
-        _other_order,
-        _rearranged,
-        _another_value,
-        _other_sum,
-        *((_scaled,) if layer.what != "a norm" else ()),
-    ):
-        found = hypothesis(inner)
+    last = () if layer.what == "a norm" else (_scaled,)
+    tried = [(hypothesis, inner) for hypothesis in (*OF_INPUT, *last)]
+    if x.ndim == 4:
+        tried += [(hypothesis, _as_tokens(inner)) for hypothesis in OF_TOKENS]
+    for hypothesis, seen in tried:
+        found = hypothesis(seen)
         if found is not None:
             text = f"This layer gives the port's value from another input. {found.evidence}"
             return Finding(found.cause, text, found.fix)
     return None
+
+
+def _as_tokens(e: Evidence) -> Evidence:
+    """A picture that a convolution takes as the tokens (batch, height × width, channels) it was."""
+    assert e.layer is not None
+    shape, apply = e.port.shape, e.layer.apply
+    tokens = e.values[0].reshape(*shape[:2], -1).swapaxes(1, 2)
+    layer = Layer(lambda x: apply(x.swapaxes(1, 2).reshape(shape)), e.layer.output)
+    return replace(e, reference=tokens, port=tokens, layer=layer)
 
 
 def _another_value(e: Evidence) -> Finding | None:
@@ -108,6 +113,10 @@ def _other_sum(e: Evidence) -> Finding | None:
         for words, other in gates.items():
             if words != right:
                 tried.append(Candidate(f"{x.name} + {words}{y.name}", x.x + other * y.x))
+        if right:
+            for words, f in (("tanh", np.tanh), ("1 +", lambda g: 1 + g), ("sigmoid", _sigmoid)):
+                gated = x.x + f(factor) * y.x
+                tried.append(Candidate(f"{x.name} + {words}({right[:-3]}) · {y.name}", gated))
         tried += [Candidate(x.name, x.x), Candidate(f"{right}{y.name}", factor * y.x)]
         tried.append(Candidate(f"{x.name} − {right}{y.name}", x.x - factor * y.x))
         for other in own:
@@ -121,13 +130,19 @@ def _other_sum(e: Evidence) -> Finding | None:
             tried.append(Candidate(text, x.x + factor * y.x + other.x))
         told = told_apart(e, tried, reference_is=tried[0].name)
         if told is not None:
+            without = bool(right) and told.wrong == f"{x.name} + {y.name}"
+            other = told.wrong in (f"{x.name} + {words}{y.name}" for words in gates)
             return Finding(
-                "other-sum",
+                "gate-missing" if without else "other-gate" if other else "other-sum",
                 f"The port computes it from {told.wrong}, the reference from {told.right}.",
                 f"Compute it from {told.right}.",
             )
         return None
     return None
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
 
 
 def _rearranged(e: Evidence) -> Finding | None:
@@ -251,3 +266,16 @@ def _affine(source: Source, value: Array, limit: float) -> tuple[float, float] |
 def _line(a: float, b: float, name: str) -> str:
     text = f"{a:.4g} · {name}" if abs(a - 1) > 1e-4 else name
     return text if b == 0 else f"{text} {'+' if b > 0 else '−'} {abs(b):.4g}"
+
+
+OF_TOKENS: tuple[Hypothesis, ...] = (_another_value, other_modulated_input, _other_sum)
+OF_INPUT: tuple[Hypothesis, ...] = (
+    other_attention,
+    other_linear_attention,
+    other_activation,
+    other_gate,
+    other_resize,
+    _other_order,
+    _rearranged,
+    *OF_TOKENS,
+)

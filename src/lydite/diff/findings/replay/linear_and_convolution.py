@@ -3,9 +3,10 @@
 Large values are computed at a sample of their rows or pixels, the border among them.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import islice, permutations, product
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +27,7 @@ MAX_ROWS = 256  # of an input that are computed
 MAX_PIXELS = 160
 MAX_WEIGHT = 2**24  # numbers of a weight that is computed with
 MAX_OTHERS = 64  # parameters of the same shape that are tried
+FUSED = re.compile(r"(.*[._/])(q|k|v)((?:_proj)?)$")  # to_q, q_proj
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 FIXES = {
     "without its bias": ("bias-missing", "Add the bias."),
@@ -62,6 +64,9 @@ def linear_layer(e: Evidence) -> Replayed | None:
     weight, bias = parameters.get("weight"), parameters.get("bias")
     if weight is None or weight.ndim != 2 or weight.size > MAX_WEIGHT:
         return None
+    parts: list[str] = []
+    if e.port.shape[-1] in (2 * len(weight), 3 * len(weight)):
+        weight, bias, parts = _joined(e, weight, bias)
     for source in inputs_of(e):
         if source.x.shape[-1] != weight.shape[1] or e.port.shape[-1] != weight.shape[0]:
             continue
@@ -77,7 +82,9 @@ def linear_layer(e: Evidence) -> Replayed | None:
         )
 
         def variants(x: Array, rows: Array = rows) -> Iterator[Candidate]:
-            return _linear(e, x.reshape(-1, x.shape[-1])[rows], weight, bias)
+            flat = x.reshape(-1, x.shape[-1])[rows]
+            yield from _linear(e, flat, weight, bias)
+            yield from _other_parts(flat, weight, bias, parts)
 
         def apply(x: Array, rows: Array = rows) -> Array:
             y = x.reshape(-1, x.shape[-1])[rows] @ weight.T
@@ -85,6 +92,45 @@ def linear_layer(e: Evidence) -> Replayed | None:
 
         return Replayed("a linear layer", source, output, apply, variants)
     return None
+
+
+def _joined(
+    e: Evidence, weight: Array, bias: Array | None
+) -> tuple[Array, Array | None, list[str]]:
+    """Weight and bias of q, k and v (or k and v) as one layer, where a port computes them so."""
+    match = FUSED.match(e.name)
+    if match is None:
+        return weight, bias, []
+    parts = ["q", "k", "v"][-(e.port.shape[-1] // len(weight)) :]
+    names = [f"{match[1]}{part}{match[3]}" for part in parts]
+    weights = dict(e.parameters_like(weight.shape)) | {f"{e.name}.weight": weight}
+    biases = (
+        dict(e.parameters_like(bias.shape)) | {f"{e.name}.bias": bias} if bias is not None else {}
+    )
+    rows = [weights.get(f"{name}.weight") for name in names]
+    shifts = [biases.get(f"{name}.bias") for name in names]
+    if any(row is None for row in rows) or (bias is not None and any(b is None for b in shifts)):
+        return weight, bias, []
+    joined = np.concatenate([row for row in rows if row is not None])
+    shift = np.concatenate([b for b in shifts if b is not None]) if bias is not None else None
+    return joined, shift, parts
+
+
+def _other_parts(
+    x: Array, weight: Array, bias: Array | None, parts: list[str]
+) -> Iterator[Candidate]:
+    """q, k and v of a layer for all three in another order."""
+    count = len(parts)
+    for order in permutations(range(count)) if count else ():
+        if order != tuple(range(count)):
+            rows = x @ np.concatenate([np.split(weight, count)[n] for n in order]).T
+            words = f"with its parts in the order {', '.join(parts[n] for n in order)}"
+            if bias is not None:
+                yield Candidate(
+                    f"{words}, except for the bias: not {', '.join(parts)}", rows + bias
+                )
+                rows = rows + np.concatenate([np.split(bias, count)[n] for n in order])
+            yield Candidate(f"{words}: not {', '.join(parts)}", rows)
 
 
 def convolution(e: Evidence) -> Replayed | None:
@@ -170,6 +216,8 @@ def _told(layer: Replayed) -> Finding | None:
     cause, fix = FIXES.get(told.wrong.partition(": ")[0], ("", ""))
     if not cause and told.wrong.startswith("with the parameters of"):
         cause, fix = "another-parameter", "Load the module's own parameters."
+    if not cause and told.wrong.startswith("with its parts"):
+        cause, fix = "qkv-exchanged", "Join the weights of q, k and v in the reference's order."
     if not cause and told.wrong.startswith("with its weight in "):
         cause, fix = "rounded", "Load the weight in the reference's precision."
     if not cause:

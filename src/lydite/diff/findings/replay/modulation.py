@@ -1,8 +1,10 @@
 """A norm with scale and shift from a table of chunks (adaptive layer norm)."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from itertools import accumulate, product
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from lydite.diff.findings.replay.variants import (
     told_apart,
 )
 from lydite.diff.result import Finding
+
+MAX_CHUNKS = 12
+MAX_PARAMETERS = 64  # that are tried as a part of a table
 
 
 @dataclass(frozen=True)
@@ -110,16 +115,103 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
 
 
 def chunk_tables(e: Evidence) -> Iterator[Table]:
-    """Tables near the value, in chunks of its width."""
+    """Tables near the value, in chunks of its width, also with a parameter added to them."""
     batch, width = e.port.shape[0], e.port.shape[-1]
     for source in sources(e):
         value = source.x
-        if value.size % (batch * width) or not 2 <= value.size // (batch * width) <= 12:
+        if value.shape == (batch, width):  # the same for all chunks, with a parameter added
+            yield from _with_parameters(e, source.name, [value], [source.own])
+        if value.size % (batch * width) or not 2 <= value.size // (batch * width) <= MAX_CHUNKS:
             continue
-        if value.shape[0] == batch and value.shape[-1] % width == 0 and value.shape[-1] > width:
-            count = value.size // (batch * width)
-            parts, own = (np.split(v.reshape(batch, -1), count, -1) for v in (value, source.own))
-            yield Table(source.name, parts, own)
+        count = value.size // (batch * width)
+        is_wide = value.shape[-1] % width == 0 and value.shape[-1] > width
+        if value.shape[0] == batch and (is_wide or value.shape == (batch, count, width)):
+            both = [v.reshape(batch, -1) for v in (value, source.own)]
+            for name, cut in (
+                (source.name, lambda v, n=count: np.split(v, n, -1)),
+                (f"{source.name}, read with the chunks as the inner axis", partial(_inner, count)),
+            ):
+                parts, own = (cut(v) for v in both)
+                yield Table(name, parts, own)
+                yield from _with_parameters(e, name, parts, own)
+
+
+def _inner(count: int, value: Array) -> list[Array]:
+    """Every nth number of each row, as a chunk each."""
+    return [value[:, n::count] for n in range(count)]
+
+
+def _with_parameters(
+    e: Evidence, name: str, parts: list[Array], own: list[Array]
+) -> Iterator[Table]:
+    """A table plus a parameter of the model (scale_shift_table), the nearest module's first."""
+    width = e.port.shape[-1]
+    counts = (len(parts),) if len(parts) > 1 else range(2, MAX_CHUNKS + 1)
+    shapes = [shape for n in counts for shape in ((n, width), (1, n, width))]
+    found = [entry for shape in shapes for entry in e.parameters_like(shape)]
+    near = set(accumulate(re.split(r"(?<=[./])", e.name)))  # modules that the value lies in
+    found.sort(key=lambda entry: -sum(entry[0].startswith(module) for module in near))
+    for parameter, value in found[:MAX_PARAMETERS]:
+        rows = value.reshape(-1, width)
+        sides = ([side[n % len(side)] + row for n, row in enumerate(rows)] for side in (parts, own))
+        yield Table(f"{name} + {parameter}", *sides)
+
+
+def other_modulated_input(e: Evidence) -> Finding | None:
+    """The layer takes a value times (1 + scale) plus shift, with other chunks or without the 1."""
+    if e.layer is None or e.port.ndim != 3 or e.port.shape[1] < 4:
+        return None
+    tables = list(chunk_tables(e))
+    limit = fit_tolerance(e)
+    values = [s for s in sources(e) if s.x.shape == e.port.shape] if tables else []
+    for source in values:
+        fit = _scale_and_shift(source.x, e.values[0], limit)
+        named = [(t, _named_chunks(fit, t.parts, limit)) for t in tables] if fit else []
+        right = next(((table, names) for table, names in named if names), None)
+        if right is None:
+            continue
+        table, (scale, shift) = right
+        usual = f"{source.name} · {scale} + {shift}, with the chunks of {table.name}"
+        tried = [Candidate(usual, e.values[0]), *_modulated(source, scale, table, tables)]
+        told = told_apart(
+            e, [c for c in tried if c.name != usual or c is tried[0]], reference_is=usual
+        )
+        if told is not None:
+            used = re.findall(r"(\(1 \+ chunk \d+\)|chunk \d+) \+ (chunk \d+)", told.wrong)
+            cause = _modulation_cause((scale, shift), used[0]) if used else "other-chunks"
+            return Finding(
+                cause,
+                f"The port takes {told.wrong}, the reference {usual}; {told.leaves}.",
+                f"Multiply by {scale} and add {shift}, of {table.name}.",
+            )
+        return None
+    return None
+
+
+def _modulated(
+    source: Source, scale: str, right: Table, tables: list[Table]
+) -> Iterator[Candidate]:
+    """A value modulated with any two chunks of the right table, and with all others as it is."""
+    x = source.x
+    count = len(right.parts)
+    scale_at = int(re.sub(r"\D", "", scale.replace("1 + ", "")))
+    plain = "1 + " not in scale
+
+    def value(parts: list[Array], first: int, second: int, one: bool) -> Array:
+        return x * (parts[first][:, None] + one) + parts[second][:, None]
+
+    def words(table: str, first: int, second: int, one: bool) -> str:
+        factor = f"(1 + chunk {first})" if one else f"chunk {first}"
+        return f"{source.name} · {factor} + chunk {second}, with the chunks of {table}"
+
+    for first, second, one in product(range(count), range(count), (not plain, plain)):
+        text = words(right.name, first, second, one)
+        yield Candidate(text, value(right.parts, first, second, one))
+    for table in (t for t in tables if t is not right and scale_at < len(t.parts)):
+        for second in range(min(len(table.parts), count)):
+            text = words(table.name, scale_at, second, not plain)
+            yield Candidate(text, value(table.parts, scale_at, second, not plain))
+    yield Candidate(f"{source.name}, not modulated", x)
 
 
 def _scale_and_shift(x: Array, value: Array, limit: float) -> tuple[Array, Array] | None:
