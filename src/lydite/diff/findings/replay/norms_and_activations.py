@@ -1,9 +1,10 @@
 """Activations and norms, of the input of the module or of any recorded value."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from lydite.diff.findings.replay.variants import (
 from lydite.diff.result import Finding
 
 NORM_EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3, 1e-2, 1e-1)
+GROUPS = (1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 48)
+MOST_HEADS = 64
 MAX_WEIGHTS = 64  # of other norms that are tried
 NONE = "no activation"
 VARIANTS: dict[str, Callable[[Array], Array]] = {
@@ -68,39 +71,50 @@ def other_norm(e: Evidence) -> Finding | None:
     for source, channels in ((source, axis) for source in inputs for axis in (-1, 1)):
         if channels == 1 and e.port.ndim < 3:
             continue
-        known = _known_affine(e, channels)
-        fits = {
-            c.name: (apart_of(e.values[0], c.value * known[0] + known[1]), *known)
-            if known
-            else _affine_left(c.value, e.values[0], channels)
-            for c in norms(source.x, channels)
-        }
-        if not fits:  # one channel, or an odd number of them
-            continue
-        best = simplest([(name, fit[0]) for name, fit in fits.items()])
-        left, scale, shift = fits[best]
-        if left > allowed(e):
-            continue
-
-        told = told_apart(
-            e,
-            _scaled_norms(source.x, channels, scale, shift),
-            partial(_scaled_norms, source.own, channels, scale, shift),
-            reference_is=best,
-            what="norms of its input" + ("" if known else ", with a fitted weight"),
-        )
-        if told is not None:
-            return Finding(
-                "other-norm",
-                f"The port is a {told.wrong}, the reference a {told.right}, of the same input; "
-                f"{told.leaves}.",
-                f"Use a {told.right}.",
+        for known in _known_affines(e, channels) or (None,):
+            best, left, scale, shift = _best_norm(e, source, channels, known)
+            if not best or left > allowed(e):
+                continue
+            told = told_apart(
+                e,
+                _scaled_norms(source.x, channels, scale, shift),
+                partial(_scaled_norms, source.own, channels, scale, shift),
+                reference_is=best,
+                what="norms of its input" + ("" if known else ", with a fitted weight"),
             )
-        if known and (found := _other_affine(e, source, best, channels, *known)) is not None:
-            return found
-        if known and (found := _other_weight(e, source, best, channels)) is not None:
-            return found
+            if told is not None:
+                return Finding(
+                    "other-norm",
+                    f"The port is a {told.wrong}, the reference a {told.right}, of the same input; "
+                    f"{told.leaves}.",
+                    f"Use a {told.right}.",
+                )
+            if known is not None:
+                found = _other_affine(e, source, best, channels, known)
+                found = found or _other_weight(e, source, best, channels, known)
+                if found is not None:
+                    return found
     return None
+
+
+def _best_norm(
+    e: Evidence, source: Source, channels: int, known: "Affine | None", *, by_row: bool = False
+) -> tuple[str, float, Array, Array]:
+    """The norm that comes nearest to the reference, what it leaves, its scale and its shift."""
+    fits = {
+        c.name: (
+            apart_of(e.values[0], c.value * known.scale + known.shift),
+            known.scale,
+            known.shift,
+        )
+        if known is not None
+        else _affine_left(c.value, e.values[0], channels, by_row=by_row)
+        for c in _norms_of_input(source.x, channels)
+    }
+    if not fits:  # one channel, or an odd number of them
+        return "", inf, np.zeros(0), np.zeros(0)
+    best = simplest([(name, fit[0]) for name, fit in fits.items()])
+    return best, *fits[best]
 
 
 def norm_layer(e: Evidence) -> Replayed | None:
@@ -109,45 +123,46 @@ def norm_layer(e: Evidence) -> Replayed | None:
         return None
     for source in inputs_of(e):
         for channels in (-1, 1) if source.x.shape == e.reference.shape else ():
-            known = _known_affine(e, channels)
-            fits = {
-                c.name: (apart_of(e.values[0], c.value * known[0] + known[1]), *known)
-                if known
-                else _affine_left(c.value, e.values[0], channels, by_row=True)
-                for c in norms(source.x, channels)
-            }
-            best = simplest([(name, fit[0]) for name, fit in fits.items()]) if fits else ""
-            if not best or fits[best][0] > e.noise():
-                continue
-            _, scale, shift = fits[best]
+            for known in _known_affines(e, channels) or (None,):
+                best, left, scale, shift = _best_norm(e, source, channels, known, by_row=True)
+                if not best or left > e.noise():
+                    continue
 
-            def apply(
-                x: Array, best: str = best, channels: int = channels, a: Array = scale,
-                b: Array = shift,
-            ) -> Array:  # fmt: skip
-                return next(c.value for c in norms(x, channels) if c.name == best) * a + b
+                def apply(
+                    x: Array, best: str = best, channels: int = channels, a: Array = scale,
+                    b: Array = shift,
+                ) -> Array:  # fmt: skip
+                    return _norm(x, channels, best) * a + b
 
-            return Replayed("a norm", source, e, apply, lambda _: iter(()))
+                return Replayed("a norm", source, e, apply, lambda _: iter(()))
     return None
 
 
+def _norm(x: Array, channels: int, name: str) -> Array:
+    return next(c.value for c in _norms_of_input(x, channels) if c.name == name)
+
+
 def _scaled_norms(x: Array, channels: int, scale: Array, shift: Array) -> Iterator[Candidate]:
-    return (Candidate(c.name, c.value * scale + shift) for c in norms(x, channels))
+    return (Candidate(c.name, c.value * scale + shift) for c in _norms_of_input(x, channels))
 
 
 def _other_affine(
-    e: Evidence, source: Source, best: str, channels: int, weight: Array, bias: Array
+    e: Evidence, source: Source, best: str, channels: int, known: "Affine"
 ) -> Finding | None:
     """That the port applies the norm's own weight and bias in another way."""
-    plain = next(c.value for c in norms(source.own, channels) if c.name == best)
+    plain = _norm(source.own, channels, best)
+    weight, bias = known.scale, known.shift
     tried = {
         "without its weight": plain + bias,
         "without its bias": plain * weight,
         "without its weight and bias": plain,
-        "with 1 + weight instead of its weight": plain * (1 + weight) + bias,
-        "with weight − 1 instead of its weight": plain * (weight - 1) + bias,
         "with its bias twice": plain * weight + 2 * bias,
     }
+    if known.one_plus:
+        tried["with its weight instead of 1 + weight"] = plain * (weight - 1) + bias
+    else:
+        tried["with 1 + weight instead of its weight"] = plain * (1 + weight) + bias
+        tried["with weight − 1 instead of its weight"] = plain * (weight - 1) + bias
     lefts = {words: apart_of(e.values[1], value) for words, value in tried.items()}
     words = min(lefts, key=lambda words: lefts[words])
     if lefts[words] > allowed(e):
@@ -159,13 +174,16 @@ def _other_affine(
     )
 
 
-def _other_weight(e: Evidence, source: Source, best: str, channels: int) -> Finding | None:
+def _other_weight(
+    e: Evidence, source: Source, best: str, channels: int, known: "Affine"
+) -> Finding | None:
     """That the port has the weight of another norm."""
-    plain = next(c.value for c in norms(source.own, channels) if c.name == best)
+    plain = _norm(source.own, channels, best)
     shape = [1] * e.port.ndim
     shape[channels] = -1
     bias = e.parameters().get("bias")
-    for name, weight in islice(e.parameters_like((e.port.shape[channels],)), MAX_WEIGHTS):
+    for name, other in islice(e.parameters_like((e.port.shape[channels],)), MAX_WEIGHTS):
+        weight = other + known.one_plus
         shift = 0.0 if bias is None else e.values[1] - plain * weight.reshape(shape)
         if bias is not None:  # another norm's bias too: the same in all rows
             axes = tuple(a for a in range(e.port.ndim) if a != channels % e.port.ndim)
@@ -198,16 +216,26 @@ def extra_norm(e: Evidence) -> Finding | None:
     return None
 
 
-def _known_affine(e: Evidence, channels: int) -> tuple[Array, Array] | None:
-    """Weight and bias of the module, shaped for its value; None where they are not known."""
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """Scale and shift of a norm, shaped for its value; the scale may be 1 + weight, as Gemma's."""
+
+    scale: Array
+    shift: Array
+    one_plus: bool = False
+
+
+def _known_affines(e: Evidence, channels: int) -> tuple[Affine, ...]:
+    """What a module's weight and bias may mean; empty where they are not known."""
     parameters = e.parameters()
     weight = parameters.get("weight")
     if weight is None or weight.shape != (e.port.shape[channels],):
-        return None
+        return ()
     bias = parameters.get("bias", np.zeros_like(weight))
     shape = [1] * e.port.ndim
     shape[channels] = -1
-    return weight.reshape(shape), bias.reshape(shape)
+    scale, shift = weight.reshape(shape), bias.reshape(shape)
+    return Affine(scale, shift), Affine(1 + scale, shift, one_plus=True)
 
 
 def _activated(x: Array) -> Iterator[Candidate]:
@@ -222,6 +250,20 @@ def _is_activation_of(e: Evidence, x: Array) -> bool:
     return any(apart_of(f(values), expected) <= 0.02 * size for f in VARIANTS.values())
 
 
+def _norms_of_input(x: Array, channels: int) -> Iterator[Candidate]:
+    """All norms, also of each head of a projection apart."""
+    yield from norms(x, channels)
+    width = x.shape[-1]
+    if channels != -1 or x.ndim != 3:
+        return
+    for heads in (n for n in range(2, MOST_HEADS + 1) if width % n == 0 and width // n >= 4):
+        split = x.reshape(*x.shape[:2], heads, -1)
+        for eps in NORM_EPS[:2]:
+            root = np.sqrt((split * split).mean(-1, keepdims=True) + eps)
+            words = f"RMS norm with eps {eps:g} with each of {heads} heads apart"
+            yield Candidate(words, (split / root).reshape(x.shape))
+
+
 def norms(x: Array, channels: int) -> Iterator[Candidate]:
     """Norms of the last axis; of groups of channels where these are on axis 1."""
     if channels == -1:
@@ -233,7 +275,7 @@ def norms(x: Array, channels: int) -> Iterator[Candidate]:
             yield from _over_all_heads(x)
         return
     count, size = x.shape[:2]
-    for groups in (n for n in (1, 2, 4, 8, 16, 32, 64) if size % n == 0 and n < size):
+    for groups in (n for n in GROUPS if size % n == 0 and n < size):
         for words in ("", " of every nth channel"):
             split = x.reshape(count, groups, size // groups, -1)
             if words:
@@ -243,6 +285,11 @@ def norms(x: Array, channels: int) -> Iterator[Candidate]:
                 value = norm.value.reshape(split.shape)
                 value = value.swapaxes(1, 2) if words else value
                 yield Candidate(norm.name, value.reshape(x.shape))
+    if x.ndim > 3:
+        yield from _standardized(x, (1,), "layer norm of the channels at each pixel")
+        yield from _standardized(
+            x, tuple(range(2, x.ndim)), "norm of each channel apart (instance norm)"
+        )
 
 
 def _over_all_heads(x: Array) -> Iterator[Candidate]:

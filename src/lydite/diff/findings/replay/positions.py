@@ -1,8 +1,8 @@
 """Positions: sinusoids of timesteps, tables that are added, buckets of T5."""
 
 from collections.abc import Iterator
-from itertools import islice
-from math import isqrt, log
+from itertools import islice, product
+from math import isqrt, log, pi
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from lydite.diff.findings.evidence import FEW, Array, Evidence
 from lydite.diff.findings.replay.variants import (
     MAX_SOURCES,
     Candidate,
+    allowed,
     apart_of,
     fit_tolerance,
     is_replayable,
@@ -20,6 +21,7 @@ from lydite.diff.result import Finding
 
 MAX_TOKENS = 4096  # of a table whose rows are looked for in another one
 COLUMNS = 64  # of them compared
+ORDERS = ("cosines first", "sines first")
 
 
 def other_sinusoid(e: Evidence) -> Finding | None:
@@ -41,7 +43,74 @@ def other_sinusoid(e: Evidence) -> Finding | None:
                 f"{told.right}; {told.leaves}.",
                 f"Compute it with {told.right}.",
             )
+    return next(filter(None, (_other_time(e, *time, times) for time in times)), None)
+
+
+def _other_time(
+    e: Evidence, name: str, time: Array, times: list[tuple[str, Array]]
+) -> Finding | None:
+    """That the port is the reference's sinusoid of another time, which the sinusoid shows."""
+    count, width = e.port.shape
+    rows = np.resize(time[:count] if time.size >= count else time[:1], count)
+    for period, shift, order in product((1e4, 1e3), (0, 1), ORDERS):
+        if apart_of(e.values[0], sinusoid(rows, width, period, shift, order)) > allowed(e):
+            continue
+        own = times_of(e.values[1].astype(np.float64), period, shift, order)
+        if own is None or np.allclose(own, rows, rtol=1e-4, atol=1e-4):
+            return None
+        words = _relation(own, rows, name, times)
+        e.ruled_out[:] = [entry for entry in e.ruled_out if "sinusoids of" not in entry]
+        return Finding(
+            "other-time",
+            f"The port is the sinusoid of the time {own[0]:.6g}, the reference that of "
+            f"{rows[0]:.6g}, which is {name}{words}.",
+            f"Give the embedding {name} as it is.",
+        )
     return None
+
+
+def _relation(own: Array, right: Array, name: str, times: list[tuple[str, Array]]) -> str:
+    """How the port's times follow from the right ones, for people."""
+    other = next(
+        (n for n, t in times if n != name and t.size == own.size and np.allclose(t, own, 1e-4)), ""
+    )
+    ratios = own / np.where(right, right, 1.0)
+    forms = {
+        ", rounded down to a whole number": np.floor(right),
+        ", rounded to a whole number": np.round(right),
+        ", plus 1 (off by one)": right + 1,
+        ", minus 1 (off by one)": right - 1,
+        ", subtracted from 1000": 1000 - right,
+        ": the inverse of it": 1 / np.where(right, right, 1.0),
+        f", times {ratios[0]:.4g}": right * ratios[0],
+    }
+    found = next((w for w, t in forms.items() if np.allclose(own, t, rtol=1e-4, atol=1e-4)), "")
+    if not found and other:
+        return f"; the port's is {other}"
+    return f"; the port's is that{found}" if found else ""
+
+
+def sinusoid(times: Array, width: int, period: float, shift: int, order: str) -> Array:
+    """Cosines and sines of times with falling frequencies, (times, width)."""
+    half = width // 2
+    angles = times[:, None] * period ** (-np.arange(half) / (half - shift))
+    parts = np.cos(angles), np.sin(angles)
+    return np.concatenate(parts if order == "cosines first" else parts[::-1], -1)
+
+
+def times_of(value: Array, period: float, shift: int, order: str) -> Array | None:
+    """The times of a table of sinusoids; None where it is none."""
+    half = value.shape[1] // 2
+    parts = value[:, :half], value[:, half:]
+    cosines, sines = parts if order == "cosines first" else parts[::-1]
+    angles = np.arctan2(sines, cosines)
+    rates = period ** (-np.arange(half) / (half - shift))
+    times = angles[:, -1] / rates[-1]
+    for n in reversed(range(half - 1)):  # each frequency tells more digits than the one below
+        turns = np.round((times * rates[n] - angles[:, n]) / (2 * pi))
+        times = (angles[:, n] + 2 * pi * turns) / rates[n]
+    left = apart_of(value, sinusoid(times, value.shape[1], period, shift, order))
+    return times if left <= 1e-3 * float(np.linalg.norm(value)) else None
 
 
 def other_position_table(e: Evidence) -> Finding | None:
@@ -70,11 +139,53 @@ def other_position_table(e: Evidence) -> Finding | None:
         wrong = port - x[1]
         if not _is_constant(wrong, near):
             continue
+        if (found := _other_sincos(source.name, right[0], wrong[0])) is not None:
+            return found
         if (found := _other_rows(e, right[0], wrong[0], grid, row_near)) is not None:
             cause, words, fix = found
             return Finding(
                 cause, f"To {source.name}, the port adds the reference's table {words}.", fix
             )
+    return None
+
+
+def _other_sincos(name: str, right: Array, wrong: Array) -> Finding | None:
+    """Sines and cosines of rows and columns: in another order, or of other positions."""
+    theirs, ours = _sincos(right), _sincos(wrong)
+    if theirs is None or ours is None:
+        return None
+    (order, places), (own_order, own) = theirs, ours
+    words, cause = "", "other-position-table"
+    close = 1e-3 * max(float(np.abs(places).max()), 1.0)
+    if order != own_order:
+        words = f"with {own_order}, the reference with {order}"
+    elif np.abs(own - places[::-1]).max() <= close:
+        cause = "positions-transposed"
+        words = "with the rows where the reference has the columns: x and y are exchanged"
+    elif np.abs(own - places).max() > close:
+        fits = [np.polyfit(a, b, 1) for a, b in zip(places, own, strict=True)]
+        lines = [a * fit[0] + fit[1] for fit, a in zip(fits, places, strict=True)]
+        if np.abs(np.stack(lines) - own).max() <= close:
+            factors = " and ".join(dict.fromkeys(f"{fit[0]:.4g}" for fit in fits))
+            words = f"of positions times {factors}"
+            if max(abs(fit[1]) for fit in fits) > close:
+                words += f", plus {fits[0][1]:.4g}"
+            words += ": the scale of the grid (interpolation_scale, base size) differs"
+    if not words:
+        return None
+    text = f"To {name}, both add sines and cosines of rows and columns; the port adds them {words}."
+    return Finding(cause, text, "Compute the table of positions as the reference.")
+
+
+def _sincos(table: Array) -> tuple[str, Array] | None:
+    """The order of sines and cosines, and the two positions of each token."""
+    half = table.shape[1] // 2
+    if table.shape[1] % 4 or half < 8:
+        return None
+    for order in reversed(ORDERS):
+        parts = [times_of(part, 1e4, 0, order) for part in (table[:, :half], table[:, half:])]
+        if parts[0] is not None and parts[1] is not None:
+            return order, np.stack([part for part in parts if part is not None])
     return None
 
 
@@ -118,16 +229,12 @@ def _rows_of_table(e: Evidence) -> tuple[Array | None, Array | None]:
 
 
 def _sinusoids(times: Array, width: int) -> Iterator[Candidate]:
-    half = width // 2
-    for unit in (1.0, 1000.0, 0.001):
-        for period in (1e4, 1e3, 1e5, 1e2):
-            for shift in (0, 1):
-                angles = unit * times[:, None] * period ** (-np.arange(half) / (half - shift))
-                sin, cos = np.sin(angles), np.cos(angles)
-                for order, parts in (("cosines first", (cos, sin)), ("sines first", (sin, cos))):
-                    name = f"{order} with period {period:g} with frequency shift {shift}"
-                    name += f" with time times {unit:g}" if unit != 1 else ""
-                    yield Candidate(name, np.concatenate(parts, -1))
+    for unit, period, shift, order in product(
+        (1.0, 1000.0, 0.001), (1e4, 1e3, 1e5, 1e2), (0, 1), ORDERS
+    ):
+        name = f"{order} with period {period:g} with frequency shift {shift}"
+        name += f" with time times {unit:g}" if unit != 1 else ""
+        yield Candidate(name, sinusoid(unit * times, width, period, shift, order))
 
 
 def _as_tokens(x: Array, shape: tuple[int, ...]) -> Array | None:

@@ -1,0 +1,117 @@
+"""Tables of positions, embeddings of time, and norms: with diffusers' own functions."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers.models.embeddings import get_2d_sincos_pos_embed, get_timestep_embedding
+
+from lydite.diff.findings import find
+from lydite.diff.findings.evidence import Recorded
+from support.findings import evidence
+
+torch.manual_seed(3)
+TOKENS = torch.randn(2, 24, 64)
+PICTURE = torch.randn(2, 16, 6, 5)
+WEIGHT, BIAS = torch.rand(16) + 0.5, torch.randn(16)
+
+
+def found(
+    right: torch.Tensor,
+    wrong: torch.Tensor,
+    before: dict[str, torch.Tensor] | None = None,
+    parameters: dict[str, torch.Tensor] | None = None,
+) -> tuple[str, str]:
+    """The first cause and its evidence; two empty texts where there is none."""
+    values = [Recorded(path, value.numpy()) for path, value in (before or {}).items()]
+    e = replace(
+        evidence(right.numpy(), wrong.numpy()),
+        before=lambda: values,
+        parameters=lambda: {n: p.double().numpy() for n, p in (parameters or {}).items()},
+    )
+    return next(((f.cause, f.evidence) for f in find(e)), ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: torch.floor(t), "rounded down to a whole number"),
+        (lambda t: t + 1, "plus 1"),
+        (lambda t: 1000 - t, "subtracted from 1000"),
+        (lambda t: 10 * t, "times 10"),
+        (lambda t: 1 / t, "the inverse of it"),
+    ],
+)
+def test_another_time(change: Any, says: str) -> None:
+    time = torch.tensor([437.5, 12.25])
+    right, wrong = (get_timestep_embedding(t, 64, True, 0) for t in (time, change(time)))
+    cause, text = found(right, wrong, {"net/t": time})
+    assert cause == "other-time" and says in text
+    noise = wrong + 0.1 * torch.randn(2, 64)
+    assert found(right, noise, {"net/t": time})[0] != "other-time"
+
+
+def table(scale: float = 1.0) -> torch.Tensor:
+    made = get_2d_sincos_pos_embed(
+        64, (4, 6), interpolation_scale=scale, base_size=4, output_type="pt"
+    )
+    return torch.as_tensor(made).float()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (table(2.0), "of positions times 0.5"),
+        (torch.cat(table().chunk(2, -1)[::-1], -1), "x and y are exchanged"),
+        (torch.cat([table().chunk(4, -1)[n] for n in (1, 0, 3, 2)], -1), "cosines first"),
+    ],
+)
+def test_tables_of_sines_and_cosines(wrong: torch.Tensor, says: str) -> None:
+    assert says in found(TOKENS + table(), TOKENS + wrong, {"net/x": TOKENS})[1]
+
+
+def test_a_learned_table_is_no_table_of_sines() -> None:
+    learned = torch.randn(24, 64)
+    cause, _ = found(TOKENS + learned, TOKENS + learned.flip(0), {"net/x": TOKENS})
+    assert cause != "other-position-table"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (F.layer_norm(PICTURE.movedim(1, -1), (16,), WEIGHT, BIAS, 1e-6).movedim(-1, 1),
+         "layer norm of the channels at each pixel"),
+        (F.instance_norm(PICTURE, weight=WEIGHT, bias=BIAS, eps=1e-6), "instance norm"),
+        (F.group_norm(PICTURE, 8, WEIGHT, BIAS, 1e-6), "group norm of 8 groups"),
+    ],
+)  # fmt: skip
+def test_norms_of_pictures(wrong: torch.Tensor, says: str) -> None:
+    right = F.group_norm(PICTURE, 4, WEIGHT, BIAS, 1e-6)
+    known = {"weight": WEIGHT, "bias": BIAS}
+    cause, text = found(right, wrong.contiguous(), {"m [in.0]": PICTURE}, known)
+    assert cause == "other-norm" and says in text.partition(", the reference")[0]
+
+
+X = torch.randn(2, 12, 16) + 1
+
+
+def gemma(x: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, (16,), 1 + WEIGHT, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause", "says"),
+    [
+        (F.layer_norm(X, (16,), 1 + WEIGHT, eps=1e-6), "other-norm", "port is a layer norm"),
+        (F.rms_norm(X, (16,), WEIGHT, 1e-6), "norm-affine", "its weight instead of 1 + weight"),
+        (F.rms_norm(X.unflatten(-1, (4, 4)), (4,), eps=1e-6).flatten(-2) * (1 + WEIGHT),
+         "other-norm", "each of 4 heads apart"),
+    ],
+)  # fmt: skip
+def test_norms_with_one_plus_their_weight(wrong: torch.Tensor, cause: str, says: str) -> None:
+    result = found(gemma(X), wrong, {"m [in.0]": X}, {"weight": WEIGHT})
+    assert result[0] == cause and says in result[1]
+    other = gemma(X) + 0.01 * torch.randn(2, 12, 16)
+    assert found(gemma(X), other, {"m [in.0]": X}, {"weight": WEIGHT})[0] != cause
