@@ -1,11 +1,18 @@
 """Names of pictures."""
 
+import os
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from lydite.cli.picture_files import check_template, picture_path, save_new, save_picture
+from lydite.cli.picture_files import (
+    LONGEST_NAME,
+    check_template,
+    picture_path,
+    save_new,
+    save_picture,
+)
 from lydite.core.errors import FileError, InputError
 from lydite.core.files import DiskError, atomic_path
 from lydite.core.request import Request
@@ -71,6 +78,26 @@ def test_two_writers_of_one_name_both_keep_their_file(tmp_path: Path) -> None:
 def test_names_no_file_system_takes_are_refused_before_any_work(name: str) -> None:
     with pytest.raises(InputError, match="--out"):
         check_template(name)
+
+
+@pytest.mark.parametrize(
+    "fields", ["{prompt}", "{prompt}{model}", "{prompt}{seed}{guidance}{steps}"]
+)
+def test_no_prompt_makes_a_longer_name_than_the_template_may(fields: str) -> None:
+    def accepted(length: int) -> bool:
+        try:
+            return bool(check_template(f"{'x' * length}{fields}.png"))
+        except InputError:
+            return False
+
+    longest = max(filter(accepted, range(LONGEST_NAME)))
+    for letter in ("a", "é", "狐", "𝕏"):
+        request = Request(100 * letter, guidance=10 / 3, steps=1000)
+        path = picture_path(
+            f"{'x' * longest}{fields}.png", request, seed=2**53, index=0, model=100 * letter
+        )
+        assert len(os.fsencode(path.name)) <= LONGEST_NAME
+    assert not accepted(longest + 1) and longest > 40
 
 
 def test_a_finished_picture_is_not_lost_when_its_disk_is(

@@ -15,20 +15,21 @@ from lydite.core.files import NameTaken
 if TYPE_CHECKING:
     from lydite.core.request import Request
 
-# Each field with a value of its type.
+LONGEST_TEXT = 60  # bytes of a prompt or of a model's name
+# Each field with a value that is as long as any.
 FIELDS: dict[str, int | float | str] = {
-    "seed": 0,
-    "index": 0,
-    "prompt": "",
-    "model": "",
-    "steps": 0,
-    "guidance": 0.0,
-    "width": 0,
-    "height": 0,
+    "seed": 2**64 - 1,
+    "index": 999_999,
+    "prompt": "x" * LONGEST_TEXT,
+    "model": "x" * LONGEST_TEXT,
+    "steps": 9_999,
+    "guidance": 1000 / 7,
+    "width": 999_999,
+    "height": 999_999,
 }
 _SPEC = re.compile(r"0?\d{0,2}(\.\d{1,2})?[dfgs]?")  # as 05d or .1f
 DEFAULT = "lydite_{seed}.png"
-LONGEST_NAME = 150  # bytes, before seed, prompt and step are filled in; file systems take 255
+LONGEST_NAME = 240  # bytes; file systems take 255, and a step and a number may be added
 
 
 def check_template(template: str) -> str:
@@ -52,7 +53,7 @@ def check_template(template: str) -> str:
         raise InputError(f"--out {shown(template)}: {error}.") from error
     if len(os.fsencode(Path(name).name)) > LONGEST_NAME:
         raise InputError(
-            f"--out {shown(template)}: makes a name of more than {LONGEST_NAME} bytes."
+            f"--out {shown(template)}: may make a name of more than {LONGEST_NAME} bytes."
         )
     check_format(Path(template))
     return template
@@ -112,5 +113,5 @@ def _is_folder(template: str) -> bool:
 
 def _slug(text: str) -> str:
     """Letters and digits of any script, joined by underscores: safe in a file name."""
-    joined = "_".join(re.findall(r"\w+", text)).encode()[:60].decode(errors="ignore")
-    return joined or "untitled"
+    joined = "_".join(re.findall(r"\w+", text)).encode()[:LONGEST_TEXT]
+    return joined.decode(errors="ignore") or "untitled"
