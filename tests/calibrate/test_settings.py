@@ -1,6 +1,8 @@
 """Keys: the same for the same run however it is spelled, another for each thing that decides it."""
 
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,12 +10,14 @@ import pytest
 
 from lydite.calibrate.settings import (
     Image,
+    Plan,
     Settings,
     canonical,
     conditioning_key,
     differences,
     digest,
     picture_key,
+    plan_of,
     sample_key,
 )
 from lydite.core.errors import CalibrationError
@@ -42,6 +46,23 @@ def test_all_that_decides_a_value_is_in_its_key() -> None:
         conditioning_key(SETTINGS, IMAGE.prompt),
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_joined_plans_keep_all_that_either_keeps() -> None:
+    images, flags = [("a cat", 0), ("a dog", 1)], (False, True)
+    plans = [
+        plan_of(images[:count], steps, pictures=pictures, conditioning=conditioning)
+        for count, steps, pictures, conditioning in product((0, 1, 2), ((), (0, 2)), flags, flags)
+    ]
+
+    def kept(plan: Plan) -> set[str]:
+        return {key for key, _, _ in plan.keys(SETTINGS)}
+
+    for one, other in product(plans, repeat=2):
+        joined = one.joined(other, Path("set"))
+        assert joined == other.joined(one, Path("set"))
+        assert kept(joined) >= kept(one) | kept(other)
+        assert one.joined(one, Path("set")) == one
 
 
 def test_labels_and_storage_are_not_in_a_key() -> None:

@@ -3,9 +3,11 @@
 import multiprocessing
 import signal
 import sys
+from collections import deque
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +17,7 @@ from lydite.calibrate.request_record import conditions_of
 from lydite.calibrate.run import Model, RunCallbacks, run_here
 from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.calibrate.store.writer import Writer
-from lydite.calibrate.workers import run_workers
+from lydite.calibrate.workers import MOST_LOSSES, _Pool, _WorkerHandle, run_workers
 from lydite.core import files
 from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
 from lydite.core.request import Request
@@ -67,6 +69,26 @@ def test_a_killed_worker_costs_its_image_only(
     assert sorted(finished) == [0, 1, 2, 3]
     assert any("another takes over" in note for note in notes[1:])
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(("task", "where"), [((1, (None,)), "at image 1"), (None, "at its start")])
+def test_a_run_ends_with_the_loss_after_the_last_that_is_taken_over(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, where: str
+) -> None:
+    spawned: list[object] = []
+    monkeypatch.setattr(_Pool, "_spawn", lambda pool: spawned.append(pool))
+    notes: list[str] = []
+    handle = _WorkerHandle(Mock(exitcode=-9), Mock(), task)
+    with Writer.start(tmp_path, settings, PLAN) as writer:
+        pool = _Pool(writer, Model(""), deque(), RunCallbacks(noted=notes.append))
+        for losses in range(1, MOST_LOSSES + 1):
+            pool._handles.append(handle)
+            pool._lost(handle)
+            assert len(spawned) == len(notes) == losses and where in notes[-1]
+        pool._handles.append(handle)
+        with pytest.raises(CalibrationError, match=f"{MOST_LOSSES + 1} workers ended {where}"):
+            pool._lost(handle)
+    assert len(spawned) == MOST_LOSSES and not pool._handles
 
 
 def test_a_run_that_is_stopped_leaves_whole_images_and_no_worker(

@@ -249,7 +249,7 @@ def test_a_plan_is_printed_with_its_numbers(capsys: pytest.CaptureFixture[str]) 
 def test_what_was_learned_is_said_in_a_sentence() -> None:
     text = _proof(PROVENANCE)
     share = 100 * sum(PROVENANCE.changed.values()) / len(PROVENANCE.changed)
-    assert text.startswith(f"{share:.1f} % of the integers") and "1 of 2 units" in text
+    assert text.startswith(f"{share:.1f} % of the integers") and "1 of 3 units" in text
     assert "units" not in _proof(replace(PROVENANCE, units=[]))
 
 

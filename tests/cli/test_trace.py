@@ -294,6 +294,8 @@ def test_the_list_of_values_holds_the_numbers_of_the_json(tmp_path: Path) -> Non
     assert short[:-1] == lines[:60] and short[-1].startswith("and 3 more")
     save = ("--save", tmp_path / "x.npy")
     assert run("trace", "show", tmp_path / "t", "v35", *save).exit_code == 0  # its only step is 3
+    result = run("trace", "show", tmp_path / "t", "v35", "--step", 0, *save, "--overwrite")
+    assert "step 0; it has out step 3 call 0" in str(result.exception)
     assert run("trace", "show", tmp_path / "t", "v0", "--slot", "in.0", "--call", 1, *save,
                "--overwrite").exit_code == 0  # fmt: skip
     assert np.load(tmp_path / "x.npy") == 7

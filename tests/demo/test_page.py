@@ -1,5 +1,6 @@
 """The demo's chapters on a few small pictures, and the page they end in."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def test_every_chapter_reports_its_findings(results: dict[str, Result]) -> None:
     assert any("pictures/02.png again: identical" in line for line in lines)
     assert "one-plus-missing, found at its place: transformer/transformer_blocks.1.norm1" in lines
     assert all(result.fine for result in results.values())
+
+
+def test_the_numbers_of_a_network_in_4_bits_are_told_the_right_way_round(
+    results: dict[str, Result],
+) -> None:
+    result = results["The network in 4 bits"]
+    numbers = re.fullmatch(
+        r".* takes ([\d.]+) times less room than in 16 bits.* rounds (\d+) % of .*",
+        result.chapter.lead,
+    )
+    left = re.fullmatch(r"GPTQ leaves (\d+) % of the error .*", result.lines[0])
+    assert numbers and 2 < float(numbers[1]) < 4 and 0 < int(numbers[2]) < 50
+    assert left and result.fact and result.fact.value == f"{left[1]} %" and 0 < int(left[1]) < 100
 
 
 def test_every_picture_is_a_file_that_can_be_replayed(gallery: Gallery, results: object) -> None:

@@ -1,6 +1,7 @@
 """Z-Image's transformer against diffusers: tiny, random weights, through the real loader."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import ConfigError, InputError
-from lydite.models.z_image import ZImageTransformer
+from lydite.models.z_image import ZImageTransformer, position_ids
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from lydite.trace.mlx_capture import walk
@@ -76,6 +77,21 @@ def test_equal_in_float32(pair, time: float, size: tuple[int, int, int]) -> None
     found = run_port(load(folder), mx.float32, *inputs(*size), time)
     # torch rounds two of the 128 frequencies the other way, and a late time multiplies that
     assert relative_l2(found, expected) < (5e-6 if time < 900 else 1e-5)  # 2.3e-6 and 6.8e-6
+
+
+@pytest.mark.parametrize("size", [(64, 64), (83, 41), (1, 1)])
+def test_positions_are_the_references_at_real_size(pair, size: tuple[int, int]) -> None:
+    from diffusers.models.transformers.transformer_z_image import RopeEmbedder
+
+    model, dims, lens = load(pair[1]), (32, 48, 48), (1536, 512, 512)
+    width = sum(dims) * model.config.n_heads
+    model.config = replace(model.config, dim=width, axes_dims=dims, axes_lens=lens)
+    embed = RopeEmbedder(model.config.rope_theta, list(dims), list(lens))
+    expected = embed(torch.from_numpy(position_ids(1024, *size)))
+    table = model.positions(1024, *size)
+    for found, wanted in ((table.cos, expected.real), (table.sin, expected.imag)):
+        error = np.abs(np.array(found) - wanted.numpy())
+        assert error.max() < 1e-6  # 3e-5 where angles are not rounded
 
 
 @pytest.mark.parametrize("name", HALF)

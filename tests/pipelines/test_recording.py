@@ -238,6 +238,25 @@ def test_a_run_on_its_own_values_is_the_same_run(
         assert [event.hash for event in again.events] == [event.hash for event in trace.events]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("text_encoder", "transformer/context_embedder", "transformer/time_text_embed"),
+        *("transformer/transformer_blocks.0.norm1.linear", "transformer/norm_out.linear"),
+        *("transformer/transformer_blocks.0", "vae/decoder.conv_in"),
+    ],
+)
+def test_a_value_of_another_run_changes_the_picture(
+    trace: Trace, pipeline: Pipeline, tmp_path: Path, name: str
+) -> None:
+    """Also of a module that computes the values of all steps at once."""
+    request, seed = REQUEST.replace(prompt="an old blue ship"), 8
+    (plain,) = pipeline.generate(request, [seed])
+    options = {"inject": Injection(trace, (f"{name}:*",)), "capture": Capture("stats")}
+    picture = record(pipeline, request, seed, tmp_path / "run", **options)
+    assert not np.array_equal(picture.pixels, plain.pixels)
+
+
 def test_only_what_is_asked_for_is_kept(pipeline: Pipeline, tmp_path: Path) -> None:
     capture = Capture("stats", ("pipeline/*", "vae/decoder.conv_in:out"))
     record(pipeline, REQUEST, 7, tmp_path / "run", capture=capture)

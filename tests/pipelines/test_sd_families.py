@@ -15,6 +15,7 @@ from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.pipelines.picture import read_pixels
 from lydite.pipelines.pipeline import SILENT, Pipeline
+from lydite.reference import sdxl
 from support import tiny_sd
 from support.against_diffusers import calibrate, load_reference, off_by, parity, run
 from support.distance import relative_l2
@@ -193,8 +194,12 @@ def test_an_empty_negative_prompt_is_zeros_only_where_the_model_says_so(
         pipeline = Pipeline.open(path)
         text = np.array(pipeline.encode(pipeline.plan(request))["text"])
         assert (np.abs(text[0]).max() == 0) == is_zero
-        image = draw_reference(reference(path), request, width=48, height=72)[0]
+        theirs = reference(path)
+        image = draw_reference(theirs, request, width=48, height=72)[0]
         assert off_by(next(pipeline.generate(request, [1])).pixels, image) <= 1
+        recorded = sdxl.FAMILY.encode(theirs, ["", request.prompt], request)["prompt_embeds"][0]
+        own, negative, *_ = theirs.encode_prompt(request.prompt, negative_prompt=None, device="cpu")
+        assert torch.allclose(recorded, torch.cat([negative, own]), atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["sd1", "sdxl"])

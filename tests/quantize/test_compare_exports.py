@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from base64 import b64decode
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -25,6 +26,7 @@ from lydite.quantize.compare_exports import (
     differences,
     read_exports,
 )
+from lydite.report.contact_sheets import png_bytes
 from lydite.report.quantization import _cells, _mean, _short, page, table_rows
 from support.exports import IMAGES, make_export
 
@@ -39,7 +41,7 @@ def test_figures_are_those_of_the_records(folders: list[Path]) -> None:
     near, far = (export.figures() for export in read_exports(folders))
     assert near["export"] == "near" and near["method"] == "gptq"
     assert near["psnr"].mean > far["psnr"].mean + 6
-    assert (near["units_improved"], near["units"], near["integers_changed"]) == (1, 2, 0.25)
+    assert (near["units_improved"], near["units"], near["integers_changed"]) == (1, 3, 0.25)
     assert near["latent_error"] is None
     psnr = near["psnr"]
     low, high = psnr.ci95
@@ -132,6 +134,21 @@ def test_the_page_holds_figures_pictures_and_records(folders: list[Path]) -> Non
     assert "none to look at" not in text and f"PSNR {choose_psnr(exports):.2f}" in text
     bare = page(exports, None, []).decode()
     assert "none to look at" in bare and "data:image" not in bare
+
+
+def test_each_chapter_of_the_page_shows_its_own_pictures(folders: list[Path]) -> None:
+    exports = read_exports(folders)
+    chosen = choose_pictures(exports)
+    assert chosen is not None
+    html = page(exports, chosen, []).decode()
+    _, worst, middle, _ = re.split(r"</span>(?=The worst|Pictures in|Record)", html)
+    for chapter, rows in ((worst, chosen.worst), (middle, chosen.median)):
+        shown = re.findall(r"data:image/png;base64,([\w+/=]+)", chapter)
+        drawn = [pixels for row in rows for pixels in (row.reference, *row.pictures)]
+        assert [b64decode(text) for text in shown] == [png_bytes(pixels) for pixels in drawn]
+        assert re.findall(r"PSNR ([\d.]+)", chapter) == [
+            f"{value:.2f}" for row in rows for value in row.psnr
+        ]
 
 
 def choose_psnr(exports: list[Export]) -> float:

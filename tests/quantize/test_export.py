@@ -1,9 +1,12 @@
 """What an export copies of a model's folder."""
 
+import json
 import shutil
 from pathlib import Path
 
 from lydite import embedded
+from lydite.pipelines.model_files import DEFAULTS
+from lydite.pipelines.model_hash import model_hash
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.export import _files
 
@@ -24,3 +27,16 @@ def test_weights_that_are_not_used_and_other_files_stay_behind(tmp_path: Path) -
     for path in texts:
         (folder / path).touch()
     assert set(_files(Pipeline.open(folder))) == expected | texts
+
+
+def test_all_that_makes_the_model_is_copied(tmp_path: Path) -> None:
+    folder = shutil.copytree(embedded.MODEL, tmp_path / "model")
+    (folder / DEFAULTS).write_text(json.dumps({"steps": 3, "guidance": 2.5}))
+    source = Pipeline.open(folder)
+    shutil.copytree(folder / "transformer", tmp_path / "export" / "transformer")  # written anew
+    for path in _files(source):
+        (tmp_path / "export" / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / path, tmp_path / "export" / path)
+    export = Pipeline.open(tmp_path / "export")
+    assert export.defaults == source.defaults != Pipeline.open(embedded.MODEL).defaults
+    assert model_hash(export.model) == model_hash(source.model)

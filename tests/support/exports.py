@@ -28,7 +28,11 @@ PROVENANCE = Provenance(
     bytes_before=4000,
     bytes_after=1000,
     changed={"blocks.0.ff": 0.25},
-    units=[UnitError("blocks.0", 0.2, 0.1), UnitError("blocks.1", 0.2, 0.3)],
+    units=[
+        UnitError("blocks.0", 0.2, 0.1),
+        UnitError("blocks.1", 0.2, 0.3),
+        UnitError("blocks.2", 0.2, 0.2),  # data changed nothing
+    ],
     activations=None,
     seed=0,
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lydite.tokenizers.templates import QWEN_IMAGE, PromptTemplate
+from lydite.tokenizers.templates import QWEN_IMAGE, PromptTemplate, TemplateTokenizer
 from lydite.tokenizers.tokenizer import QWEN2_WORDS, load_qwen2_tokenizer
 from support import tiny_qwen_image
 
@@ -108,3 +108,16 @@ def test_only_cut_off_words_of_the_prompt_are_reported(
     template = PromptTemplate(before="<|im_start|>", after="<|im_end|>\n", dropped=1)
     tokenizer = load_qwen2_tokenizer(tmp_path, 1 + room)
     assert template.truncated("abcd", tokenizer) == expected
+
+
+@pytest.mark.parametrize("dropped", [0, 1, 5])
+def test_a_prompt_is_cut_off_where_its_features_are(tmp_path: Path, dropped: int) -> None:
+    """Features of the first `dropped` tokens are not used, and so take no room."""
+    tiny_qwen_image.write_tokenizer(tmp_path)
+    template = PromptTemplate(before="<|im_start|>" * dropped, after="", dropped=dropped)
+    tokenizer = TemplateTokenizer(load_qwen2_tokenizer(tmp_path, dropped + 9), template, 6)
+    for length in range(9):
+        text = "=-+=-+=-+"[:length]
+        used = tokenizer(text)[dropped:]
+        assert len(used) == length
+        assert tokenizer.truncated(text) == (text[6:] or None)
