@@ -269,16 +269,23 @@ def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> F
 def _bases(rates: Mapping[int, tuple[float, float]], total: int) -> tuple[float, float, int] | None:
     """Both bases in the axis that shows the most frequencies, and how many pairs it has.
 
-    In an axis the frequencies fall from pair to pair; the next one begins with a higher one.
+    In an axis the frequencies fall from pair to pair, the first is 1; the next one begins with a
+    higher one. Fast ones may wrap and not be seen.
     """
     pairs = list(rates)
-    starts = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
+    seen = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
+    seen = [p for p in seen if p + 1 in rates and p + 1 not in seen]
+    falls = [tuple(a / b for a, b in zip(rates[p], rates[p + 1], strict=True)) for p in seen]
+    starts = [
+        max(0, p - round(-log(abs(rates[p][0])) / log(fall[0]))) if fall[0] > 1.0 else p
+        for p, fall in zip(seen, falls, strict=True)
+    ]
     widths = [end - start for start, end in zip(starts, [*starts[1:], total], strict=True)]
-    for start, width in sorted(zip(starts, widths, strict=True), key=lambda run: -run[1]):
-        if start + 1 in rates and start + 1 not in starts:
-            first, second = rates[start], rates[start + 1]
-            return (first[0] / second[0]) ** width, (first[1] / second[1]) ** width, width
-    return None
+    if not seen or max(widths) < 1:
+        return None
+    widest = widths.index(max(widths))
+    ours, theirs = falls[widest][1], falls[widest][0]
+    return theirs ** widths[widest], ours ** widths[widest], widths[widest]
 
 
 def _lookup(wrong: Table, right: Table, close: float) -> list[tuple[int, int]] | None:
