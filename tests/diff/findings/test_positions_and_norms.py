@@ -49,6 +49,7 @@ def test_another_time(change: Any, says: str) -> None:
     right, wrong = (get_timestep_embedding(t, 64, True, 0) for t in (time, change(time)))
     cause, text = found(right, wrong, {"net/t": time})
     assert cause == "other-time" and says in text
+    assert found(right, right.flip(0), {"net/t": time})[0] != "other-time"
     noise = wrong + 0.1 * torch.randn(2, 64)
     assert found(right, noise, {"net/t": time})[0] != "other-time"
 

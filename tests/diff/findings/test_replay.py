@@ -286,6 +286,31 @@ def test_tokens_that_are_rotated_with_the_angles_of_others() -> None:
     assert cause == "rotation-positions" and "token 0 with those of token 1." in text
 
 
+@pytest.mark.parametrize("rows", [1, 12])
+def test_the_base_of_a_rotation_whose_fast_angles_wrap(rows: int) -> None:
+    result = found(turned(X, rows), turned(X, rows, base=1e3), NAMED)
+    if rows == 1:
+        assert result[0] == "rotation-base" and "base is 1000, the reference's 1e+04" in result[1]
+    else:  # how many pairs the first axis has is not known: the second one does not turn
+        assert result[:1] != ["rotation-base"]
+
+
+def test_rows_of_a_batch_with_positions_of_their_own() -> None:
+    order = torch.tensor([0, 0, 0, *range(9)])
+    angles = torch.outer(torch.arange(12.0), 1e4 ** (-torch.arange(8) / 8))
+
+    def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+        return torch.view_as_real(turned).flatten(-2)
+
+    split = X.unflatten(-1, (2, 16))  # batch, tokens, heads, width
+    right = torch.stack([rotated(row, angles) for row in split])
+    wrong = torch.stack([right[0], rotated(split[1], angles[order])])
+    cause, text = found(right, wrong, {"net/x": split})
+    assert cause == "rotation-positions" and "in row 1, token 1 with those of token 0" in text
+
+
 def guided(prompt: torch.Tensor, other: torch.Tensor, weight: float = 4.0) -> torch.Tensor:
     return other + weight * (prompt - other)
 

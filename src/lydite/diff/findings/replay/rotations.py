@@ -19,6 +19,7 @@ from lydite.diff.result import Finding
 MAX_TOKENS = 4096  # of a table whose rows are looked for in another one
 HEAD_WIDTHS = (128, 64, 96, 80, 40, 32, 16, 8)
 BASES = (1e4, 5e5, 1e6, 1e3, 1e5, 2e3, 256.0, 100.0)
+MAX_BASE = 2e7  # of all models known; a larger one comes from too many pairs
 PAIRINGS = ("neighbouring numbers", "the two halves")
 Table = Array  # (tokens, pairs) of complex numbers
 
@@ -134,7 +135,7 @@ def _compare_rotations(
     if wrong is None:
         other = next(p for p in PAIRINGS if p != pairing)
         if _rotation(x, y, other, limit) is None:
-            return None
+            return _other_rows(name, x, y, pairing, right, limit)
         return Finding(
             "rotation-pairs",
             f"The port rotates pairs of {other} of {name}, the reference pairs of {pairing}.",
@@ -186,8 +187,6 @@ def _compare_rotations(
         )
     if (found := _displaced_positions(name, right, wrong, close)) is not None:
         return found
-    if (found := _other_frequencies(name, right, wrong, close)) is not None:
-        return found
     bases = [base_of(table) for table in (right, wrong)]
     if bases[0] and bases[1] and abs(log(bases[0] / bases[1])) > 0.05:
         return Finding(
@@ -196,7 +195,35 @@ def _compare_rotations(
             f"{bases[0]:.4g}.",
             f"Use the base {bases[0]:.4g} (rope_theta).",
         )
-    return None
+    return _other_frequencies(name, right, wrong, close)
+
+
+def _other_rows(
+    name: str, x: Array, y: Array, pairing: str, right: Table, limit: float
+) -> Finding | None:
+    """That each row of the batch has positions of its own: counted by its mask."""
+    close = max(2e-3, 8 * limit)
+    used: list[tuple[int, int, int]] = []
+    for row in range(len(x) if len(x) > 1 and len(right) <= MAX_TOKENS else 0):
+        table = _rotation(x[row : row + 1], y[row : row + 1], pairing, limit)
+        if table is None:
+            return None
+        for token, angles in enumerate(table):
+            apart = np.abs(right - angles).max(-1)
+            place = token if apart[token] < close else int(apart.argmin())
+            if apart[place] >= close:
+                return None
+            if place != token:
+                used.append((row, token, place))
+    if not used:
+        return None
+    row, token, place = used[0]
+    return Finding(
+        "rotation-positions",
+        f"The port rotates tokens of {name} with the angles of other tokens, not the same in each "
+        f"row of the batch: in row {row}, token {token} with those of token {place}.",
+        "Check the positions of the tokens: whether padding is counted.",
+    )
 
 
 def _displaced_positions(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
@@ -240,19 +267,22 @@ def _step(column: Array, close: float) -> complex | None:
 def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
     """That the positions are the reference's, with other frequencies: another base or width."""
     rates: dict[int, tuple[float, float]] = {}  # by pair, per position
-    for pair in range(right.shape[1]):
+    places: Array | None = None
+    for pair in reversed(range(right.shape[1])):  # slow ones first: their angles do not wrap
         step, own = _step(right[:, pair], close), _step(wrong[:, pair], close)
         if step is None or own is None:  # no rotation, or one too slow to be seen
             if abs(np.angle(step or own or 1.0)) > 10 * close:
                 return None
             continue
         positions = np.angle(right[:, pair]) / np.angle(step)
-        if np.abs(positions - np.rint(positions)).max() > 0.02:
+        if np.abs(positions - np.rint(positions)).max() <= 0.02:
+            places = np.rint(positions)
+        elif places is None or not _turns(right[:, pair], step, places, close):
             continue  # angles that wrap do not show the positions
-        turned = np.exp(1j * np.angle(own) * np.rint(positions))
-        if float(np.abs(turned - wrong[:, pair]).max()) >= max(close, 2e-2):
+        if not _turns(wrong[:, pair], own, places, close):
             return None
         rates[pair] = float(np.angle(step)), float(np.angle(own))
+    rates = dict(sorted(rates.items()))
     bases = _bases(rates, right.shape[1])
     if bases is None or all(abs(a / b - 1) < 1e-2 for a, b in rates.values()):
         return None
@@ -266,26 +296,30 @@ def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> F
     )
 
 
+def _turns(column: Array, step: complex, places: Array, close: float) -> bool:
+    """Whether tokens at these places are rotated by one angle per position."""
+    turned = np.exp(1j * np.angle(step) * places)
+    return float(np.abs(turned - column).max()) < max(close, 2e-2)
+
+
 def _bases(rates: Mapping[int, tuple[float, float]], total: int) -> tuple[float, float, int] | None:
     """Both bases in the axis that shows the most frequencies, and how many pairs it has.
 
-    In an axis the frequencies fall from pair to pair, the first is 1; the next one begins with a
-    higher one. Fast ones may wrap and not be seen.
+    In an axis the frequencies fall from pair to pair; the next one begins with a higher one.
     """
     pairs = list(rates)
-    seen = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
-    seen = [p for p in seen if p + 1 in rates and p + 1 not in seen]
-    falls = [tuple(a / b for a, b in zip(rates[p], rates[p + 1], strict=True)) for p in seen]
-    starts = [
-        max(0, p - round(-log(abs(rates[p][0])) / log(fall[0]))) if fall[0] > 1.0 else p
-        for p, fall in zip(seen, falls, strict=True)
-    ]
+    starts = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
     widths = [end - start for start, end in zip(starts, [*starts[1:], total], strict=True)]
-    if not seen or max(widths) < 1:
-        return None
-    widest = widths.index(max(widths))
-    ours, theirs = falls[widest][1], falls[widest][0]
-    return theirs ** widths[widest], ours ** widths[widest], widths[widest]
+    for start, width in sorted(zip(starts, widths, strict=True), key=lambda run: -run[1]):
+        # The first frequency of an axis is 1 per position; else its first pairs are not known.
+        is_first = any(abs(rate - 1) < 0.02 for rate in rates[start])
+        if is_first and start + 1 in rates and start + 1 not in starts:
+            first, second = rates[start], rates[start + 1]
+            bases = [(first[side] / second[side]) ** width for side in (0, 1)]
+            if max(bases) > MAX_BASE:
+                continue  # the last pairs are those of another axis, which do not turn
+            return bases[0], bases[1], width
+    return None
 
 
 def _lookup(wrong: Table, right: Table, close: float) -> list[tuple[int, int]] | None:
@@ -314,5 +348,10 @@ def base_of(table: Table) -> float | None:
     use = [n for n in range(1, pairs) if 1e-4 < angles[n] < pi / 2]
     if len(use) < 2:
         return None
-    slope = np.polyfit(use, np.log(angles[use]), 1)[0]
+    slope, start = np.polyfit(use, np.log(angles[use]), 1)
+    expected = np.exp(slope * np.arange(pairs) + start)
+    shown = expected < pi / 2
+    apart = np.abs(angles - expected)[shown]
+    if (apart > 1e-2 * expected[shown] + 2e-4).any() or abs(start) > 0.02:
+        return None  # frequencies that do not fall from 1 by one factor: of several axes
     return float(np.exp(-slope * pairs))
