@@ -102,6 +102,8 @@ MASKED = {"scale": 20**-0.5, "cap": 4.0, "shown": WINDOW}
         ({"shown": CAUSAL & PADDED[:, None, None]}, "attention-mask", "without the window of 5"),
         ({"shown": CAUSAL & (BACK < 5)}, "attention-mask", "without the mask of padding"),
         ({"shown": (BACK < 5) & PADDED[:, None, None]}, "attention-mask", "the causal mask"),
+        ({"shown": (BACK <= 0) & PADDED[:, None, None]}, "attention-mask",
+         "a causal mask that is inverted"),
     ],
 )  # fmt: skip
 def test_caps_and_masks_of_a_function(how: dict[str, Any], cause: str, says: str) -> None:

@@ -109,6 +109,9 @@ def _other_causal(usual: Form, shown: Array) -> Changes:
     padding = (~shown | ~inside | ~partly).all(-2, keepdims=True)
     yield "mask: without the mask of padding", {"shown": inside}
     yield "mask: without the causal mask", {"shown": (back < width) & ~padding}
+    later = (back <= 0) & ~padding
+    yield "mask: with a causal mask that is inverted", {"shown": later}
+    yield "mask: with a causal mask that is inverted, without padding", {"shown": back <= 0}
     if width < n:
         yield "mask: without the causal mask and the window", {"shown": ~padding & (back < n)}
         around = (np.abs(back) < width) & ~padding
