@@ -18,7 +18,7 @@ from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
 MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
-MAX_KEPT = 2**14  # numbers of a value that a port may keep from step to step
+MAX_KEPT = 2**19  # numbers of a value that a port may keep from step to step
 
 
 class EvidenceReader:
