@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.core.errors import InputError
+from lydite.core.errors import FileError, InputError
 from lydite.core.request import Request
 from lydite.pipelines.picture import read_pixels
 from lydite.pipelines.pipeline import SILENT, Pipeline
@@ -145,6 +145,10 @@ def test_inpainting_on_the_command_line_is_replayed(sd_folder: Any, tmp_path: Pa
     assert run("generate", "a red star", *names, *given, *common).exit_code == 0
     assert run("generate", "--from", first, "-o", again, *common).exit_code == 0
     assert np.array_equal(read_pixels(first), read_pixels(again))
+    for source in (("a red star", *names), ("--from", first)):  # which names them too
+        for name in ("image.png", "mask.png"):
+            with pytest.raises(FileError, match="belongs to the input"):
+                run("generate", *source, "-o", tmp_path / name, "--overwrite", *common)
     Image.fromarray(255 - MASK).save(tmp_path / "mask.png")
     with pytest.raises(InputError, match="not the mask"):
         run("generate", "--from", first, "-o", again, *common)

@@ -125,11 +125,11 @@ def command(
     from lydite.trace.reader import Trace
 
     check_installed()
-    pipeline, run, seed = plan_recording(prompt or PROMPT, {"model": model, **options}, dtype)
     if html:
-        given = [options[name] for name in ("components", "image", "mask") if options[name]]
-        inputs = [pipeline.model.path, *map(Path, given)]
+        given = [model, options["components"], options["image"], options["mask"]]
+        inputs = [Path(name) for name in given if name]
         check_output(html, overwrite=overwrite, inputs=inputs)
+    pipeline, run, seed = plan_recording(prompt or PROMPT, {"model": model, **options}, dtype)
     capture = read_capture("full", points, budget)
     with _folder(keep) as folder:
         _record(pipeline, run, seed, dtype, folder, capture, quiet=quiet)

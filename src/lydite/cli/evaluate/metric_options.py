@@ -66,12 +66,15 @@ def read_metrics(options: dict[str, Any]) -> "Options":
     return Options(networks, None if folder is None else folder / CACHE)
 
 
-def check_page(options: dict[str, Any], inputs: Sequence[Path]) -> None:
-    """Refuse a page that cannot be written, before the work."""
+def check_page(options: dict[str, Any], inputs: Sequence[Path | str | None]) -> None:
+    """Refuse a page that cannot be written or would replace an input, before the work."""
     from lydite.core.outputs import check_output
 
     if options["html"] is not None:
-        check_output(options["html"], overwrite=options["overwrite"], inputs=inputs)
+        lpips = [name for _, *files in options["lpips"] for name in files]
+        given = [*inputs, options["inception"], options["clip"], *lpips]
+        paths = [Path(name) for name in given if name]
+        check_output(options["html"], overwrite=options["overwrite"], inputs=paths)
 
 
 def print_evaluation(

@@ -96,7 +96,7 @@ def command(ctx: click.Context, **options: Any) -> None:
     Both sides are calibration sets in FOLDER, and evaluation.json is the record. Ctrl-C loses only
     the image that is being drawn.
     """
-    check_page(options, [])
+    check_page(options, [options[name] for name in ("model", "against", "prompts", "components")])
     metrics = read_metrics(options)  # a wrong file is found before the work
     settings = WorkerOptions(
         options["workers"], options["ray"], options["quiet"] or options["as_json"]

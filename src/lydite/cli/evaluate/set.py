@@ -37,7 +37,7 @@ def command(folder: Path, against: Path | None, **options: Any) -> None:
     from lydite.evaluate.evaluation import evaluate_one
     from lydite.evaluate.pictures import SetPictures
 
-    check_page(options, [path for path in (folder, against) if path is not None])
+    check_page(options, [folder, against])
     metrics = read_metrics(options)
     if against is not None:
         compare_sets(against, folder, metrics, options)

@@ -74,8 +74,9 @@ def command(**options: Any) -> None:
     from lydite.core.outputs import check_output, write_output
 
     _check(options)
-    given = [options[name] for name in ("set_folder", "sensitivity") if options[name] is not None]
     if options["save"] is not None:
+        read = ("model", "components", "set_folder", "sensitivity")
+        given = [Path(options[name]) for name in read if options[name]]
         check_output(options["save"], overwrite=options["overwrite"], inputs=given)
     model = absolute_model(options["model"], options["components"])
     pipeline = open_pipeline(model, "auto")

@@ -146,7 +146,7 @@ def _write(
         read_options(settings),
         convention,
     )
-    check_output(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite, inputs=[Path(model)] if model else [])
     made = make_problem(spec)
     write_problem(path, made, overwrite=overwrite)
     if as_json:
