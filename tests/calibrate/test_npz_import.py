@@ -220,6 +220,17 @@ def test_a_set_that_is_not_complete_stays_so_on_its_way(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("drawn", range(5))
+def test_what_is_planned_and_not_drawn_stays_planned(tmp_path: Path, drawn: int) -> None:
+    """Whatever of an image is missing: samples of later steps, its picture, or nothing."""
+    cut = plan(1)
+    with Writer.start(tmp_path / "set", SETTINGS, cut) as writer:
+        writer.commit(items(writer.builder, 0)[:drawn] or items(writer.builder, 0)[1:])
+    export_npz(tmp_path / "set", tmp_path / "npz")
+    import_npz(tmp_path / "npz", tmp_path / "back")
+    assert read_description(tmp_path / "back").plan == cut
+
+
 def test_a_changed_export_is_read_summary_its_hash(tmp_path: Path) -> None:
     whole = draw(tmp_path / "set", 1)
     export_npz(tmp_path / "set", tmp_path / "npz")

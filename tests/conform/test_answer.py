@@ -128,6 +128,8 @@ def test_an_error_counts_from_its_limit_on(dtype: str, tmp_path: Path) -> None:
         answer = written(tmp_path, x=[x.tolist() for x in moved], dtype=dtype)
         found = judge_path(problem, answer)
         assert found.verdict == verdict and found.step == (1 if share > 1 else None)
+        assert found.error == pytest.approx(share * limit, rel=0.01)  # the largest
+        assert f"{found.error:.1e}" in found.sentence
 
 
 def test_x_before_each_step_is_read_as_such(problem: Problem, tmp_path: Path) -> None:
@@ -136,6 +138,16 @@ def test_x_before_each_step_is_read_as_such(problem: Problem, tmp_path: Path) ->
     assert verdict.verdict == "conforms" and "before each step" in verdict.remarks[0]
     xs[0] = xs[0] * 1.01
     assert judge_path(problem, written(tmp_path, x=[x.tolist() for x in xs])).verdict == "deviates"
+
+
+@pytest.mark.parametrize(("steps", "than"), [(3, "fewer"), (6, "more")])
+def test_another_number_of_steps_is_said(
+    problem: Problem, tmp_path: Path, steps: int, than: str
+) -> None:
+    xs = [x.tolist() for x in [*right(problem), *right(problem)][:steps]]
+    findings = judge_path(problem, written(tmp_path, x=xs)).findings
+    evidence = {finding.cause: finding.evidence for finding in findings}[f"{than}-steps"]
+    assert f"wrote {steps} steps, {than} than the 4 of" in evidence
 
 
 def test_a_value_on_the_way_is_a_remark_where_x_is_right(problem: Problem, tmp_path: Path) -> None:

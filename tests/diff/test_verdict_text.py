@@ -81,7 +81,7 @@ def test_inputs_that_agree_stand_for_the_last_agreement() -> None:
 def test_what_may_be_rounding_says_how_to_find_out(dtype: str, second: str) -> None:
     one = row("a", 3e-6, dtype=dtype)
     text = undecided_text([one], one, estimated=True)
-    assert "3 × its limit" in text and f"once more in {second} " in text and "step" not in text
+    assert ", 3 × its limit" in text and f"once more in {second} " in text and "step" not in text
     measured = undecided_text([one, row(step=1)], one, estimated=False)
     assert "--floor" not in measured and "at step 0" in measured and "Record more" in measured
 
@@ -100,6 +100,8 @@ def test_an_agreement_names_its_largest_error() -> None:
     rows = [row("a", 1e-7), row("b", 3e-6, floor=1e-6), row("c", 9.0, wrong=True), row("d", None)]
     text = agreement_text(rows, covered, Pairing((), (), ()))
     assert text == "All 2 values agree: the largest error is 3.0 × rounding (3.0e-06 at b)."
+    close = agreement_text([row("a", 5e-7), *rows[1:]], covered, Pairing((), (), ()))
+    assert "the largest error is 5.0 × rounding (5.0e-07 at a)" in close
     assert "no activation" in agreement_text(rows[2:], covered, Pairing((), (), ()))
     coarse = [row("a", 1e-3, dtype="bf16", limit=0.03), row("b", 1e-3, dtype="f16", limit=0.05)]
     text = agreement_text(coarse, covered, Pairing((), (), ()))

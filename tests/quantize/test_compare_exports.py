@@ -41,7 +41,7 @@ def test_figures_are_those_of_the_records(folders: list[Path]) -> None:
     near, far = (export.figures() for export in read_exports(folders))
     assert near["export"] == "near" and near["method"] == "gptq"
     assert near["psnr"].mean > far["psnr"].mean + 6
-    assert (near["units_improved"], near["units"], near["integers_changed"]) == (1, 3, 0.25)
+    assert (near["units_improved"], near["units"], near["integers_changed"]) == (1, 3, 0.1875)
     assert near["latent_error"] is None
     psnr = near["psnr"]
     low, high = psnr.ci95
@@ -172,7 +172,7 @@ def test_a_cell_of_figures(folders: list[Path]) -> None:
         assert cells[1] == f"gptq, activations {inputs}, simulated"
         assert replace(export, provenance=made).figures()["act_groups"] in (1, 3)
     assert cells[2] == "4.50" and cells[8] == "–"
-    assert cells[3] == size_text(2_500_000) and cells[9] == "25.0 %" and cells[7] == "–"
+    assert cells[3] == size_text(2_500_000) and cells[9] == "18.8 %" and cells[7] == "–"
     summary = Summary(1.5, 1.0, None, None, 1.0, 2.0, 1)
     assert _mean(summary, ".2f") == "1.50" and _mean(None, ".2f") == "–"
     assert _short(None) == "–" and len(_short("x" * 300)) == 202 and _short("x" * 200) == "x" * 200

@@ -27,7 +27,7 @@ PROVENANCE = Provenance(
     bits_per_weight=4.5,
     bytes_before=4000,
     bytes_after=1000,
-    changed={"blocks.0.ff": 0.25},
+    changed={"blocks.0.ff": 0.25, "blocks.1.ff": 0.125},
     units=[
         UnitError("blocks.0", 0.2, 0.1),
         UnitError("blocks.1", 0.2, 0.3),
