@@ -7,7 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
+from lydite.cli.request_options import read_request
 from lydite.core.errors import InputError, LyditeError
+from lydite.core.request import Request
 from lydite.pipelines.picture import read_pixels, read_record
 
 SMALL = ["--steps", "3", "--size", "32x32", "--text-length", "4", "--seed", "5"]
@@ -73,6 +75,19 @@ def test_options_override_what_a_picture_remembers(untrained, tmp_path) -> None:
     assert (request.guidance, request.guidance_steps) == (4.0, ())
     result = run(*source, "-o", third, "--sampler", "euler")  # which has neither
     assert result.exit_code == 0 and read_record(third).request.options == {}
+
+
+NUMBERS = ("steps", "guidance", "guidance_rescale", "width", "height", "text_length", "strength",
+           "clip_skip", "feather", "true_guidance", "refine_from")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_given_as_0_is_not_left_out(name: str) -> None:
+    base = Request(**dict.fromkeys(NUMBERS, 2), options={"eta": 2.0})
+    given = read_request({name: "0" if name == "guidance" else 0}, base)
+    assert given == base.replace(**{name: 0})
+    assert read_request({"eta": 0.0}, base).options == {"eta": 0.0}
+    assert read_request(dict.fromkeys(NUMBERS), base) == base
 
 
 def test_a_picture_from_before_these_options_is_still_read(untrained, tmp_path) -> None:

@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,19 @@ def test_a_checkpoint_may_say_how_it_is_meant_to_be_run(untrained, tmp_path) -> 
     (folder / "lydite.json").write_text('{"steps": 5, "colour": 2.5}')
     with pytest.raises(ConfigError, match="colour"):
         Pipeline.open(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["steps", "guidance", "width", "height", "text_length", "strength", "refine_from"]
+)
+def test_0_is_planned_or_refused_and_never_the_models_own_value(pipeline, name: str) -> None:
+    image = np.zeros((32, 32, 3), np.uint8) if name == "strength" else None
+    try:
+        planned = pipeline.plan(REQUEST.replace(**{name: 0}), image).request
+    except InputError as error:
+        assert re.search(r"\b0\b", str(error))
+    else:
+        assert getattr(planned, name) == 0
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.5, float("nan")])

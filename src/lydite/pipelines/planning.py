@@ -152,7 +152,7 @@ def _size(pipeline: "Pipeline", request: Request, image: Pixels | None) -> tuple
     width, height = pipeline.latents.default
     if image is not None:
         height, width = (max(side - side % unit, unit) for side in image.shape[:2])
-    sides = {"width": request.width or width, "height": request.height or height}
+    sides = {"width": _or(request.width, width), "height": _or(request.height, height)}
     for name, side in sides.items():
         if side % unit or side < unit or (largest is not None and side > largest):
             raise InputError(_size_message(pipeline, name, side, request, image))
