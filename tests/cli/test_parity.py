@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import fields
 
 from lydite.cli.main import lydite
 from lydite.cli.parity import (
@@ -19,15 +20,17 @@ from lydite.cli.parity import (
     check_reference,
     image_difference,
 )
+from lydite.cli.recording import reference_job
 from lydite.core.errors import FileError, InputError
+from lydite.core.request import Request
 from lydite.diff.result import Finding, Gate, Row, Verdict
 from lydite.pipelines import pipeline
 from lydite.reference import jobs
-from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing
+from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing, TraceOutput
 from lydite.sampling.denoiser import Guided
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
-from lydite.trace.writer import TraceWriter
+from lydite.trace.writer import Capture, TraceWriter
 from support import tiny_sd3
 
 SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
@@ -39,6 +42,19 @@ def run(*arguments: object) -> Result:
 
 def row(site: str, error: float | None, *, wrong: bool = False, floor: float = 1e-7) -> Row:
     return Row(site, site, "out", 0, 0, "activation", (1,), "f32", error, floor, 1e-6, wrong)
+
+
+def test_the_reference_is_told_all_of_the_run(untrained: Path) -> None:
+    opened = pipeline.Pipeline.open(untrained)
+    request = Request("a fox", steps=2, width=32, height=32, text_length=4, strength=0.5)
+    planned = opened.plan(request, np.zeros((32, 32, 3), np.uint8))
+    outputs, capture = (TraceOutput("ref", "float64"),), Capture("stats", ("vae/*",), budget=99)
+    job = reference_job(opened, planned, 7, outputs, capture, inject="other", inject_at="vae/*")
+    assert (job.seed, job.outputs, job.request) == (7, outputs, planned.request)
+    assert (job.level, job.points, job.budget) == ("stats", ("vae/*",), 99)
+    assert (job.name, job.model_hash) == (str(untrained), opened.model_hash)
+    usual = {each.name for each in fields(Job) if getattr(job, each.name) == each.default}
+    assert usual == {"prediction", "components", "mask", "noise"}  # as they are in this run
 
 
 @pytest.fixture(scope="module")
