@@ -349,17 +349,3 @@ def test_a_value_that_is_one_of_two_is_no_guidance() -> None:
 def test_a_clip_that_is_missing() -> None:
     assert found(X.clamp(-1, 1), X, {})[0] == "clip-missing"
     assert found(X.clamp(-1, 1), X + 1e-2, {})[:1] != ["clip-missing"]
-
-
-def test_the_base_of_rotations_whose_fast_pairs_wrap() -> None:
-    def rotated(base: float) -> torch.Tensor:
-        angles = torch.outer(torch.arange(24.0), base ** (-torch.arange(8) / 8))
-        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
-        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
-
-    wide = torch.randn(2, 3, 24, 16, generator=torch.Generator().manual_seed(3))
-    e = evidence(rotated(1e4).numpy(), rotated(1e3).numpy())
-    e = type(e)(**{**vars(e), "before": lambda: [Recorded("net/q", wide.numpy())]})
-    finding = next(iter(find(e)))
-    assert finding.cause == "rotation-base"
-    assert "axis of 16 numbers its base is 1000, the reference's 1e+04" in finding.evidence
