@@ -64,9 +64,11 @@ def pair_traces(
     }
     kept = {site.name for rename in given.values() for site in rename.ref}
     named = with_calls_in_names(reference_steps.trace, port_steps.trace, kept)
-    modules = _pairs_of_modules(NamePairs(named, port_steps.trace), given)
-    inputs = with_inputs_in_names(port_steps.trace, {*modules.found, *modules.ignored})
-    pairing = _pair(NamePairs(named, *inputs), given)
+    names = _pairs_of_modules(NamePairs(named, port_steps.trace), given)
+    trace, owners = with_inputs_in_names(port_steps.trace, {*names.found, *names.ignored})
+    if owners:
+        names = _pairs_of_modules(NamePairs(named, trace, owners), given)
+    pairing = _pair(names, given)
     remarks = [
         f"the steps of the {side} are read from its names"
         for side, steps in (("reference", reference_steps), ("port", port_steps))
@@ -84,7 +86,7 @@ def pair_traces(
     return Pairing(
         pairs,
         unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
-        port_steps.written_names(_with_own_names(pairing.unpaired_port, pairs, inputs[1])),
+        port_steps.written_names(_with_own_names(pairing.unpaired_port, pairs, owners)),
         (*remarks, *pairing.remarks, *_guesses(pairs)),
     )
 
@@ -112,7 +114,6 @@ def _pairs_of_modules(names: NamePairs, renames: Mapping[str, Rename]) -> NamePa
 
 
 def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
-    _pairs_of_modules(names, renames)
     if names.left():
         _pair_other_names(names)
     pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
