@@ -215,6 +215,8 @@ class _Comparer:
         explained: set[int] = set()
 
         def is_misplaced(index: int, taken: Collection[str] = ()) -> bool:
+            if self.pairs[index].how == "end":
+                return False  # a result: another layer's value there is the bug
             remark = misplaced_value(self.traces, self.pairs[index], rows[index], taken)
             if remark is not None:
                 self.remarks.append(remark)

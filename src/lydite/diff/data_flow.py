@@ -102,17 +102,25 @@ class DataFlow:
         inputs = self._inputs.get((event.name, event.step, event.call), [])
         inner = self._inner(event, min((e.i for e in inputs), default=-1))
         if inner or inputs:
-            return [*inner[-1:], *inputs]
+            return [*inner, *inputs]
         return self._before(event)
 
     def _inner(self, event: Event, start: float) -> list[Event]:
-        """Outputs of modules inside the one that returned `event`."""
+        """The last output of a module inside the one that returned `event`, and those not taken.
+
+        What no other module takes is a term of a sum, as the embeddings of time and text.
+        """
         beginnings = (f"{event.name}.", f"{event.name}/")
-        return [
+        inside = [e for e in self._recent(event, start) if e.name.startswith(beginnings)]
+        outputs = [other for other in inside if not _is_input(other)]
+        taken = {other.hash for other in inside if _is_input(other)}
+        names = {other.name for other in outputs}
+        terms = [
             other
-            for other in self._recent(event, start)
-            if other.name.startswith(beginnings) and not _is_input(other)
+            for other in outputs
+            if other.hash not in taken and not any(part in names for part in _around(other.name))
         ]
+        return list({e.i: e for e in (*outputs[-1:], *reversed(terms))}.values())
 
     def _beside(self, event: Event) -> list[Event]:
         """What the module around `event`'s was given, and what its other modules returned last."""
@@ -140,6 +148,12 @@ class DataFlow:
         at = self._position[event.i]
         first = self._position.get(int(start), 0) if start not in (-1, inf) else 0
         return [e for e in self._events[max(first, at - MAX_VISITED) : at] if e.step == event.step]
+
+
+def _around(name: str) -> list[str]:
+    """The names of the modules around one, the innermost first."""
+    cuts = [at for at, letter in enumerate(name) if letter in "./"]
+    return [name[:at] for at in reversed(cuts)]
 
 
 def _is_input(event: Event) -> bool:

@@ -16,6 +16,7 @@ from lydite.diff.pairing.similarity import (
     first_events,
     first_outputs,
     is_input,
+    name_similarity,
     names_of,
     other_slots,
 )
@@ -34,6 +35,7 @@ GUESSED = (
 )  # siblings correct these
 WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
 MANY = 3  # inputs of one shape
+SIMILAR = 0.45  # names of results: prompt_embeds and prompt_features
 ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
 MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
@@ -216,6 +218,28 @@ class NamePairs:
                 self.found[port.name] = Rename((reference.site,), how="end")
         elif used is None and reference.site in self.free() and prod(port.shape) >= MIN_RESULT:
             self.found[port.name] = Rename((reference.site,), how="position")
+
+    def pair_results(self) -> None:
+        """Values recorded by hand after the last module, by shape and similar names.
+
+        Equal ones are paired by now: these differ, as another layer's features do.
+        """
+        modules = {event.name for event in self.reference.events if is_input(event.site)}
+        inside = tuple(f"{name}{mark}" for name in modules for mark in "./")
+        parts = [e for e in self.reference.events if e.name in modules or e.name.startswith(inside)]
+        last = max((event.i for event in parts), default=inf)
+        paired = {ref.name for refs in self.refs().values() for ref in refs}
+        for site, event in self.free_events(inputs=False).items():
+            if event.i < last or site.name in paired or event.kind != "activation":
+                continue
+            alike = {
+                name: name_similarity(name.rpartition("/")[2], site.name.rpartition("/")[2])
+                for name, other in self.left_events().items()
+                if other.shape == event.shape and prod(event.shape) >= MIN_RESULT
+            }
+            best = max(alike, key=lambda name: alike[name], default="")
+            if best and alike[best] > SIMILAR:
+                self.found[best] = Rename((site,), how="end")
 
     def pair_inputs(self) -> None:
         """Inputs of a name with those of the reference's modules that return its counterpart."""

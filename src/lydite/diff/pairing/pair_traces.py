@@ -151,6 +151,7 @@ def _pair_other_names(names: NamePairs) -> None:
     copies = names.left_events()
     equal, _ = align(names.comparer, names.free_events(), copies, names.refs())
     names.add(equal, "equal")
+    names.pair_results()
 
 
 def _pair_roles(names: NamePairs) -> dict[str, Site]:
