@@ -68,3 +68,16 @@ def test_a_trace_without_inputs_is_a_chain_that_is_followed_so_far(tmp_path: Pat
     assert found.is_open and len(found.passed) == MAX_VISITED - 1
     near = known.upstream(events["v10 out"], {events["v7 out"].i})
     assert names(near.nearest) == ["v7 out"] and names(near.passed) == ["v8 out", "v9 out"]
+
+
+def test_a_sum_is_computed_from_all_its_terms(tmp_path: Path) -> None:
+    """What a module inside returns and no other takes: two embeddings that are added."""
+    events, known = flow(
+        tmp_path / "run",
+        ("net", "in.0", 0), ("net.a", "in.0", 0), ("net.a.fc", "in.0", 0), ("net.a.fc", "out", 1),
+        ("net.a", "out", 1), ("net.b", "in.0", 0), ("net.b", "out", 2), ("net.c", "in.0", 2),
+        ("net.c", "out", 3), ("net", "out", 4),
+    )  # fmt: skip
+    numbers = {name: event.i for name, event in events.items()}
+    found = known.upstream(events["net out"], {numbers["net.a out"], numbers["net.c out"]})
+    assert set(names(found.nearest)) == {"net.a out", "net.c out"}

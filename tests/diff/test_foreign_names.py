@@ -461,3 +461,21 @@ def test_tables_of_one_length_are_counterparts(tmp_path: Path) -> None:
         write(tmp_path / "port", [*ours, ("latents", x + 1, {})]),
     )
     assert (found.site, found.port_site) == ("pipeline/t", "own_a")
+
+
+@pytest.mark.parametrize(("own", "site"), [("prompt_features", "pipeline/prompt_embeds"),
+                                           ("other", None)])  # fmt: skip
+def test_a_result_of_another_layer_is_no_agreement(
+    tmp_path: Path, own: str, site: str | None
+) -> None:
+    """It equals a value that agrees; what the reference has in its place is told by the name."""
+    draw = np.random.default_rng(16)
+    first, second, pooled = (
+        draw.standard_normal(shape) for shape in ((2, 5, 8), (2, 5, 8), (2, 8))
+    )
+    layers = [("net/layers.0", first, {}), ("net/layers.1", first, {"slot": "in.0"})]
+    layers += [("net/layers.1", second, {}), ("net", second, {"slot": "out.last"})]
+    theirs = [*layers, ("pipeline/prompt_embeds", first, {}), ("pipeline/pooled", pooled, {})]
+    ours = [("l0", first, {}), ("l1", second, {}), (own, second, {}), ("pool", pooled, {})]
+    found = compare(write(tmp_path / "ref", theirs), write(tmp_path / "port", ours))
+    assert (found.verdict, found.site) == ("diverge" if site else "agree", site)

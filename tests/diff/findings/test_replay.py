@@ -349,3 +349,21 @@ def test_a_value_that_is_one_of_two_is_no_guidance() -> None:
 def test_a_clip_that_is_missing() -> None:
     assert found(X.clamp(-1, 1), X, {})[0] == "clip-missing"
     assert found(X.clamp(-1, 1), X + 1e-2, {})[:1] != ["clip-missing"]
+
+
+@pytest.mark.parametrize("lengths", [(12,), (5, 7)])
+def test_rotations_of_values_with_joined_heads_and_of_two_streams(lengths: tuple[int, ...]) -> None:
+    draw = torch.Generator().manual_seed(4)
+    streams = [torch.randn(2, n, 32, generator=draw) for n in lengths]
+    q = torch.cat(streams, 1).unflatten(-1, (2, 16)).transpose(1, 2)  # b h n d
+    angles = torch.outer(torch.arange(12.0), 100 ** (-torch.arange(8) / 8))
+    pairs = torch.view_as_complex(q.unflatten(-1, (-1, 2)).contiguous())
+    right, wrong = (
+        torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), turned)).flatten(-2)
+        for turned in (angles, -angles)
+    )
+    e = evidence(right.numpy(), wrong.numpy())
+    before = [Recorded(f"net/to_q{i}", stream.numpy()) for i, stream in enumerate(streams)]
+    finding = next(iter(find(type(e)(**{**vars(e), "before": lambda: before}))))
+    names = " and ".join(f"net/to_q{i}" for i in range(len(lengths)))
+    assert finding.cause == "rotation-sign" and f"rotates {names} by" in finding.evidence

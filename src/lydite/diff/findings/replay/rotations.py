@@ -1,6 +1,7 @@
 """Rotations of q and k by position (RoPE), and their tables."""
 
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 from math import isqrt, log, pi
 
 import numpy as np
@@ -16,6 +17,7 @@ from lydite.diff.findings.replay.variants import (
 )
 from lydite.diff.result import Finding
 
+MAX_STREAMS = 12  # recorded values of which two may be rotated together
 MAX_TOKENS = 4096  # of a table whose rows are looked for in another one
 HEAD_WIDTHS = (128, 64, 96, 80, 40, 32, 16, 8)
 BASES = (1e4, 5e5, 1e6, 1e3, 1e5, 2e3, 256.0, 100.0)
@@ -29,9 +31,7 @@ def other_rotation(e: Evidence) -> Finding | None:
     if not is_replayable(e) or e.port.ndim not in (3, 4) or e.port.shape[-1] % 4:
         return None
     limit = fit_tolerance(e)
-    for source in sources(e):
-        if source.x.shape != e.port.shape:
-            continue
+    for source in _rotatable(e):
         for heads, pairing in _forms(e.port.shape):
             right = _rotation(heads(source.x), heads(e.values[0]), pairing, limit)
             if right is None or _is_one(right, limit):
@@ -41,6 +41,46 @@ def other_rotation(e: Evidence) -> Finding | None:
                 e.ruled_out.append(f"rotations of {source.name}")
             return found
     return None
+
+
+def _rotatable(e: Evidence) -> Iterator[Source]:
+    """Recorded values in the shape of this one: as they are, with heads apart, or two joined."""
+    shape, streams = e.port.shape, list[tuple[int, Source]]()
+    for source in sources(e):
+        if source.x.shape == shape:
+            yield source
+            continue
+        for axis in (1, 2) if len(shape) == 4 else ():
+            if (apart := _with_heads(source, shape, axis)) is None:
+                continue
+            if apart.x.shape == shape:
+                yield apart
+            elif apart.x.shape[axis] < shape[axis]:
+                streams.append((axis, apart))
+    for (axis, first), (other_axis, second) in permutations(streams[:MAX_STREAMS], 2):
+        if axis == other_axis and first.x.shape[axis] + second.x.shape[axis] == shape[axis]:
+            yield Source(
+                f"{first.name} and {second.name}",
+                np.concatenate((first.x, second.x), axis),
+                lambda a=first, b=second, axis=axis: np.concatenate((a.own, b.own), axis),
+            )
+
+
+def _with_heads(source: Source, shape: tuple[int, ...], axis: int) -> Source | None:
+    """A value with its tokens on this axis and its heads beside it; None where it has others."""
+    heads, width = shape[3 - axis], shape[3]
+
+    def arranged(x: Array) -> Array:
+        x = x.reshape(len(x), -1, heads, width) if x.ndim == 3 else x
+        return x if x.shape[3 - axis] == heads else x.swapaxes(1, 2)
+
+    x = source.x
+    if x.ndim not in (3, 4) or len(x) != shape[0] or x.shape[-1] != width * heads ** (4 - x.ndim):
+        return None
+    x = arranged(x)
+    if x.ndim != 4 or x.shape[3 - axis] != heads:
+        return None
+    return Source(source.name, x, lambda: arranged(source.own))
 
 
 def other_rotation_table(e: Evidence) -> Finding | None:
