@@ -244,11 +244,11 @@ class NamePairs:
     def pair_inputs(self) -> None:
         """Inputs of a name with those of the reference's modules that return its counterpart."""
         first: dict[Site, Event] = {}
-        modules: dict[tuple[str | None, int], list[str]] = defaultdict(list)
+        modules: dict[tuple[str, int], list[str]] = defaultdict(list)  # by what they return
         for event in self.reference.events if self.inputs else ():
             first.setdefault(event.site, event)
-            if event.slot[:3] == "out" and event.hash:
-                modules[event.hash, event.step].append(event.name)
+            if event.slot[:3] == "out":
+                modules[self._numbers(event), event.step].append(event.name)
         slots: dict[str, list[Site]] = defaultdict(list)
         for site in first:
             if is_input(site):
@@ -260,7 +260,8 @@ class NamePairs:
             event = self.port_events.get(name)
             if result is None or event is None:
                 continue
-            around = dict.fromkeys((result.name, *modules[result.hash, result.step]))
+            same = modules[self._numbers(result), result.step]
+            around = dict.fromkeys((result.name, *same))
             around = self._innermost(around, self.inputs[name])
             sites = {
                 self.comparer.reference.content(first[site]): site
