@@ -42,13 +42,12 @@ def passed_through(e: Evidence) -> Finding | None:
             continue
         (value,) = comparable(own)
         left = matches(e, value)
-        if left is not None:
+        if left is not None and left <= e.noise():
             return Explanation(
                 "passed-through",
                 f"The port's output equals its own {slot}; {e.leaves(left)}.",
                 "The operation does nothing: a weight left at its initial value, a branch not "
                 "taken, or the input recorded as output.",
-                left <= e.noise(),
             )
     return None
 
