@@ -1,11 +1,8 @@
 """Environment variables that torch and MLX read at their start, and one model for all tests."""
 
-import atexit
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +16,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny matrices: threads would mostly wait 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
-# MLX keeps what it compiles for a CPU in one folder for all processes, and reads files that another
-# one is still writing: a crash. Each worker has a folder of its own.
-os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="lydite-tests-")
-atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 # Programs that tests start import what pytest's `pythonpath` gives to the tests themselves.
 ROOT = Path(__file__).parents[1]
 PATHS = [str(ROOT / "tests"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
