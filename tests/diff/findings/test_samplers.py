@@ -49,7 +49,7 @@ def guided(u: torch.Tensor, c: torch.Tensor, weight: float) -> torch.Tensor:
 def test_guidance(
     parts: tuple[torch.Tensor, ...], weight: float, cause: str, says: str, cut: slice
 ) -> None:
-    right, wrong = guided(U, C, 3.0)[:, cut], guided(*parts, weight)[:, cut]  # pyright: ignore
+    right, wrong = guided(U, C, 3.0)[:, cut], guided(parts[0], parts[1], weight)[:, cut]
     result = found(right, wrong, {"net [out]": OUTPUT})
     assert result[0] == cause and says in result[1]
 

@@ -110,7 +110,7 @@ def _variants(form: Linear) -> Iterator[Candidate]:
     swapped = replace(form.stream, k=form.stream.v, v=form.stream.k)
     changes["that with k and v exchanged"] = {"stream": swapped}
     for words, changed in changes.items():
-        yield Candidate(words, replace(form, **changed).result())  # pyright: ignore
+        yield Candidate(words, replace(form, **changed).result())
     kernel = KERNELS[form.of_q]
     inside = replace(form.stream, q=kernel(form.stream.q), k=kernel(form.stream.k))
     for words, stream in ((f" of {form.of_q}(q) and {form.of_k}(k)", inside), ("", form.stream)):
