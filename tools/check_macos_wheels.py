@@ -7,6 +7,7 @@ status is 1 where one cannot be resolved from wheels alone.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 
 def main() -> None:
     """Resolve every pair."""
+    if shutil.which("uv") is None:
+        sys.exit("uv is not installed; install it: pip install uv")
     failed = 0
     for python in PYTHONS:
         for extras in EXTRAS:
