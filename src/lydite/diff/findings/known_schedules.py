@@ -1,6 +1,6 @@
 """Tables of timesteps and sigmas as schedulers make them, by their settings.
 
-As in diffusers 0.39: DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler.
+As in diffusers 0.42.1: DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler.
 """
 
 from collections.abc import Callable, Iterator

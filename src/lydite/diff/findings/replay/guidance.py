@@ -8,6 +8,7 @@ from itertools import combinations, permutations, product
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.sampler_steps import weighted_sum
 from lydite.diff.findings.replay.selections import patch_orders
 from lydite.diff.findings.replay.variants import (
     GLANCE,
@@ -57,7 +58,7 @@ def other_combination(e: Evidence) -> Finding | None:
             continue
         if np.isclose(wrong[0] * right[1], wrong[1] * right[0], rtol=close):
             continue  # the whole sum has a factor, which `scaled` and `negated` name
-        ours, theirs = (_combination(f, *names) for f in (wrong, right))
+        ours, theirs = (weighted_sum(f, names) for f in (wrong, right))
         if np.allclose(right, wrong[::-1], rtol=close, atol=close / 10):
             cause, fix = "terms-exchanged", f"Exchange {a.name} and {b.name}."
         elif np.allclose(np.abs(right), np.abs(wrong), rtol=close, atol=close / 10):
@@ -278,7 +279,8 @@ def _in_some_channels(
         return Finding(
             "guided-in-part",
             f"In the port only channels {_numbers(summed)} of {e.axis(axis)} are "
-            f"{_combination(right, a.name, b.name)}, as in the reference; the others are {other}.",
+            f"{weighted_sum(right, (a.name, b.name))}, as in the reference; the others are "
+            f"{other}.",
             "Combine the two in all channels.",
         )
     return None
@@ -295,11 +297,6 @@ def _solve(a: Array, b: Array, value: Array, limit: float) -> Array | None:
     left = float(np.linalg.norm(value - factors[0] * a - factors[1] * b))
     size = float(np.linalg.norm(value))
     return factors if left <= limit * size else None
-
-
-def _combination(factors: Array, a: str, b: str) -> str:
-    sign = "+" if factors[1] >= 0 else "−"
-    return f"{factors[0]:.4g} · {a} {sign} {abs(factors[1]):.4g} · {b}"
 
 
 def _numbers(numbers: list[int]) -> str:

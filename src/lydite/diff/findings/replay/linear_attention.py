@@ -1,6 +1,6 @@
 """Linear attention (Sana, EfficientViT): a kernel of q and k, and a sum over the keys.
 
-As in diffusers 0.39, SanaLinearAttnProcessor2_0: relu(q) · Σ relu(k) v, over relu(q) · Σ relu(k).
+As in diffusers 0.42.1, SanaLinearAttnProcessor2_0: relu(q) · Σ relu(k) v, over relu(q) · Σ relu(k).
 """
 
 from collections.abc import Callable, Iterator

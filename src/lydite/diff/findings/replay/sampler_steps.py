@@ -5,7 +5,7 @@ the prediction y of the step before. Sums of two values are in `guidance`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 import numpy as np
@@ -144,7 +144,7 @@ def _other_history(
     return None
 
 
-def weighted_sum(factors: Array, names: list[str]) -> str:
+def weighted_sum(factors: Array, names: Sequence[str]) -> str:
     """A sum for people."""
     text = f"{factors[0]:.4g} · {names[0]}"
     for factor, name in zip(factors[1:], names[1:], strict=True):
