@@ -166,28 +166,6 @@ def request_options(command: F) -> F:
     return apply_options(options, command)
 
 
-REQUEST_OPTIONS = frozenset(
-    [
-        "negative",
-        "steps",
-        "guidance",
-        "true_guidance",
-        "guidance_rescale",
-        "guidance_interval",
-        "size",
-        "width",
-        "height",
-        "sampler",
-        "eta",
-        "options",
-        "schedule",
-        "convention",
-        "noise",
-        "text_length",
-    ]
-)
-
-
 _AS_GIVEN = (
     "negative",
     "steps",
