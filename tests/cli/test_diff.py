@@ -109,6 +109,19 @@ def test_quantized_lists_layers_and_judges_nothing(
     assert max(layers, key=lambda each: each["accumulated"])["by_step"]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "rows", "status"),
+    [("cannot-compare", 0, 2), ("cannot-compare", 1, 0), ("agree", 0, 0), ("diverge", 1, 0)],
+)
+def test_quantized_fails_only_where_there_is_nothing_to_list(
+    verdict: Any, rows: int, status: int, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Verdict(verdict, "", rows=tuple(_row(index) for index in range(rows)))
+    monkeypatch.setattr("lydite.diff.compare.compare", lambda *_, **__: found)
+    result = run(folders["reference"], folders["clean"], "--quantized")
+    assert result.exit_code == status and result.stdout.startswith("layer")
+
+
 def test_the_first_wrong_operation_is_written_alone(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:

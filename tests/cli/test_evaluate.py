@@ -1,6 +1,7 @@
 """`lydite evaluate` on the embedded model: figures, records, resuming, errors of one line."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from statistics import fmean
@@ -13,12 +14,15 @@ from PIL import Image
 
 from lydite import embedded
 from lydite.calibrate.run import Model
+from lydite.calibrate.settings import digest
+from lydite.calibrate.store.reader import CalibrationSet
 from lydite.cli.evaluate import models
 from lydite.cli.evaluate.metric_options import SHOWN, print_evaluation
 from lydite.cli.evaluate.models import IMAGES, evaluated_images
 from lydite.cli.main import lydite
 from lydite.core.errors import LyditeError
 from lydite.core.request import Request
+from lydite.evaluate.embedded_metrics import held_out
 from lydite.evaluate.evaluation import Distance, Evaluation, Pair, StepError
 from lydite.evaluate.flat_field import residual_noise
 from lydite.evaluate.intervals import Summary
@@ -52,6 +56,15 @@ def test_both_models_are_drawn_and_compared(run: Path) -> None:
     assert record["record"]["candidate"]["bits"] == 3
     assert record["record"]["request"]["steps"] == 2
     assert record["steps"][0]["error"]["max"] == 0  # the same noise
+    assert sorted(pair["seed"] for pair in record["worst"]) == [0, 1, 2]
+    prompts, seeds = list(held_out())[:3], list(range(3))
+    assert record["record"]["prompts"] == {"count": 3, "hash": digest(prompts)}
+    assert record["record"]["seeds"] == {"first": 0, "last": 2, "hash": digest(seeds)}
+    for side in ("reference", "candidate"):
+        with CalibrationSet.open(run / side) as drawn:
+            facts = record["record"][side]
+            assert facts["set"] == drawn.content_hash and facts["dtype"] == "float32"
+            assert facts["model_hash"] == drawn.settings.model_hash
 
 
 def test_a_record_that_is_not_of_an_evaluation_is_not_replaced(tmp_path: Path) -> None:
@@ -201,6 +214,8 @@ def test_which_images_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_help_teaches() -> None:
+    (flat,) = (each for each in models.command.params if each.name == "flat_field")
+    assert tuple(map(int, re.findall(r"\d+", str(vars(flat)["help"])))) == models.FLAT_STEPS
     for arguments in (), ("models",), ("images",), ("set",):
         result = _run(*arguments, "--help")
         assert result.exit_code == 0 and "lydite evaluate" in result.output

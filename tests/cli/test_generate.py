@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -29,7 +30,7 @@ from lydite.cli.main import lydite
 from lydite.cli.request_options import read_seeds
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.request import Request
-from lydite.pipelines.picture import Record, read_pixels, read_record
+from lydite.pipelines.picture import Record, read_pixels, read_record, write_picture
 
 SMALL = ["--steps", "2", "--size", "32x32", "--text-length", "4"]
 
@@ -54,8 +55,22 @@ def test_a_picture_is_replayed_bit_for_bit_from_its_own_metadata(untrained, tmp_
     result = run("generate", "--from", first, "-m", untrained, "-o", again)
     assert result.exit_code == 0, result.exception
     assert np.array_equal(read_pixels(first), read_pixels(again))
-    assert read_record(first) == read_record(again)
+    assert read_record(first) == read_record(again) and "note" not in result.stderr
     assert read_record(first).seed == 0  # 0 is a seed
+
+
+def test_a_picture_of_another_model_is_refused_unless_one_is_named(untrained, tmp_path) -> None:
+    first = tmp_path / "first.png"
+    draw(untrained, "--seed", 0, "-o", first, "--record-paths")
+    record = msgspec.structs.replace(read_record(first), model_hash="0" * 64, device="another")
+    write_picture(first, read_pixels(first), record, overwrite=True)
+    result = run("generate", "--from", first, "-o", tmp_path / "a.png")
+    assert "was made with another model than the one at" in str(result.exception)
+    assert not (tmp_path / "a.png").exists()
+    result = run("generate", "--from", first, "-m", untrained, "-o", tmp_path / "b.png")
+    assert result.exit_code == 0 and not result.stdout.startswith("note")
+    assert "note: the model is not the one this picture was made with." in result.stderr
+    assert "note: the picture was drawn on 'another'" in result.stderr
 
 
 def test_an_absolute_path_is_not_written_into_the_picture(untrained, tmp_path, monkeypatch) -> None:
@@ -371,8 +386,8 @@ def test_ctrl_c_keeps_what_is_finished(untrained, tmp_path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "pictures are saved" in errors and "Traceback" not in errors
     finished = list(tmp_path.iterdir())
+    assert f"{len(finished)} of 500 pictures are saved" in errors and "Traceback" not in errors
     assert finished and all(read_pixels(path).shape == (32, 32, 3) for path in finished)
 
 

@@ -1,15 +1,18 @@
 """Guidance and the sampler's numbers as options of `lydite generate`, on the untrained model."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from lydite.cli.request_options import read_request
+from lydite.cli.request_options import idle_options, read_request
 from lydite.core.errors import InputError, LyditeError
 from lydite.core.request import Request
+from lydite.pipelines.family import Run
 from lydite.pipelines.picture import read_pixels, read_record
 
 SMALL = ["--steps", "3", "--size", "32x32", "--text-length", "4", "--seed", "5"]
@@ -33,7 +36,7 @@ def same(first: Path, second: Path) -> bool:
 def test_every_number_is_remembered_and_replayed(untrained, tmp_path) -> None:
     first, again, plain = (tmp_path / f"{name}.png" for name in ("first", "again", "plain"))
     numbers = ("--guidance", "3.25,5,2", "--guidance-rescale", 0.7, "--guidance-interval", "0:0.6")
-    eta = ("--sampler", "dpm_fast", "--eta", 0.5, "--option", "s_noise=0.9")
+    eta = ("--sampler", "euler_ancestral", "--eta", 0.5, "--option", "s_noise=0.9")
     assert draw(untrained, first, *numbers, *eta).exit_code == 0
     request = read_record(first).request
     assert request.guidance_steps == (3.25, 5.0, 2.0) and request.guidance == 5.0
@@ -108,20 +111,70 @@ def test_a_picture_from_before_these_options_is_still_read(untrained, tmp_path) 
     assert same(path, again)
 
 
+def _notes(typed: str = "", guidance: str = "above_1", sampler: str = "", **run: Any) -> list[str]:
+    """What is noted of a run with such options."""
+    request = Request("a", **run.pop("request", {}))
+    schedule = SimpleNamespace(name=run.pop("schedule", "sd3_diffusers"))
+    method = SimpleNamespace(name=sampler or "euler", note="odd", pair=run.pop("pair", False))
+    plain = {"image": None, "mask": None, "is_guided": True, "steps": 30}
+    planned = SimpleNamespace(
+        request=request, guidance=guidance, sampler=method, schedule=schedule, **plain | run
+    )
+    return list(idle_options(cast(Run, planned), set(typed.split())))
+
+
+SNOW = {"negative": "snow", "guidance": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "note"),
+    ("given", "expected"),
     [
-        (["--strength", "0.5"], "--strength does nothing without --image."),
-        (["--sampler", "uni_pc"], "uni_pc: with fewer than about 25 steps use"),
-        (["-n", "snow", "--guidance", "1"], "--negative does nothing with --guidance 1; above 1"),
-        (["--guidance", "0", "--guidance-rescale", "0.5"], "--guidance-rescale does nothing with"),
-        (["--guidance", "1,1,1", "--guidance-interval", "0:0.5"], "--guidance-interval does not"),
-        (["--sampler", "euler_cfg_pp"], "euler_cfg_pp is made for a --guidance between 0 and 1"),
+        ({}, ""),
+        ({"typed": "strength"}, "--strength does nothing without --image."),
+        ({"typed": "strength", "image": 1}, ""),
+        ({"typed": "feather"}, "--feather does nothing without --mask."),
+        ({"typed": "feather", "mask": 1}, ""),
+        ({"typed": "true_guidance"}, "--true-guidance does nothing with this model"),
+        ({"typed": "true_guidance", "guidance": "distilled"}, ""),
+        ({"is_guided": False, "request": SNOW}, "--negative does nothing with --guidance 0.5; "
+                                                "above 1 it does."),
+        ({"is_guided": False, "request": SNOW, "guidance": "above_0"}, "--negative does nothing "
+                                                "with --guidance 0.5; above 0 it does."),
+        ({"is_guided": False, "request": SNOW, "guidance": "distilled"},
+         "--negative does nothing with --true-guidance 1; above 1 it does."),
+        ({"is_guided": False, "guidance": "negative", "request": {"guidance": 1.5}},
+         "--guidance 1.5 does nothing without --negative; --negative ' ' turns it on."),
+        ({"is_guided": False, "guidance": "negative", "request": {"guidance": 1.0}}, ""),
+        ({"is_guided": False, "typed": "guidance_rescale"},
+         "--guidance-rescale does nothing with --guidance 0."),
+        ({"is_guided": False, "typed": "guidance_interval", "guidance": "distilled"},
+         "--guidance-interval does nothing without --negative."),
+        ({"is_guided": False, "typed": "true_guidance", "guidance": "distilled",
+          "request": {"true_guidance": 3.0, "negative": "snow"}},
+         "--negative does nothing with --true-guidance 3; above 1 it does.; "
+         "--true-guidance does nothing with --true-guidance 3."),
+        ({"typed": "guidance_rescale guidance_interval"}, ""),
+        ({"sampler": "uni_pc", "steps": 24}, "uni_pc: odd."),
+        ({"sampler": "uni_pc_bh2", "steps": 24, "schedule": "flow_shift"}, "uni_pc_bh2: odd."),
+        ({"sampler": "uni_pc", "steps": 25}, ""),
+        ({"sampler": "uni_pc", "steps": 24, "schedule": "karras"}, ""),
+        ({"steps": 2}, ""),
+        ({"pair": True, "request": {"guidance": 1.5}}, "euler is made for a --guidance between 0 "
+                                                       "and 1, as 0.6; 1.5 is very strong."),
+        ({"pair": True, "request": {"guidance": 1.0}}, ""),
+        ({"pair": True, "request": {"guidance": 1.5}, "guidance": "distilled"}, ""),
     ],
-)
-def test_an_option_that_does_nothing_is_said(untrained, tmp_path, arguments, note) -> None:
-    result = draw(untrained, tmp_path / "a.png", *arguments)
-    assert result.exit_code == 0 and f"note: {note}" in result.stderr
+)  # fmt: skip
+def test_an_option_that_does_nothing_is_said(given: dict[str, Any], expected: str) -> None:
+    notes = "; ".join(_notes(**given))
+    assert notes.startswith(expected) and bool(notes) == bool(expected)
+
+
+def test_notes_are_printed(untrained, tmp_path) -> None:
+    result = draw(untrained, tmp_path / "a.png", "--sampler", "uni_pc", "--strength", "0.5")
+    assert result.exit_code == 0
+    for note in ("--strength does nothing without --image.", "uni_pc: with fewer than about 25"):
+        assert f"note: {note}" in result.stderr
 
 
 def test_options_that_do_something_are_not_noted(untrained, tmp_path) -> None:

@@ -64,8 +64,10 @@ def test_the_tree_of_any_file(run: Run, file: Path) -> None:
 
 
 def test_depth_limits_the_tree(run: Run, file: Path) -> None:
-    assert len(run("inspect", file, "--depth", 1)[1].splitlines()) == 4
-    assert "weight" not in run("inspect", file, "--depth", 2)[1]
+    for depth in (1, 2, 3, 4):
+        lines = run("inspect", file, "--depth", depth)[1].splitlines()
+        levels = [(len(line) - len(line.lstrip())) // 2 for line in lines]
+        assert levels == [level for level in (0, 1, 1, 2, 3, 2, 3, 2, 3, 1) if level <= depth]
     assert run("inspect", file, "--depth", 0)[0] == 2
     assert run("inspect", file, "--depth", 10**6)[0] == 0
 

@@ -24,7 +24,7 @@ from lydite.evaluate.evaluation import (
     Networks,
     Options,
     Pair,
-    count_passes,
+    count_ticks,
     damage,
     evaluate,
     evaluate_one,
@@ -148,18 +148,22 @@ def test_few_pictures_have_the_metrics_that_they_suffice_for(count: int, tmp_pat
         keys |= {"precision_none", "recall_none"}
     assert found.distribution.keys() == keys
     assert all(np.isfinite(distance.value) for distance in found.distribution.values())
-    assert len(ticks) == count * count_passes(options, pairs=True) == 5 * count
+    assert len(ticks) == count_ticks((one, other), set(one.names), options) == 5 * count
 
 
 def test_a_set_by_itself(tmp_path: Path) -> None:
     source = _plain(tmp_path / "set", [220] * 4)
     networks: Any = Networks(inception=_Means(), clip=_Clip())  # type: ignore[arg-type]
-    found = evaluate_one(source, Options(networks))
+    ticks: list[int] = []
+    options = Options(networks, tick=lambda: ticks.append(1))
+    found = evaluate_one(source, options)
+    assert len(ticks) == count_ticks((source,), None, options) == 2 * 4
     assert found.distribution["clip_score"].value == pytest.approx(100)
     assert found.distribution["inception_score_none"].n == (4,)
     assert found.record["pictures"] == 4 and not found.paired and not found.worst
     source.prompts = {}
-    assert evaluate_one(source, Options(networks)).distribution.keys() == {"inception_score_none"}
+    assert evaluate_one(source, options).distribution.keys() == {"inception_score_none"}
+    assert len(ticks) == 3 * 4 and count_ticks((source,), None, options) == 4
     assert not evaluate_one(source, Options()).distribution
 
 

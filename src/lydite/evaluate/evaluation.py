@@ -103,12 +103,15 @@ class Options:
     tick: Callable[[], None] = lambda: None  # after each picture of each pass
 
 
-def count_passes(options: Options, *, pairs: bool) -> int:
-    """How often each pair of pictures is read: for the length of a progress bar."""
-    networks = sum(
-        network is not None for network in (options.networks.inception, options.networks.clip)
-    )
-    return int(pairs) + 2 * networks
+def count_ticks(sources: Sequence[PictureSource], names: set[str] | None, options: Options) -> int:
+    """How often `tick` is called for two sets, or for one alone: the length of a progress bar."""
+    sides = [_Set(source, _chosen(source, names), options) for source in sources]
+    counts, two = [len(side.names) for side in sides], len(sides) > 1
+    clip = options.networks.clip is not None and (two or bool(sides[0].prompts))
+    passes = int(options.networks.inception is not None) + int(clip)
+    if all(side.shows_scenes for side in sides):
+        passes += 1 + int(two and min(counts) > 1)
+    return len(names or ()) + passes * sum(counts)
 
 
 def evaluate(
@@ -274,6 +277,8 @@ class _Set:
             if judged:
                 pixels, says = zip(*judged, strict=True)
                 right += embedded_metrics.count_right(judge, np.stack(pixels), says)
+            for _ in batch:
+                self.options.tick()
         return right
 
 

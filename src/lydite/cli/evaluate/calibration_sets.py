@@ -22,26 +22,27 @@ def compare_sets(
 ) -> None:
     """Measure the pairs of two sets; `finish` adds to the result before it is printed."""
     from lydite.cli.progress import StepBar
-    from lydite.evaluate.evaluation import count_passes, evaluate
+    from lydite.evaluate.evaluation import count_ticks, evaluate
     from lydite.evaluate.latent_errors import check_comparable, latent_errors
     from lydite.evaluate.pictures import SetPictures
 
     with closing(SetPictures.open(reference)) as one, closing(SetPictures.open(candidate)) as other:
         check_comparable(one.opened, other.opened)
         steps, errors = latent_errors(one.opened, other.opened)
-        total = len(one.names) * count_passes(metrics, pairs=True)
+        names = set(one.names)
+        total = count_ticks((one, other), names, metrics)
         quiet = options["quiet"] or options["as_json"]
         with StepBar(total, quiet=quiet, unit="picture") as bar:
             metrics.tick = bar.advance
-            names = {"reference": reference.name, "candidate": candidate.name}
+            sides = {"reference": reference.name, "candidate": candidate.name}
             evaluation = evaluate(
                 one,
                 other,
-                set(one.names),
+                names,
                 metrics,
                 latent_errors=errors if steps else None,
                 kept_steps=steps,
                 seeds={f"{image.number:06}": image.seed for image in one.opened.plan.images},
-                record=record(one.opened, other.opened) if record else names,
+                record=record(one.opened, other.opened) if record else sides,
             )
         print_evaluation(finish(evaluation), one, other, options)

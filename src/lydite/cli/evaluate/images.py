@@ -39,7 +39,7 @@ def command(reference: Path, candidate: Path, **options: Any) -> None:
     RGBA, grey and 16-bit pictures are converted to RGB of 8 bits, and that is said.
     """
     from lydite.cli.progress import StepBar
-    from lydite.evaluate.evaluation import count_passes, evaluate, require_something
+    from lydite.evaluate.evaluation import count_ticks, evaluate, require_something
     from lydite.evaluate.pictures import common_names, open_source
 
     if options["common"] and options["unpaired"]:
@@ -51,8 +51,7 @@ def command(reference: Path, candidate: Path, **options: Any) -> None:
             names = common_names(one, other, only_common=options["common"])
         metrics = read_metrics(options)
         require_something(names, metrics)
-        count = len(names) if names else max(len(one.names), len(other.names))
-        total = count * count_passes(metrics, pairs=names is not None)
+        total = count_ticks((one, other), names, metrics)
         quiet = options["quiet"] or options["as_json"]
         with StepBar(total, quiet=quiet, unit="picture") as bar:
             metrics.tick = bar.advance

@@ -34,7 +34,7 @@ def command(folder: Path, against: Path | None, **options: Any) -> None:
     lydite evaluate set set/ --clip clip-vit-large-patch14/
     """
     from lydite.cli.progress import StepBar
-    from lydite.evaluate.evaluation import evaluate_one
+    from lydite.evaluate.evaluation import count_ticks, evaluate_one
     from lydite.evaluate.pictures import SetPictures
 
     check_page(options, [folder, against])
@@ -44,7 +44,8 @@ def command(folder: Path, against: Path | None, **options: Any) -> None:
         return
     with closing(SetPictures.open(folder)) as source:
         quiet = options["quiet"] or options["as_json"]
-        with StepBar(len(source.names), quiet=quiet, unit="picture") as bar:
+        total = count_ticks((source,), None, metrics)
+        with StepBar(total, quiet=quiet, unit="picture") as bar:
             metrics.tick = bar.advance
             evaluation = evaluate_one(source, metrics)
         if not evaluation.distribution:
