@@ -137,9 +137,9 @@ def each_picture(
     console = Console(stderr=True)
     for seed, prompt in enumerate(track(prompts, f"{name:<15}", console=console)):
         run = pipeline.plan(request_of(options).replace(prompt=prompt.text))
-        ((_, latents),) = pipeline.denoise(run, [seed])
-        (pixels,) = pipeline.decode(latents)
-        yield pixels, np.array(latents, np.float64)
+        (batch,) = pipeline.denoise(run, [seed])
+        (pixels,) = pipeline.decode(batch.x)
+        yield pixels, np.array(batch.x, np.float64)
 
 
 def request_of(options: argparse.Namespace) -> Request:

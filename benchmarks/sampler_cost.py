@@ -37,7 +37,8 @@ from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.pipelines.families.sd3 import BoundMMDiT
 from lydite.pipelines.family import Run
 from lydite.pipelines.noise import sampler_noise, torch_noise
-from lydite.pipelines.pipeline import SILENT, Denoiser, Pipeline
+from lydite.pipelines.pipeline import SILENT, Pipeline
+from lydite.pipelines.steps import Denoiser
 from lydite.sampling.denoiser import Prediction, cfg
 from lydite.sampling.program_conventions import CONVENTIONS
 from lydite.sampling.registry import SAMPLERS, Sampler, find_sampler, make_schedule

@@ -21,13 +21,11 @@ from lydite.cli.generate import (
     DEBUG,
     _check_names,
     _read_prompts,
-    _recorded_name,
-    read_embedding_option,
-    read_lora_option,
     read_modes,
 )
 from lydite.cli.main import lydite
-from lydite.cli.request_options import read_seeds
+from lydite.cli.picture_files import recorded_name
+from lydite.cli.request_options import read_embedding_option, read_lora_option, read_seeds
 from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.request import Request
 from lydite.pipelines.picture import Record, read_pixels, read_record, write_picture
@@ -492,14 +490,13 @@ def test_what_a_picture_remembers_of_a_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    plain, whole = {"record_paths": False}, {"record_paths": True}
     there = str(tmp_path / "folder")
-    for name, options, wanted in (
-        (None, plain, None), (embedded.NAME, whole, embedded.NAME), ("org/m", whole, "org/m"),
-        ("folder", plain, "folder"), ("folder", whole, there), (there, plain, "folder"),
-        (there, whole, there),
+    for name, absolute, wanted in (
+        (None, False, None), (embedded.NAME, True, embedded.NAME), ("org/m", True, "org/m"),
+        ("folder", False, "folder"), ("folder", True, there), (there, False, "folder"),
+        (there, True, there),
     ):  # fmt: skip
-        assert _recorded_name(name, options) == wanted
+        assert recorded_name(name, absolute=absolute) == wanted
 
 
 def test_where_prompts_come_from(tmp_path: Path) -> None:

@@ -108,11 +108,11 @@ def test_outside_of_a_mask_the_finished_latents_are_the_pictures(sd_folder: Any)
     """Also with PNDM, which ends above 0 in latents of another size."""
     ours = Pipeline.open(sd_folder("sd1"))
     run = ours.plan(REQUEST.replace(steps=2, strength=0.9), PIXELS, MASK)
-    inpainting = ours._start(run, (1,), SILENT)[2]
+    inpainting = ours._start(run, 0, (1,), SILENT).inpainting
     assert inpainting is not None and inpainting.clean is not None
-    ((_, latents),) = ours.denoise(run, (1,))
+    (batch,) = ours.denoise(run, (1,))
     assert float(run.schedule.sigmas[-1]) > 0
-    apart = mx.where(inpainting.mask > 0, 0, mx.abs(latents - inpainting.clean))
+    apart = mx.where(inpainting.mask > 0, 0, mx.abs(batch.x - inpainting.clean))
     assert np.array(apart).max() < 1e-5
 
 

@@ -20,7 +20,8 @@ from lydite.calibrate.store.shards import Entry
 from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
 from lydite.core.errors import CalibrationError, at
 from lydite.pipelines.family import Conditioning, matches
-from lydite.pipelines.pipeline import Denoiser, Pipeline
+from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.steps import Denoiser
 from lydite.trace.arrays import to_numpy
 from lydite.trace.mlx_capture import record_modules
 from lydite.weights.load import to_mlx

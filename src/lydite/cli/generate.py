@@ -1,15 +1,13 @@
 """`lydite generate`: text, or text and an image, to pictures."""
 
 import json
-import os
 import re
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,13 @@ import click
 import msgspec
 
 from lydite import embedded
-from lydite.cli.picture_files import check_template, picture_path, save_new, save_picture
+from lydite.cli.picture_files import (
+    check_template,
+    picture_path,
+    recorded_name,
+    save_new,
+    save_picture,
+)
 from lydite.cli.progress import StepBar
 from lydite.cli.request_options import (
     bits_option,
@@ -25,7 +29,9 @@ from lydite.cli.request_options import (
     idle_options,
     image_options,
     model_options,
+    read_embedding_option,
     read_images,
+    read_lora_option,
     read_request,
     read_seeds,
     request_options,
@@ -33,7 +39,6 @@ from lydite.cli.request_options import (
     with_revision,
 )
 from lydite.core.errors import FileError, InputError, shown
-from lydite.core.request import Request
 
 if TYPE_CHECKING:
     from lydite.pipelines.family import Run
@@ -115,8 +120,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     options["loras"] = [read_lora_option(text) for text in options["loras"]]
     options["embeddings"] = [read_embedding_option(text) for text in options["embeddings"]]
     record = _read_source(options, typed)
-    base = record.request if record else Request()
-    request = read_request(options, base)
+    request = read_request(options, record.request if record else None)
     prompts = _read_prompts(words, options["prompts"], request.prompt)
     seeds = _read_seeds(options, record)
     template = check_template(options["out"])
@@ -127,8 +131,23 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     _check_image("image", image, options, record)
     _check_image("mask", mask, options, record)
 
-    from lydite.core.device import compiles_kernels_first, current_device
     from lydite.pipelines.memory import fit_in_memory
+
+    pipeline = _open(options, typed, record)
+    runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
+    for note in _notes(pipeline, runs, options["source"], typed, record):
+        click.echo(f"note: {note}", err=True)
+    for note in fit_in_memory(pipeline, runs, options["batch"]):
+        click.echo(f"note: {note}", err=True)
+    _check_outputs(pipeline, runs, seeds, template, options)
+    start = time.perf_counter()
+    for each in (pipeline, pipeline.refiner):
+        if each is not None:
+            each.model.prepare()  # slow: everything that can be refused has been
+    _draw(pipeline, runs, seeds, template, modes, options, time.perf_counter() - start)
+
+
+def _open(options: dict[str, Any], typed: set[str], record: "Record | None") -> "Pipeline":
     from lydite.pipelines.model_files import locate
     from lydite.pipelines.pipeline import Pipeline
 
@@ -136,7 +155,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     for option, given in (("model", name), ("refiner", options["refiner"])):
         if record and option in typed:
             locate(given)  # what is typed may be downloaded; what a picture names may not
-    pipeline = Pipeline.open(
+    return Pipeline.open(
         name,
         components=options["components"],
         dtype=options["dtype"],
@@ -148,36 +167,37 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
         refiner=options["refiner"],
         embeddings=options["embeddings"],
     )
-    runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
-    notes = [*idle_options(runs[0], typed), *_truncations(pipeline, runs)]
-    if pipeline.model.dtype == "float16" and pipeline.model.components["vae"].widens:
-        notes.append("the VAE runs in float32: it exceeds the range of float16.")
-    if rounding := pipeline.model.components[pipeline.family.network].rounding_of_inputs():
-        notes.append(rounding)
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
-    for note in fit_in_memory(pipeline, runs, options["batch"]):
-        click.echo(f"note: {note}", err=True)
+
+
+def _notes(
+    pipeline: "Pipeline",
+    runs: "Sequence[Run]",
+    source: str | None,
+    typed: set[str],
+    record: "Record | None",
+) -> Iterator[str]:
+    """What to know before the work; InputError where the model is not the one of the picture."""
+    from lydite.core.device import compiles_kernels_first, current_device
+
+    model = pipeline.model
+    yield from idle_options(runs[0], typed)
+    for run in runs:
+        yield from pipeline.truncated(run)
+    if model.dtype == "float16" and model.components["vae"].widens:
+        yield "the VAE runs in float32: it exceeds the range of float16."
+    if rounding := model.components[pipeline.family.network].rounding_of_inputs():
+        yield rounding
     if record and not pipeline.made(record):
         if not typed & {"model", "refiner", "loras", "embeddings"}:
             raise InputError(
-                f"{options['source']}: was made with another model than the one at "
-                f"{shown(options['model'])}. Name the right one with --model."
+                f"{source}: was made with another model than the one at "
+                f"{shown(pipeline.name)}. Name the right one with --model."
             )
-        click.echo("note: the model is not the one this picture was made with.", err=True)
+        yield "the model is not the one this picture was made with."
     if record and record.device not in ("", current_device().describe()):
-        click.echo(
-            f"note: the picture was drawn on {shown(record.device)}; last bits may differ here.",
-            err=True,
-        )
-    _check_outputs(pipeline, runs, seeds, template, options)
+        yield f"the picture was drawn on {shown(record.device)}; last bits may differ here."
     if compiles_kernels_first():
-        click.echo("note: MLX compiles kernels while it draws the first picture here.", err=True)
-    start = time.perf_counter()
-    for each in (pipeline, pipeline.refiner):
-        if each is not None:
-            each.model.prepare()  # slow: everything that can be refused has been
-    _draw(pipeline, runs, seeds, template, modes, options, time.perf_counter() - start)
+        yield "MLX compiles kernels while it draws the first picture here."
 
 
 def _draw(
@@ -240,17 +260,16 @@ def _save(
     from lydite.pipelines.picture import write_picture
 
     overwrite = options["overwrite"]
+    name = partial(recorded_name, absolute=options["record_paths"])
     record = msgspec.structs.replace(
         picture.record,
-        model=_recorded_name(pipeline.name, options),
-        components=_recorded_name(options["components"], options),
-        refiner=_recorded_name(options["refiner"], options),
-        loras=tuple((_recorded_name(name, options), weight) for name, weight in options["loras"]),
-        embeddings=tuple(
-            (_recorded_name(name, options), word) for name, word in picture.record.embeddings
-        ),
-        image=_recorded_name(options["image"], options),
-        mask=_recorded_name(options["mask"], options),
+        model=name(pipeline.name),
+        components=name(options["components"]),
+        refiner=name(options["refiner"]),
+        loras=tuple((name(file), weight) for file, weight in options["loras"]),
+        embeddings=tuple((name(file), word) for file, word in picture.record.embeddings),
+        image=name(options["image"]),
+        mask=name(options["mask"]),
     )
     target = picture_path(
         template, run.request, seed=picture.seed, index=index, model=pipeline.name
@@ -281,18 +300,6 @@ def _save_previews(
         path = final.with_name(f"{final.stem}_step{step.index + 1:03d}{final.suffix}")
         overwrite = options["overwrite"]
         save_new(path, partial(save_pixels, pixels=pixels, replace=overwrite), overwrite=overwrite)
-
-
-def _recorded_name(name: str | None, options: dict[str, Any]) -> Any:
-    """What the picture remembers of a path; an absolute one tells of the user's disk."""
-    if name is None or name == embedded.NAME or not Path(name).exists():
-        return name
-    path = Path(name).expanduser()
-    if options["record_paths"]:
-        path = path.absolute()
-    elif path.is_absolute():
-        path = Path(path.name)
-    return os.fsencode(path).decode(errors="backslashreplace")  # a name need not be UTF-8
 
 
 def _read_source(options: dict[str, Any], typed: set[str]) -> "Record | None":
@@ -417,28 +424,6 @@ def _check_image(name: str, pixels: Any, options: dict[str, Any], record: "Recor
         )
 
 
-def read_lora_option(text: str) -> tuple[str, float]:
-    """`FILE` or `FILE:WEIGHT`."""
-    name, colon, number = text.rpartition(":")
-    try:
-        weight = float(number)
-    except ValueError:
-        return text, 1.0
-    if not colon or Path(text).exists():
-        return text, 1.0
-    if not isfinite(weight):
-        raise InputError(f"--lora {shown(text)}: the weight is {number}; expected a number.")
-    return name, weight
-
-
-def read_embedding_option(text: str) -> tuple[str, str | None]:
-    """`FILE` or `FILE:WORD`."""
-    name, colon, word = text.rpartition(":")
-    if not colon or Path(text).exists():
-        return text, None
-    return name, word
-
-
 def read_modes(text: str | None) -> set[str]:
     """The modes of --debug."""
     modes = {mode.strip() for mode in text.split(",")} if text else set[str]()
@@ -447,7 +432,3 @@ def read_modes(text: str | None) -> set[str]:
             f"--debug has {', '.join(sorted(unknown))}; expected {', '.join(DEBUG)} or all."
         )
     return set(DEBUG) if "all" in modes else modes
-
-
-def _truncations(pipeline: "Pipeline", runs: "Sequence[Run]") -> list[str]:
-    return [note for run in runs for note in pipeline.truncated(run)]

@@ -1,4 +1,4 @@
-"""Names of pictures: templates with a few plain fields, and never an overwrite unasked."""
+"""Names of pictures: templates with a few plain fields. Files are replaced only on request."""
 
 import os
 import re
@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lydite import embedded
 from lydite.core.errors import FileError, InputError, at, shown
 from lydite.core.files import NameTaken
 
@@ -102,6 +103,18 @@ def save_new(path: Path, save: Callable[[Path], object], *, overwrite: bool) -> 
                 continue
             return free
     raise AssertionError("counting does not end")
+
+
+def recorded_name(name: str | None, *, absolute: bool) -> Any:
+    """What a picture remembers of a path; an absolute one tells of the user's disk."""
+    if name is None or name == embedded.NAME or not Path(name).exists():
+        return name
+    path = Path(name).expanduser()
+    if absolute:
+        path = path.absolute()
+    elif path.is_absolute():
+        path = Path(path.name)
+    return os.fsencode(path).decode(errors="backslashreplace")  # a name need not be UTF-8
 
 
 def _is_folder(template: str) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +10,7 @@ import click
 
 from lydite.cli.complete import complete_convention, complete_sampler, complete_schedule
 from lydite.core.device import DEVICES, request_device
-from lydite.core.errors import InputError
+from lydite.core.errors import InputError, shown
 from lydite.core.request import Request
 from lydite.weights.quantized_format import BITS
 
@@ -170,6 +171,7 @@ _AS_GIVEN = (
     "negative",
     "steps",
     "true_guidance",
+    "guidance_rescale",
     "schedule",
     "convention",
     "noise",
@@ -191,8 +193,6 @@ def read_request(options: Mapping[str, Any], base: Request | None = None) -> Req
     if options.get("guidance") is not None:
         scales = read_scales(options["guidance"])
         changes |= {"guidance": max(scales), "guidance_steps": scales if len(scales) > 1 else ()}
-    if options.get("guidance_rescale") is not None:
-        changes["guidance_rescale"] = options["guidance_rescale"]
     if options.get("guidance_interval") is not None:
         changes["guidance_interval"] = read_interval(options["guidance_interval"])
     changes |= _read_sides(options)
@@ -274,6 +274,28 @@ def read_seeds(texts: tuple[str, ...], batch: int = 1) -> tuple[int, ...]:
     if outside := [seed for seed in seeds if not -(2**63) <= seed < 2**64]:
         raise InputError(f"--seed {outside[0]}: expected a number from -2^63 to 2^64 - 1.")
     return tuple(seeds)
+
+
+def read_lora_option(text: str) -> tuple[str, float]:
+    """`FILE` or `FILE:WEIGHT`."""
+    name, colon, number = text.rpartition(":")
+    try:
+        weight = float(number)
+    except ValueError:
+        return text, 1.0
+    if not colon or Path(text).exists():
+        return text, 1.0
+    if not isfinite(weight):
+        raise InputError(f"--lora {shown(text)}: the weight is {number}; expected a number.")
+    return name, weight
+
+
+def read_embedding_option(text: str) -> tuple[str, str | None]:
+    """`FILE` or `FILE:WORD`."""
+    name, colon, word = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return text, None
+    return name, word
 
 
 bits_option = click.option(

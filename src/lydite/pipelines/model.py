@@ -266,8 +266,9 @@ class Model:
         """The network, loaded now if it is not in memory."""
         if name not in self._loaded:
             network: Any = self.components[name].load(self.dtype_of(name), self.bits)
-            where = ", ".join(str(lora.path) for lora, _ in self.loras)
-            add_changes(network, changes(self.loras, name), where=where)
+            if self.loras:
+                where = ", ".join(str(lora.path) for lora, _ in self.loras)
+                add_changes(network, changes(self.loras, name), where=where)
             if words := self._words(name):
                 tokens = network.text_model.embeddings.token_embedding
                 tokens.weight = with_vectors(tokens.weight, self._known_ids(name), words, name)

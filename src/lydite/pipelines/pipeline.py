@@ -7,10 +7,9 @@ does, so that a seed means the same picture as in diffusers.
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
-from math import hypot
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,8 +20,8 @@ from numpy.typing import NDArray
 from lydite.core.device import avoid_cuda_graphs
 from lydite.core.errors import InputError, shown
 from lydite.core.request import Request
-from lydite.models.layers import at_timestep, on_cpu
-from lydite.pipelines.family import Conditioning, Defaults, Family, Network, Run
+from lydite.models.layers import on_cpu
+from lydite.pipelines.family import Conditioning, Defaults, Family, Run
 from lydite.pipelines.inpainting import (
     Inpainting,
     Mask,
@@ -33,8 +32,8 @@ from lydite.pipelines.inpainting import (
 from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import locate, open_model
 from lydite.pipelines.model_hash import joined_hash, model_hash, sampled_hash
-from lydite.pipelines.noise import NOISES, RunNoise, sampler_noise
-from lydite.pipelines.observer import BOTH_PROMPTS, Observer, require_finite
+from lydite.pipelines.noise import NOISES
+from lydite.pipelines.observer import Observer, require_finite
 from lydite.pipelines.picture import (
     Picture,
     Pixels,
@@ -42,16 +41,15 @@ from lydite.pipelines.picture import (
 )
 from lydite.pipelines.planning import check_inputs, check_refiner, complete, hand_over, plan_run
 from lydite.pipelines.prompt_weights import plain_text
-from lydite.pipelines.textual_inversion import Embedding, read_embedding
+from lydite.pipelines.steps import Batch, Denoiser, resume, run_steps
+from lydite.pipelines.textual_inversion import read_embeddings
 from lydite.pipelines.tiles import check_tile, decode_tiles
-from lydite.sampling.denoiser import Guide, Guided
 from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_config
 from lydite.weights.lora import read_lora
 from lydite.weights.quantized_format import Format
 
 AHEAD = 2 * 2**30  # bytes for a picture of 1024² in 16 bits
 SILENT = Observer()
-Batch = tuple[tuple[int, ...], mx.array]  # seeds and finished latents
 T = TypeVar("T")
 
 
@@ -105,7 +103,12 @@ class Pipeline:
             raise InputError("LoRAs change weights before they are rounded; leave out --bits.")
         networks = family.lora_networks(opened.components) if loras else []
         opened.loras = tuple((read_lora(Path(path), networks), weight) for path, weight in loras)
-        opened.embeddings = _read_embeddings(embeddings, family, opened)
+        widths = {
+            name: opened.config(name).hidden_size
+            for name in family.embeddings.values()
+            if name in opened.components
+        }
+        opened.embeddings = read_embeddings(embeddings, family.embeddings, widths)
         pipeline = cls(family, opened, defaults, str(model))
         pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.vae_factor)
         pipeline.components = str(components) if components else None
@@ -166,8 +169,9 @@ class Pipeline:
         batches = self.denoise(run, seeds, batch=batch, observer=observer)
         last = self.refiner or self
         try:
-            for group, latents in _collected(batches) if self.model.low_memory else batches:
-                for seed, pixels in zip(group, last.decode(latents, observer), strict=True):
+            for each in _collected(batches) if self.model.low_memory else batches:
+                pictures = last.decode(each.x, observer)
+                for seed, pixels in zip(each.seeds, pictures, strict=True):
                     if run.request.feather and run.image is not None and run.mask is not None:
                         pixels = overlay(pixels, run.image, run.mask)
                     yield Picture(pixels, seed, self.record(run, seed))
@@ -177,51 +181,49 @@ class Pipeline:
     def denoise(
         self, run: Run, seeds: Sequence[int], *, batch: int = 1, observer: Observer = SILENT
     ) -> Iterator[Batch]:
-        """The finished latents of each batch of seeds."""
+        """Each batch of seeds, with its finished latents."""
         groups = {
             first: tuple(seeds[first : first + batch]) for first in range(0, len(seeds), batch)
         }
-        states = self._run_batches(run, self._starts(run, groups, observer), observer)
+        batches = self._run_batches(run, self._starts(run, groups, observer), observer)
         if self.refiner is not None and run.refining is not None:
-            handed = _collected(states) if self.model.low_memory else states
+            handed = _collected(batches) if self.model.low_memory else batches
             # before the refiner loads anything: in low-memory mode our networks are freed by then
             first = list(islice(handed, 1))
-            resumed = _resumed(run.refining, chain(first, handed), observer)
-            states = self.refiner._run_batches(run.refining, resumed, observer)
-        for state in states:
-            yield state.seeds, state.x
+            resumed = resume(run.refining, chain(first, handed), observer)
+            batches = self.refiner._run_batches(run.refining, resumed, observer)
+        yield from batches
 
     def _run_batches(
-        self, run: Run, starts: Iterable["_State"], observer: Observer
-    ) -> Iterator["_State"]:
+        self, run: Run, starts: Iterable[Batch], observer: Observer
+    ) -> Iterator[Batch]:
         """Each batch after all steps of the run."""
         run = _observed_schedule(run, observer)
         conditioning = self.encode(run, observer)
         denoisers: dict[int, Denoiser] = {}  # by size of batch: the last may be smaller
         try:
-            for state in starts:
-                size = len(state.seeds)
+            for batch in starts:
+                size = len(batch.seeds)
                 if size not in denoisers:
                     denoisers[size] = self.denoiser(run, conditioning, size, observer)
-                denoisers[size].begin(run.first, state.inpainting)
+                denoisers[size].begin(run.first, batch.inpainting)
                 with self._few_buffers(size * run.shape[1] * run.shape[2] * self.latents.factor**2):
-                    x = _run_steps(run, denoisers[size], state, observer)
-                yield replace(state, x=x)
+                    x = run_steps(run, denoisers[size], batch, observer)
+                yield replace(batch, x=x)
         finally:
             denoisers.clear()
             self.model.release(self.family.network)
 
     def _starts(
         self, run: Run, groups: Mapping[int, tuple[int, ...]], observer: Observer
-    ) -> Iterator["_State"]:
+    ) -> Iterator[Batch]:
         """Each batch before the first step."""
         # Then no image is encoded while the network is in memory.
         early = groups if self.model.low_memory and run.image is not None else ()
-        starts = {first: self._start(run, groups[first], observer) for first in early}
-        for first, group in groups.items():
-            observer.begin_batch(first, group)
-            noise, x, inpainting = starts.pop(first, None) or self._start(run, group, observer)
-            yield _State(first, group, noise, x, inpainting)
+        starts = {first: self._start(run, first, groups[first], observer) for first in early}
+        for first, seeds in groups.items():
+            observer.begin_batch(first, seeds)
+            yield starts.pop(first, None) or self._start(run, first, seeds, observer)
 
     def encode(self, run: Run, observer: Observer = SILENT) -> Conditioning:
         """The family's conditioning of the run's prompts."""
@@ -233,7 +235,7 @@ class Pipeline:
 
     def denoiser(
         self, run: Run, conditioning: Conditioning, batch: int, observer: Observer = SILENT
-    ) -> "Denoiser":
+    ) -> Denoiser:
         """`denoise(x, sigma)` for a run: what a sampler calls."""
         network = self.family.bind(self.model, conditioning, run, batch, observer)
         return Denoiser(network, run, self.family.guide, observer)
@@ -285,11 +287,13 @@ class Pipeline:
     def truncated(self, run: Run) -> list[str]:
         """What text encoders do not read of the prompt, in a sentence each."""
         notes: list[str] = []
+        words, weighting = run.request.prompt, run.request.weighting
+        if weighting is not None:
+            words = plain_text(words, weighting)
         for encoder in self.model.tokenizers:
             if encoder in self.defaults.untrained:
                 continue
             tokenizer = self.model.tokenizer(encoder, run.request.text_length)
-            words = plain_text(run.request.prompt, run.request.weighting)
             if lost := tokenizer.truncated(words):
                 notes.append(
                     f"{encoder} reads {tokenizer.max_length} tokens; it does not read: "
@@ -315,13 +319,11 @@ class Pipeline:
             mask_hash=run.mask_hash,
         )
 
-    def _start(
-        self, run: Run, group: tuple[int, ...], observer: Observer
-    ) -> tuple[RunNoise, mx.array, Inpainting | None]:
-        """The noise of each seed, and what it begins with, or the noised image: (B, …, C)."""
+    def _start(self, run: Run, first: int, seeds: tuple[int, ...], observer: Observer) -> Batch:
+        """A batch whose latents are what each seed's noise begins with, or the noised image."""
         # diffusers draws, from one generator per image: the sample of the encoded image where it is
         # used, the noise, and with a mask the sample of the image without what is masked
-        noise = NOISES[run.request.noise](group, run.shape, run.convention.stream)
+        noise = NOISES[run.request.noise](seeds, run.shape, run.convention.stream)
         sigma = float(run.schedule.sigmas[0])
         takes_mask = "mask" in self.family.needs(self.model)
         whole = run.mask is not None and run.request.strength == 1  # nothing of the image stays
@@ -336,14 +338,16 @@ class Pipeline:
             x = run.prediction.start(normals, sigma, unit_variance=run.unit_variance)
         else:
             x = run.prediction.noised(clean, normals, sigma)
-        if run.image is None or run.mask is None:
-            return noise, x, None
-        mask, drawn = latent_mask(run.mask, self.latents.factor), noise.first()
-        if not takes_mask:
-            return noise, x, Inpainting(mask, run.prediction, clean, normals)
-        rest = self._encode_image(hide(run.image, run.mask), drawn, observer)
-        channels = self.family.mask_channels(run.mask, rest, self.latents.factor)
-        return noise, x, Inpainting(mask, run.prediction, channels=channels)
+        inpainting = None
+        if run.image is not None and run.mask is not None:
+            mask, drawn = latent_mask(run.mask, self.latents.factor), noise.first()
+            if takes_mask:
+                rest = self._encode_image(hide(run.image, run.mask), drawn, observer)
+                channels = self.family.mask_channels(run.mask, rest, self.latents.factor)
+                inpainting = Inpainting(mask, run.prediction, channels=channels)
+            else:
+                inpainting = Inpainting(mask, run.prediction, clean, normals)
+        return Batch(first, seeds, noise, x, inpainting)
 
     def _encode_image(
         self, image: NDArray[np.float32], normals: mx.array, observer: Observer
@@ -358,133 +362,6 @@ class Pipeline:
         del vae
         self.model.release("vae")
         return latents
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """One batch before or after the steps of a run."""
-
-    first: int  # position of its first picture among all of the run
-    seeds: tuple[int, ...]
-    noise: RunNoise  # what comes next of each seed's
-    x: mx.array  # latents
-    inpainting: Inpainting | None = None
-
-
-class Denoiser:
-    """`denoise(x, sigma)` over a bound network; every value passes the run's observer."""
-
-    def __init__(self, network: Network, run: Run, guide: Guide, observer: Observer) -> None:
-        self._network, self._observer = network, observer
-        self._prompts = len(run.prompts)
-        self.noise_model = run.prediction.noise_model
-        self.step = 0  # of the schedule, set by the loop over the sampler's steps
-        self.inpainting: Inpainting | None = None  # of the batch
-        self._started = False
-        self._guided = Guided(
-            self._outputs,
-            run.prediction,
-            run.schedule.timestep_of,
-            run.strength,
-            run.request.guidance_rescale,
-            prompts=self._prompts,
-            guide=guide,
-            on_output=self._observed_prediction,
-        )
-
-    def begin(self, first: int = 0, inpainting: Inpainting | None = None) -> None:
-        """A new batch follows, whose first step has this number."""
-        self.step, self.inpainting, self._started = first, inpainting, False
-
-    def __call__(self, x: mx.array, sigma: float) -> mx.array:
-        """The clean latents the network sees in x, (B, …, C) in float32."""
-        blended = self._blended(x, sigma)
-        denoised = self._guided(self._observed_input(blended, sigma), sigma)
-        return denoised if blended is x else denoised + (x - blended)
-
-    def pair(self, x: mx.array, sigma: float) -> tuple[mx.array, mx.array]:
-        """With guidance, and with the negative prompt alone."""
-        blended = self._blended(x, sigma)
-        guided, uncond = self._guided.pair(self._observed_input(blended, sigma), sigma)
-        if blended is x:
-            return guided, uncond
-        return guided + (x - blended), uncond + (x - blended)
-
-    def _blended(self, x: mx.array, sigma: float) -> mx.array:
-        """Inpainting replaces a sampler's x within a step too, but not the one it starts from.
-
-        The sampler goes on from the x that it gave: what it computes of it and the denoised latents
-        is as of the replaced one, when the difference is added to the denoised latents.
-        """
-        started, self._started = self._started, True
-        return self.inpainting.blend(x, sigma) if self.inpainting and started else x
-
-    def _observed_input(self, x: mx.array, sigma: float) -> mx.array:
-        return self._observer.observe("denoiser_input", x, step=self.step, sigma=sigma)
-
-    def _observed_prediction(self, prediction: mx.array, sigma: float) -> mx.array:
-        return self._observer.observe("prediction", prediction, step=self.step, sigma=sigma)
-
-    def _outputs(self, x: mx.array, timestep: float, prompts: Sequence[int]) -> Sequence[mx.array]:
-        """One output for each of the prompts, which are all of the run's or the last one."""
-        name = BOTH_PROMPTS if len(prompts) > 1 else "cond" if self._prompts > 1 else ""
-        if self.inpainting is not None and self.inpainting.channels is not None:
-            x = mx.concatenate([x, self.inpainting.channels], axis=-1)
-        with at_timestep(timestep):
-            output = self._network(x, timestep, len(prompts))  # (prompts·B, …, C)
-        mx.async_eval(output)  # the sampler draws its noise meanwhile
-        output = self._observer.observe("network_output", output, name=name, step=self.step)
-        return list(mx.split(output, len(prompts)))
-
-
-def _run_steps(run: Run, denoise: Denoiser, start: _State, observer: Observer) -> mx.array:
-    """The latents after all steps."""
-    kind = run.sampler.noise_for(run.options)
-    added = sampler_noise(kind, run.convention, start.seeds, run.shape, start.noise)
-    sigmas, x = run.schedule.sigmas.tolist(), start.x
-    # A scheduler of diffusers that ends above 0 leaves the latents in the form it computes with.
-    last = sigmas[-1 if run.stop is None else run.stop]
-    scale = hypot(1, last) if run.variance_preserving else 1.0
-    steps = run.sampler.run(denoise, x, sigmas, noise=added, **run.options)
-    before = x
-    for step in islice(steps, run.stop):
-        if run.stop is not None and step.sigma_next != sigmas[step.index + 1]:
-            raise InputError(
-                f"sampler {run.sampler.name} chooses its own steps, so a refiner cannot go on "
-                "after some of them. Choose another sampler."
-            )
-        # The next step is prepared while this one runs; two steps' graphs are the most there are.
-        mx.async_eval(step.x)
-        mx.eval(before)
-        index = run.first + step.index
-        observer.observe("denoised", step.denoised, step=index)
-        if denoise.inpainting is not None and step.index < run.steps - 1:
-            step.x = denoise.inpainting.blend(step.x, step.sigma_next)
-        elif denoise.inpainting is not None:
-            step.x = denoise.inpainting.finish(step.x, scale)
-        before = x = step.x = observer.observe("latents", step.x, step=index)
-        denoise.step = index + 1
-    return x / scale if scale != 1 else x
-
-
-def _resumed(run: Run, states: Iterable[_State], observer: Observer) -> Iterator[_State]:
-    """Batches as another model left them, in the form that the run's sampler computes with."""
-    scale = hypot(1, float(run.schedule.sigmas[0])) if run.variance_preserving else 1.0
-    for state in states:
-        observer.begin_batch(state.first, state.seeds)
-        yield replace(state, x=state.x * scale)
-
-
-def _read_embeddings(
-    embeddings: Sequence[tuple[Path | str, str | None]], family: Family, model: Model
-) -> tuple[Embedding, ...]:
-    widths = {
-        name: model.config(name).hidden_size
-        for name in family.embeddings.values()
-        if name in model.components
-    }
-    encoders = {tensor: name for tensor, name in family.embeddings.items() if name in widths}
-    return tuple(read_embedding(Path(path), word, encoders, widths) for path, word in embeddings)
 
 
 def _observed_schedule(run: Run, observer: Observer) -> Run:

@@ -107,7 +107,8 @@ def _check_values(request: Request) -> None:
             raise InputError(
                 f"the prompt {shown(text)} has {len(text)} characters; at most {LONGEST_PROMPT}."
             )
-        plain_text(text, request.weighting)  # what cannot be read is refused now
+        if request.weighting is not None:
+            plain_text(text, request.weighting)  # what cannot be read is refused now
     if request.noise not in NOISES:
         raise InputError(f"noise is {request.noise!r}; expected one of {', '.join(NOISES)}.")
     if not 0 <= request.feather <= MOST_FEATHER:

@@ -259,9 +259,7 @@ def _compel_rows(
     return EncoderRows(rows, mask, combine, list(range(1, 1 + len(prompts))))
 
 
-def plain_text(prompt: str, weighting: str | None) -> str:
+def plain_text(prompt: str, weighting: str) -> str:
     """The words of a prompt without the signs of its weights."""
-    if weighting is None:
-        return prompt
     between = " " if weighting == "compel" else ""
     return between.join(text for text, _ in parse(prompt, weighting))

@@ -32,6 +32,16 @@ class Embedding:
     vectors: Mapping[str, NDArray[np.float32]]
 
 
+def read_embeddings(
+    files: Sequence[tuple[Path | str, str | None]],
+    encoders: Mapping[str, str],
+    widths: Mapping[str, int],
+) -> tuple[Embedding, ...]:
+    """Files, each with its word or None, for the encoders that have a width: see below."""
+    found = {tensor: name for tensor, name in encoders.items() if name in widths}
+    return tuple(read_embedding(Path(path), word, found, widths) for path, word in files)
+
+
 def read_embedding(
     path: Path, token: str | None, encoders: Mapping[str, str], widths: Mapping[str, int]
 ) -> Embedding:

@@ -15,10 +15,10 @@ from lydite.models.cpu import in_parallel
 from lydite.models.layers import on_cpu
 from lydite.models.modulation import Modulation
 from lydite.models.packing import pack_latents, unpack_latents
-from lydite.pipelines.compiled_network import compiled
 from lydite.pipelines.family import LatentSpace, Run
 from lydite.pipelines.model import Model
 from lydite.pipelines.observer import Observer
+from lydite.pipelines.steps import compiled
 
 SIDE = 128  # of the latents of the size that the models were made for
 MakeTables = Callable[[mx.array, int], Modulation]  # (timesteps, number of the prompt) → all steps

@@ -15,7 +15,6 @@ from lydite.core.errors import ConfigError, InputError
 from lydite.core.request import Request
 from lydite.models.text.clip import CLIPTextOutput
 from lydite.models.unet import UNet
-from lydite.pipelines.compiled_network import for_device
 from lydite.pipelines.families import sd_single_file
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.family import (
@@ -31,6 +30,7 @@ from lydite.pipelines.family import (
 from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
 from lydite.pipelines.prompt_weights import encoder_rows
+from lydite.pipelines.steps import for_device
 from lydite.pipelines.textual_inversion import ANY_NAME
 from lydite.tokenizers.tokenizer import load_clip_tokenizer
 from lydite.weights.maps import unet as unet_map

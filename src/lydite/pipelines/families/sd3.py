@@ -14,7 +14,6 @@ from lydite.core.errors import ConfigError
 from lydite.core.request import Request
 from lydite.models.mmdit import MMDiT
 from lydite.models.modulation import Modulation
-from lydite.pipelines.compiled_network import for_device
 from lydite.pipelines.families import diffusionkit
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.families.sd3_single_file import SINGLE_FILE
@@ -30,6 +29,7 @@ from lydite.pipelines.family import (
 )
 from lydite.pipelines.model import Component, Model, join_features
 from lydite.pipelines.observer import Observer
+from lydite.pipelines.steps import for_device
 from lydite.tokenizers.tokenizer import load_clip_tokenizer, load_t5_tokenizer
 from lydite.weights.maps import mmdit as mmdit_map
 

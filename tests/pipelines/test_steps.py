@@ -14,7 +14,7 @@ from lydite.core.device import GPU_BRANCHES
 from lydite.core.request import Request
 from lydite.models import cpu
 from lydite.models.mmdit import MMDiT
-from lydite.pipelines import compiled_network
+from lydite.pipelines import steps
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record
 from lydite.trace.reader import Trace
@@ -69,7 +69,7 @@ def test_who_records_sees_whole_batches(
 COMPILED = """
 import mlx.core as mx, numpy as np
 from lydite.models.layers import QuantizedLinear, at_timestep
-from lydite.pipelines import compiled_network
+from lydite.pipelines import steps
 
 mx.set_default_device(mx.cpu)
 layer = QuantizedLinear(64, 8)
@@ -83,7 +83,7 @@ def call(self, x):
     return original(self, x)
 
 QuantizedLinear.__call__ = call
-network, found = compiled_network.compiled(layer), []
+network, found = steps.compiled(layer), []
 for timestep in (900.0, 450.0, 450.0, 0.0, 600.0):
     with at_timestep(timestep):
         found.append(np.array(network(x)))
@@ -112,5 +112,5 @@ def test_arrays_without_the_batch_are_shared(monkeypatch: pytest.MonkeyPatch) ->
         return x * tables["gate"] + positions
 
     x, tables = mx.arange(6.0).reshape(2, 3), {"gate": mx.array([[2.0], [3.0]])}
-    y = compiled_network.for_device(network)(x, tables, shared)  # pyright: ignore[reportArgumentType]
+    y = steps.for_device(network)(x, tables, shared)  # pyright: ignore[reportArgumentType]
     assert mx.array_equal(y, network(x, tables, shared))
