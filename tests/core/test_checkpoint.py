@@ -418,3 +418,25 @@ def test_link_within_the_folder_is_followed(tmp_path: Path) -> None:
     index.with_name(SECOND).symlink_to("store/x")
     with open_checkpoint(index) as checkpoint:
         assert checkpoint.files[1] == index.with_name(SECOND)
+
+
+def test_numbered_files_hold_each_tensor_once(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"{number}.safetensors", f"t{number}")
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert (checkpoint.path, len(checkpoint.files)) == (tmp_path, 3)
+        assert [checkpoint.file_of(f"t{n}").name for n in range(3)] == [
+            f"{n}.safetensors" for n in range(3)
+        ]
+    write(tmp_path / "1.safetensors", "t0")
+    assert "some tensors are in two of its files" in refusal(tmp_path, TensorFileError)
+    write(tmp_path / "9.safetensors", "t9")
+    assert "Name one of them" in refusal(tmp_path, FileError)
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert "cannot be read (Permission denied)" in refusal(tmp_path, FileError)

@@ -127,6 +127,26 @@ def test_what_would_not_fit_is_not_started(tmp_path: Path) -> None:
         files.require_space(tmp_path, free + 2**40)
 
 
+def test_the_reserve_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "free_bytes", lambda _: 16 * 2**20 + 5)
+    files.require_space(tmp_path, 5)
+    with pytest.raises(FileError, match=r"about 6 bytes and a reserve of 16\.0 MiB; 16\.0 MiB are"):
+        files.require_space(tmp_path, 6)
+    monkeypatch.setattr(files, "free_bytes", lambda _: None)  # the disk does not say
+    files.require_space(tmp_path, 2**60)
+    assert files.free_text(tmp_path) == "free space unknown"
+
+
+def test_free_space_that_the_disk_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(files.shutil, "disk_usage", refuse)
+    assert files.free_bytes(tmp_path) is None
+
+
 def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileError, match="not a folder"):
@@ -136,9 +156,10 @@ def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_sizes_are_for_people() -> None:
-    assert [files.size_text(n) for n in (0, 1023, 1536, 5 * 2**20, 2**41)] == [
+    assert [files.size_text(n) for n in (0, 1023, 1024, 1536, 5 * 2**20, 2**41)] == [
         "0 bytes",
         "1023 bytes",
+        "1.0 KiB",
         "1.5 KiB",
         "5.0 MiB",
         "2048.0 GiB",
@@ -180,3 +201,121 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert read_bounded(path, 5) == b"12345"
     with pytest.raises(FileError, match="4"):
         read_bounded(path, 4)
+
+
+def test_a_link_is_followed_unless_it_must_not_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert read_bounded(tmp_path / "link", 1) == b"x"
+    assert read_bounded(tmp_path / "file", 1, follow=False) == b"x"
+    with pytest.raises(FileError, match="cannot be read"):
+        read_bounded(tmp_path / "link", 1, follow=False)
+
+
+def test_what_cannot_be_read_is_a_file_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FileError, match="no such file"):
+        read_bounded(tmp_path / "nothing", 1)
+    with pytest.raises(FileError, match=r"cannot be read \(.*null"):
+        read_bounded(tmp_path / "a\0b", 1)
+
+    class Broken:
+        def __enter__(self) -> "Broken":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def read(self, _: int) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "open_regular", lambda *_, **__: Broken())
+    with pytest.raises(FileError, match=r"file: cannot be read \(Input/output error\)"):
+        read_bounded(tmp_path / "file", 1)
+
+
+def test_a_file_has_the_rights_that_the_mask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "file", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOTTY, errno.EINVAL, errno.EIO])
+def test_a_drive_that_cannot_flush_fully_flushes_as_it_can(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "_full_sync", refuse)
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    if number == errno.EIO:
+        with pytest.raises(files.DiskError, match="Input/output error"):
+            write_atomic(tmp_path / "file", b"")
+    else:
+        write_atomic(tmp_path / "file", b"")
+    assert len(flushed) == (0 if number == errno.EIO else 2)  # the file and its folder
+
+
+def test_leftovers_behind_a_link_are_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".0.part").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    files.remove_leftovers(tmp_path / "link")
+    assert (tmp_path / "theirs" / ".0.part").exists()
+    (tmp_path / ".1.part").symlink_to(tmp_path / "theirs" / ".0.part")
+    files.remove_leftovers(tmp_path)
+    assert (tmp_path / ".1.part").is_symlink()
+
+
+def test_locks_that_another_process_takes_or_that_a_disk_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [BlockingIOError(errno.EAGAIN, "taken"), FileNotFoundError(errno.ENOENT, "gone")]
+    names: list[Path] = []
+    real = files._temporary_name
+
+    def flock(*_: int) -> None:
+        if answers:
+            raise answers.pop(0)
+
+    monkeypatch.setattr(files, "_temporary_name", lambda folder: names.append(real(folder)) or names[-1])  # noqa: E501  # fmt: skip
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    write_atomic(tmp_path / "file", b"1")
+    assert len(names) == 3  # one more for each that was lost
+    answers.append(OSError(errno.ENOTSUP, "no locks"))
+    write_atomic(tmp_path / "file", b"2")
+    assert len(names) == 4 and (tmp_path / "file").read_bytes() == b"2"
+
+
+def test_a_folder_that_is_missing_is_made_only_if_asked(tmp_path: Path) -> None:
+    with pytest.raises(files.DiskError, match="No such file"):
+        write_atomic(tmp_path / "new" / "file", b"", make_parents=False)
+    files.remove(tmp_path / "new" / "file")  # what does not exist is removed already
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_cache_is_where_the_user_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert files.cache_folder() == Path("/elsewhere/lydite")
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert files.cache_folder() == tmp_path / ".cache" / "lydite"
+    monkeypatch.setenv("HOME", "not/absolute")
+    assert files.cache_folder() is None
+
+
+def test_what_a_disk_can_do(tmp_path: Path) -> None:
+    abilities = files.disk_abilities(tmp_path)
+    assert [abilities[name] for name in ("writable", "file_locks", "full_sync")] == [True] * 3
+    assert abilities["free"] and os.listdir(tmp_path) == []
+    missing = files.disk_abilities(tmp_path / "missing")
+    assert not any(value for name, value in missing.items() if name != "free")

@@ -45,6 +45,7 @@ def test_an_input_is_never_an_output(tmp_path: Path) -> None:
             check_output(path, overwrite=True, inputs=[source])
     with pytest.raises(FileError, match="input"):
         check_output(tmp_path / "other name", overwrite=True, inputs=[source / "trace.json"])
+    check_output(tmp_path / "beside", inputs=[source, source / "trace.json", tmp_path / "missing"])
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_work(
