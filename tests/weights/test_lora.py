@@ -347,20 +347,45 @@ def small_file(sd1: Model) -> Tensors:
     return {f"{GOOD}.lora_down.weight": down, f"{GOOD}.lora_up.weight": up}
 
 
+METHODS = {
+    "DoRA": (".dora_scale", ".lora_magnitude_vector"),
+    "LoHa": (".hada_w1_a",),
+    "LoKr": (".lokr_w1",),
+    "OFT": (".oft_blocks",),
+    "a full difference of weights": (".diff", ".diff_b"),
+    "a LoRA with biases": (".lora_B.bias", ".lora_up.bias"),
+}
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
         ({"lora_unet_mid_block_attentions_9_proj_in.lora_down.weight": (3, 4)}, "no place"),
         ({"stray": (3,)}, "1 of 3 tensors have no place.*stray"),
-        ({f"{GOOD}.dora_scale": (3,)}, "DoRA"),
-        ({f"{GOOD}.hada_w1_a": (3, 3)}, "LoHa"),
-        ({f"{GOOD}.lokr_w1": (3, 3)}, "LoKr"),
-        ({f"{GOOD}.diff": (3, 3)}, "full difference"),
+        *(
+            ({f"{GOOD}{mark}": (3, 3)}, f"is of {method}, which is not supported")
+            for method, marks in METHODS.items()
+            for mark in marks
+        ),
+        ({f"{GOOD}.lora_down.weight": None}, "down and up are needed"),
         ({f"{GOOD}.lora_up.weight": None}, "down and up are needed"),
         ({f"{GOOD}.lora_up.weight": (32, 4)}, "not of one rank"),
         ({f"{GOOD}.lora_up.weight": (31, 3)}, "changes a weight of shape"),
         ({f"{GOOD}.lora_A.weight": (3, 32)}, "no place"),
         ({f"{GOOD}.alpha": (2,)}, "has 2 values"),
+        ({f"{GOOD}.alpha": (0,)}, "has 0 values"),
+        ({f"{GOOD}.lora_down.weight": ()}, "not of one rank"),
+        ({f"{GOOD}.lora_down.weight": (3,)}, "not of one rank"),
+        ({f"{GOOD}.lora_down.weight": (3, 32, 1)}, "not of one rank"),
+        ({f"{GOOD}.lora_down.weight": (3, 32, 2, 2)}, "changes a weight of shape"),
+        ({f"{GOOD}.lora_up.weight": (32, 3, 1)}, "not of one rank"),
+        ({f"{GOOD}.lora_up.weight": (32, 3, 2, 1)}, "not of one rank"),
+        ({f"{GOOD}.lora_mid.weight": (3, 3)}, "not of one rank"),
+        ({f"{GOOD}.lora_mid.weight": (3, 4, 1, 1)}, "not of one rank"),
+        (  # a middle part comes between two 1 × 1 convolutions
+            {f"{GOOD}.lora_mid.weight": (3, 3, 1, 1), f"{GOOD}.lora_down.weight": (3, 32, 2, 2)},
+            "not of one rank",
+        ),
         (
             {f"{GOOD}.lora_down.weight": (0, 32), f"{GOOD}.lora_up.weight": (32, 0)},
             "not of one rank",

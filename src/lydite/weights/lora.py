@@ -232,7 +232,9 @@ def _layer(
     mid = file.read(names["mid"]) if "mid" in names else None
     rank = len(down) if down.ndim else 0
     alpha = file.read(names["alpha"]) if "alpha" in names else None
-    square = mid is None or (mid.ndim == 4 and mid.shape[:2] == (rank, rank))
+    square = mid is None or (
+        mid.ndim == 4 and mid.shape[:2] == (rank, rank) and down.shape[2:] in ((), (1, 1))
+    )
     if not (
         down.ndim in (2, 4)
         and up.ndim in (2, 4)
