@@ -157,6 +157,9 @@ def test_any_byte_may_be_anything(
         ("key", None, "together"),
         ("sketch", [0.5] * 1023, "length >= 1024"),
         ("i", 0, "count up"),
+        ("i", 2**53, "<= 9007199254740991"),
+        ("shape", [2**40 + 1], "<= 1099511627776"),
+        ("shape", [2**40, 2], "more than 2"),
         ("step", -1, ">= 0"),
     ],
 )

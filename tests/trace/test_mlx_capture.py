@@ -1,5 +1,6 @@
 """Watching MLX models: everything recorded, nothing left behind."""
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,6 +150,17 @@ def test_nothing_is_left_behind(tmp_path: Path, net: Net) -> None:
     assert to_numpy(net(X, scale=SCALE)).tobytes() == plain
     again = net(X, scale=SCALE)
     assert len(Trace.open(tmp_path / "run").events) == 11 and again.shape == (2, 4)
+
+
+def test_a_copy_that_is_made_while_recording_is_not_recorded(tmp_path: Path, net: Net) -> None:
+    trace = record(tmp_path / "run", net, lambda: copy.deepcopy(net)(X, scale=SCALE))
+    assert trace.events == ()
+
+
+def test_weights_are_named_when_asked_for(tmp_path: Path, net: Net) -> None:
+    assert record(tmp_path / "1", net, lambda: None).weights() is None
+    named = record(tmp_path / "2", net, lambda: None, weights=True).weights()
+    assert named and set(named) == {f"net/{name}" for name, _ in tree_flatten(net.parameters())}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])

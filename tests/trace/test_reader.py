@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from lydite.core import tensorfile
 from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, TraceError
-from lydite.trace.events import STORED_AS, Header, dtype_name
-from lydite.trace.reader import Trace
+from lydite.trace.events import STORED_AS, Event, Header, dtype_name
+from lydite.trace.pipeline_sites import prediction, token_ids
+from lydite.trace.reader import Trace, is_trace
 from lydite.trace.writer import Capture, TraceWriter
 
 COMPLEX = {"c64": np.dtype(np.complex64), "c128": np.dtype(np.complex128)}
@@ -228,3 +230,52 @@ def test_no_more_than_a_few_shards_are_open(
         assert len(shards) == 5
         for number, event in enumerate(trace.events):
             assert trace.read(event)[0] == number and len(trace._files) <= 2
+
+
+def test_a_line_is_as_long_as_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "run", a=np.zeros(2))
+    path = tmp_path / "run/events.jsonl"
+    longest = len(path.read_bytes()) - 1
+    for limit in (longest, longest - 1):
+        monkeypatch.setattr("lydite.trace.json_files.MAX_LINE", limit)
+        if limit == longest:
+            assert len(Trace.open(tmp_path / "run").events) == 1
+    with pytest.raises(TraceError, match=rf"events\.jsonl:1: longer than {longest - 1} bytes"):
+        Trace.open(tmp_path / "run")
+
+
+def test_the_number_of_events_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "run", a=np.zeros(2), b=np.ones(2))
+    monkeypatch.setattr("lydite.trace.json_files.MAX_EVENTS", 2)
+    assert len(Trace.open(tmp_path / "run").events) == 2
+    monkeypatch.setattr("lydite.trace.json_files.MAX_EVENTS", 1)
+    with pytest.raises(TraceError, match="more than 1 events"):
+        Trace.open(tmp_path / "run")
+
+
+def test_shards_are_closed_with_their_trace(tmp_path: Path) -> None:
+    trace = write(tmp_path / "run", a=np.zeros(2))
+    trace.read(trace.events[0])
+    (shard,) = trace._files.values()
+    del trace
+    with pytest.raises(FileError, match="already closed"):
+        shard.read("0")
+    assert is_trace(tmp_path / "run") and not is_trace(tmp_path)
+
+
+def test_an_event_for_people() -> None:
+    plain = Event(0, "vae/x", (), "f32")
+    assert str(plain) == "vae/x"
+    other = msgspec.structs.replace(plain, slot="in.0", step=2, call=1)
+    assert str(other) == "vae/x [in.0], step 2, call 1"
+    assert other.id == ("vae/x", "in.0", 2, 1)
+
+
+def test_names_of_what_passes_between_networks() -> None:
+    assert [token_ids(f"text_encoder{n}") for n in ("", "_2")] == [
+        "pipeline/token_ids",
+        "pipeline/token_ids_2",
+    ]
+    assert [prediction(kind) for kind in ("flow", "eps", "v", "x0", "edm")] == [
+        f"pipeline/{word}" for word in ("velocity", "epsilon", "v", "sample", "edm")
+    ]

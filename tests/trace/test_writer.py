@@ -1,5 +1,6 @@
 """What a writer leaves on disk: levels, budget, twins, and files that appear in the right order."""
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lydite.core.dtypes import NUMPY_DTYPES
 from lydite.core.errors import FileError, InputError, TraceError
 from lydite.trace import writer as writing
 from lydite.trace.events import MAX_RANK, Header
@@ -243,3 +245,79 @@ def test_lines_are_json_with_nothing_but_the_format(tmp_path: Path) -> None:
         writer.add("x", np.array([np.nan, 1.0]))
     line = msgspec.json.decode((tmp_path / "run/events.jsonl").read_bytes())
     assert set(line) == {"i", "name", "shape", "dtype", "shard", "key", "stats", "hash", "t_ms"}
+
+
+def test_a_line_says_all_of_its_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 10.0, 10.25, 10.25, *[11.0] * 20])
+    monkeypatch.setattr(writing.time, "monotonic", lambda: next(now))
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        said = {"slot": "in.0", "kind": "input", "step": 3, "dims": "b c", "dtype": "bf16"}
+        writer.add("x", value, **said)  # pyright: ignore[reportArgumentType]
+    (event,) = Trace.open(tmp_path / "run").events
+    assert {name: getattr(event, name) for name in said} == said
+    assert event.hash == f"sha256:{hashlib.sha256(value.tobytes()).hexdigest()}"
+    assert event.t_ms in (0, 250)  # milliseconds since the start
+
+
+def test_only_floats_have_a_sketch(tmp_path: Path) -> None:
+    values = {"f": np.ones(3), "bf": np.ones(3, NUMPY_DTYPES["BF16"]), "i": np.ones(3, int)}
+    with TraceWriter(tmp_path / "run", Header(), Capture("sketch")) as writer:
+        for name, value in (values | {"nothing": np.ones(0)}).items():
+            writer.add(name, value)
+    events = Trace.open(tmp_path / "run").events
+    assert [event.name for event in events if event.sketch] == ["f", "bf"]
+
+
+@pytest.mark.parametrize(
+    ("used", "kept"), [(0, "full"), (0.89, "full"), (0.91, "sketch"), (0.96, "sketch"), (0.98, "")]
+)
+def test_the_last_tenth_of_the_budget_is_for_later_events(
+    tmp_path: Path, used: float, kept: str
+) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        assert writer.capture.budget == 2 * 2**30
+        writer._used = int(used * writer.capture.budget)
+        event = writer.add("x", np.ones(3))
+    assert ("full" if event.shard else "sketch" if event.sketch else "") == kept
+
+
+def test_what_is_stored_counts_towards_the_budget(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("x", np.arange(1000.0))
+        writer.add("x", np.arange(1000.0))  # an alias costs its line alone
+        lines = [len(msgspec.json.encode(event)) + 1 for event in (writer.add("y", np.ones(1)),)]
+        assert 8100 < writer._used < 8100 + 108 + 4 * max(lines)
+    with pytest.raises(InputError, match="budget -1; expected full, sketch, stats, and bytes"):
+        Capture(budget=-1)
+    Capture(budget=0)
+
+
+def test_hashes_of_a_long_run_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MAX_HASHES", 2)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        events = [writer.add("x", np.full(3, n)) for n in (0, 1, 2, 2, 1, 0)]
+    assert [event.alias_of for event in events] == [None, None, None, None, 1, 0]
+
+
+def test_weights_of_several_networks_add_up(tmp_path: Path) -> None:
+    ones = np.ones(2, np.float32)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add_weights({"a": ones})
+        writer.add_weights({"b": ones})
+    found = Trace.open(tmp_path / "run").weights()
+    assert found and list(found) == ["a", "b"]
+    assert found["a"].hash == f"sha256:{hashlib.sha256(ones.tobytes()).hexdigest()}"
+
+
+def test_a_folder_that_cannot_be_made_or_removed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileError, match="file"):
+        TraceWriter(tmp_path / "file" / "run", Header())
+    with TraceWriter(tmp_path / "run", Header()):
+        pass
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for name in ("file", "link"):
+        with pytest.raises(FileError, match="not a folder; not overwritten"):
+            remove_trace(tmp_path / name)
+    assert (tmp_path / "run" / "trace.json").exists()
