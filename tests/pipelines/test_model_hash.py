@@ -1,5 +1,6 @@
 """The hash of a model's files: every byte counts, and the second time it costs nothing."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,8 +18,10 @@ from lydite.core.request import Request
 from lydite.core.tensorfile import TensorFile, save
 from lydite.pipelines import model_hash as hashing
 from lydite.pipelines.model_files import open_model
-from lydite.pipelines.model_hash import component_hash, model_hash, sampled_hash
+from lydite.pipelines.model_hash import component_hash, joined_hash, model_hash, sampled_hash
 from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.textual_inversion import Embedding
+from lydite.weights.lora import Lora
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
@@ -146,3 +149,59 @@ def test_a_file_of_a_tokenizer_is_bounded(copy: Path) -> None:
     os.truncate(copy / "tokenizer" / "merges.txt", 2**40)  # a hole: reading it would take hours
     with pytest.raises(FileError, match="more than"):
         hash_of(copy)
+
+
+def test_the_hash_in_users_files_stays_what_it_was() -> None:
+    """A change of the formula would call every picture and set of today another model's."""
+    known = "7fd274d29c8aa93192da3fb035838b04be85b892cb22887f49c2d06ce17de602"
+    assert Pipeline.open("embedded").model_hash == known
+    digest = hashlib.sha256(b"a b").hexdigest()
+    assert joined_hash("a", "b") == digest
+
+
+def test_every_part_of_a_model_counts(untrained: Path, tmp_path: Path) -> None:
+    model = open_model(untrained)[1]
+    lora, word = tmp_path / "lora", tmp_path / "word"
+    lora.write_bytes(b"lora")
+    word.write_bytes(b"word")
+    changed = {
+        "as it is": model,
+        "a note of the scheduler": replace_fields(model, scheduler={**model.scheduler, "_x": 1}),
+        "the scheduler": replace_fields(model, scheduler={**model.scheduler, "shift": 9.0}),
+        "a component less": replace_fields(
+            model, components={k: v for k, v in model.components.items() if k != "vae"}
+        ),
+        "a config": replace_fields(
+            model,
+            components={
+                **model.components,
+                "vae": replace_fields(
+                    model.components["vae"],
+                    config=replace_fields(model.config("vae"), scaling_factor=0.5),
+                ),
+            },
+        ),
+        "no tokenizers": replace_fields(model, tokenizers={}),
+        "a LoRA": replace_fields(model, loras=((Lora(lora, ()), 1.0),)),
+        "its weight": replace_fields(model, loras=((Lora(lora, ()), 0.5),)),
+        "another LoRA": replace_fields(model, loras=((Lora(word, ()), 1.0),)),
+        "a word": replace_fields(model, embeddings=(Embedding(word, "w", {}),)),
+        "its name": replace_fields(model, embeddings=(Embedding(word, "v", {}),)),
+    }
+    hashes = {name: model_hash(each) for name, each in changed.items()}
+    assert hashes["as it is"] == hashes["a note of the scheduler"]
+    assert len(set(hashes.values())) == len(hashes) - 1
+
+
+def test_hidden_files_and_folders_are_no_part_of_a_tokenizer(tmp_path: Path) -> None:
+    for name in ("b.json", "a.txt", ".DS_Store"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "folder").mkdir()
+    found = list(hashing.tokenizer_files(tmp_path))
+    assert found == [(n, hashlib.sha256(n.encode()).hexdigest()) for n in ("a.txt", "b.json")]
+
+
+def test_without_a_home_nothing_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "cache_folder", lambda: None)
+    hashing._add_to_cache("a", "b")
+    assert hashing._read_cache() == {}

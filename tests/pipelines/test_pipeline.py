@@ -23,6 +23,7 @@ from lydite.pipelines.picture import Picture
 from lydite.pipelines.pipeline import AHEAD, Pipeline
 from lydite.pipelines.planning import MOST_FEATHER
 from lydite.sampling.noise import StreamRule
+from lydite.sampling.registry import SAMPLERS
 from lydite.weights.load import parameter_hash, parameters
 
 REQUEST = Request("a red fox", steps=3, width=32, height=32, text_length=4)
@@ -207,6 +208,59 @@ def test_the_smallest_and_the_largest_size_are_planned(pipeline) -> None:
 def test_bad_requests_name_the_option(pipeline, change: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         list(pipeline.generate(REQUEST.replace(**change), [1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "fits", "refused"),
+    [
+        ("text_length", (1, 4096), (0, 4097)),
+        ("feather", (0, 1024), (-1, 1025)),
+        ("guidance_rescale", (0.0, 1.0), (-0.001, 1.001)),
+        ("guidance", (-100.0, 1e9), (math.inf, -math.inf, math.nan)),
+        ("true_guidance", (0.0,), (math.inf, math.nan)),
+        ("prompt", ("a" * 10_000, "\ud7ff"), ("a" * 10_001, "\ud800")),
+        ("negative", ("a" * 10_000,), ("a" * 10_001, "\udfff")),
+        ("weighting", (None,), ("", "A1111", "lydite")),
+        ("noise", ("torch", "mlx"), ("", "cuda")),
+        ("width", (16, 384), (0, -16, 8, 385, 400)),
+        ("height", (16, 384), (0, -16, 8, 385, 400)),
+        ("refine_from", (), (0.0, 1.0, -0.1, math.nan)),
+    ],
+)
+def test_a_value_is_planned_up_to_its_limits(
+    pipeline, name: str, fits: tuple, refused: tuple
+) -> None:
+    for value in fits:
+        planned = pipeline.plan(REQUEST.replace(**{name: value})).request
+        assert getattr(planned, name) == (None if name == "true_guidance" else value)
+    for value in refused:
+        with pytest.raises(InputError) as caught:
+            pipeline.plan(REQUEST.replace(**{name: value}))
+        assert ("prompt" if name == "negative" else name.split("_")[-1]) in str(caught.value)
+
+
+LIMITS = {
+    "eta": (0.0, 10.0), "s_noise": (0.0, 10.0), "gamma": (0.0, 10.0), "curvature": (0.0, 1.0),
+    "r": (0.01, 1.0), "rtol": (1e-4, 1.0), "atol": (1e-4, 1.0),
+}  # fmt: skip
+
+
+def test_options_of_samplers_are_numbers_within_limits() -> None:
+    assert planning.NUMBERS == LIMITS
+    seen: set[str] = set()
+    for sampler in SAMPLERS.values():
+        for name in set(sampler.options) & set(LIMITS):
+            seen.add(name)
+            low, high = LIMITS[name]
+            for value in (low, high):
+                planning._check_numbers(sampler, {name: value})
+            for value in (math.nextafter(low, -1), math.nextafter(high, 99), math.nan):
+                with pytest.raises(InputError, match=f"option {name} is"):
+                    planning._check_numbers(sampler, {name: value})
+        for name in set(sampler.options) - set(LIMITS):
+            with pytest.raises(InputError, match="that can be set here"):
+                planning._check_numbers(sampler, {name: 1.0})
+    assert seen == set(LIMITS)
 
 
 def test_batches_masks_and_loras_that_cannot_be_used(pipeline, untrained: Path) -> None:
