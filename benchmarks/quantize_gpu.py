@@ -3,6 +3,7 @@
     python benchmarks/quantize_gpu.py                 all parts
     python benchmarks/quantize_gpu.py --tiny          small shapes, to see that it runs
     python benchmarks/quantize_gpu.py --parts step
+    python benchmarks/quantize_gpu.py --parts path --size 512 --iterations 8 --memory 4GB 8GB
 
 Parts, each in a process of its own:
     ours, ours-tf32       TaQ-DiT W4A8, per channel: the attention and the feed-forward of a block
@@ -444,30 +445,86 @@ def run_path(options: argparse.Namespace) -> None:
         mx.clear_cache()
         mx.reset_peak_memory()
         start = time.perf_counter()
-        lydite.main([*command, "--quiet"], standalone_mode=False)
+        lydite.main(list(command), standalone_mode=False)
         took, peak = time.perf_counter() - start, mx.get_peak_memory() / 2**30
-        print(f"{' '.join(command[:2])}: {took:.1f} s, {peak:.2f} GiB peak", flush=True)
+        peak = max([peak, *(most for _, _, most in spent.values())])
+        print(f"{command[0]}: {took:.1f} s, {peak:.2f} GiB peak", flush=True)
 
+    spent = time_stages()
+    config, widths, heads = options.config, (768, 1280), (12, 20)
+    images, steps, iterations = 4, 8, options.iterations
+    if options.tiny:
+        config = config | {"joint_attention_dim": 128, "pooled_projection_dim": 96}
+        widths, heads, images, steps, iterations = (32, 64), (2, 2), 2, 2, 2
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         start = time.perf_counter()
-        widths = (768, 1280)
-        make_untrained(folder / "model", transformer=MMDiTConfig(**options.config),
-                       clip_widths=widths, clip_heads=(12, 20), draw=outliers)  # fmt: skip
+        make_untrained(folder / "model", transformer=MMDiTConfig(**config),
+                       clip_widths=widths, clip_heads=heads, draw=outliers)  # fmt: skip
         print(f"model written: {time.perf_counter() - start:.1f} s", flush=True)
         (folder / "prompts.txt").write_text("a red fox\na blue hill\nan old tree\n")
         model, prompts = str(folder / "model"), str(folder / "prompts.txt")
         size = f"{options.size}x{options.size}"
-        run("calibrate", "run", "-m", model, "--prompts", prompts, "--images", "4", "--steps", "8",
-            "--size", size, "--out", f"{folder}/set")  # fmt: skip
+        run("calibrate", "run", "-m", model, "--prompts", prompts, "--images", str(images),
+            "--steps", str(steps), "--size", size, "--out", f"{folder}/set")  # fmt: skip
         for memory in options.memory:
             run("quantize", model, "--method", "taqdit", "--bits", "4", "--group", "channel",
                 "--act-bits", "8", "--set", f"{folder}/set", "--memory", memory,
-                "--iterations", str(options.iterations), "--eval-prompts", prompts,
+                "--iterations", str(iterations), "--eval-prompts", prompts,
                 "--eval-images", "2", "--out", f"{folder}/{memory}")  # fmt: skip
+            for stage, (seconds, count, peak) in spent.items():
+                print(f"  {stage}: {seconds:.1f} s in {count} calls, {peak:.2f} GiB peak")
+            learning, count, _ = spent["learning"]
+            each = learning / count / iterations  # held-out errors and compilation included
+            hours = each * ITERATIONS * count / 3600
+            print(f"  {1e3 * each:.1f} ms an iteration on average, {hours:.1f} h for {ITERATIONS} "
+                  f"of {count} modules", flush=True)  # fmt: skip
+            spent.clear()
         made = f"{folder}/{options.memory[-1]}"
-        run("generate", "a red fox", "--model", made, "--steps", "8", "--size", size,
+        run("generate", "a red fox", "--model", made, "--steps", str(steps), "--size", size,
             "--out", f"{folder}/fox.png")  # fmt: skip
+
+
+def time_stages() -> dict[str, tuple[float, int, float]]:
+    """Seconds, calls and peak memory (GiB) of the stages of `lydite quantize`, filled as they run.
+
+    Each module that was learned is a line: a run that is stopped has said how far it came.
+    """
+    import mlx.core as mx
+
+    from lydite.cli.quantize import model
+    from lydite.quantize import blocks, export, quantize_blocks
+
+    spent: dict[str, tuple[float, int, float]] = {}
+
+    def watch(holder: Any, name: str, stage: str) -> None:
+        original = getattr(holder, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            mx.synchronize()
+            mx.reset_peak_memory()
+            start = time.perf_counter()
+            result = original(*args, **kwargs)
+            mx.synchronize()
+            took, peak = time.perf_counter() - start, mx.get_peak_memory() / 2**30
+            seconds, count, most = spent.get(stage, (0.0, 0, 0.0))
+            spent[stage] = seconds + took, count + 1, max(peak, most)
+            if stage == "learning":
+                parts = ", ".join(f"{each} {total[0]:.1f} s" for each, total in spent.items())
+                print(f"module {count + 1}: {parts}; {peak:.2f} GiB peak", flush=True)
+            return result
+
+        setattr(holder, name, timed)
+
+    watch(blocks.BlockRows, "_find_links", "rows of the first block")
+    watch(blocks.BlockRows, "_advanced", "rows of the next block")
+    watch(quantize_blocks._Block, "_input_range", "ranges of activations")
+    watch(quantize_blocks._Block, "_target", "ranges of weights")
+    watch(quantize_blocks, "capture_unit", "rows of a module")
+    watch(quantize_blocks, "reconstruct", "learning")
+    watch(export, "export", "export")
+    watch(model, "evaluate_export", "evaluation")
+    return spent
 
 
 if __name__ == "__main__":

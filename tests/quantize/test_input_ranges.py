@@ -12,6 +12,7 @@ from lydite.models import layers
 from lydite.models.layers import QuantizedLinear, at_timestep, rounded_to_format
 from lydite.quantize.input_ranges import (
     InputRange,
+    _histogram,  # pyright: ignore[reportPrivateUsage]
     balance,
     group_times,
     is_behind_gelu,
@@ -78,6 +79,18 @@ def test_a_search_on_the_gpu_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.array_equal(on_gpu.divisor, on_cpu.divisor)  # pyright: ignore[reportArgumentType]
     assert on_gpu.shift is not None and on_cpu.shift is not None
     np.testing.assert_allclose(on_gpu.shift, on_cpu.shift, rtol=1e-6)
+
+
+def test_a_histogram_on_the_gpu_counts_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.append(normal(30_000), np.float32([-9, 9]))
+    counts, edges = _histogram(values, -9.0, 9.0)
+    monkeypatch.setattr("lydite.quantize.input_ranges.on_cpu", lambda: False)
+    monkeypatch.setattr("lydite.quantize.input_ranges.AT_ONCE", 7_000)
+    on_gpu, same_edges = _histogram(values, -9.0, 9.0)
+    assert on_gpu.sum() == counts.sum() == len(values)
+    assert on_gpu[0] == on_gpu[-1] == 1
+    assert np.abs(np.cumsum(on_gpu) - np.cumsum(counts)).max() <= 5  # next to an edge: float32
+    np.testing.assert_allclose(same_edges, edges)
 
 
 def test_only_outputs_of_a_gelu_are_taken_for_them() -> None:

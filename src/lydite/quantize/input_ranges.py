@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.models.layers import on_cpu
 from lydite.quantize.grid import Floats
 from lydite.quantize.range_search import on_device
 from lydite.weights.quantized_format import DIVISOR, RANGE, SHIFT, TIMES
@@ -26,6 +27,7 @@ MOMENTUM, BATCHES, BATCH = 0.95, 100, 32  # of the mid-range: its average over s
 GELU_LOWEST = -0.1701  # no value of GELU is below
 OUTLIER = 1.5  # times the median scale of all channels
 BINS = 1 << 13  # of the histogram that a search looks at: 32 for each of 256 steps
+AT_ONCE = 1 << 26  # values that are counted in one call, on a GPU
 MOST_ROWS = 1 << 11  # of a channel that a search looks at
 
 
@@ -206,7 +208,7 @@ def _search(values: Floats, bits: int) -> tuple[float, float]:
         return 1.0, 0.0
     tried, weights = values, np.ones(1, np.float32)
     if values.size > BINS:
-        counts, edges = np.histogram(values, BINS, (low, high))
+        counts, edges = _histogram(values, low, high)
         middles, full = (edges[:-1] + edges[1:]) / 2, counts > 0
         tried, weights = middles[full].astype(np.float32), counts[full]
 
@@ -220,6 +222,19 @@ def _search(values: Floats, bits: int) -> tuple[float, float]:
     upper = min(shares, key=lambda own: error(lower, own))
     scale = (upper * high - lower * low) / (2**bits - 1)
     return scale, float(np.clip(np.rint(-lower * low / scale), 0, 2**bits - 1))
+
+
+def _histogram(values: Floats, low: float, high: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """How many values are in each bin, and the edges of the bins."""
+    if on_cpu():
+        return np.histogram(values, BINS, (low, high))
+    counts = mx.zeros(BINS, mx.int32)
+    for first in range(0, values.size, AT_ONCE):
+        own = mx.array(values[first : first + AT_ONCE])
+        bins = mx.clip(mx.floor((own - low) * (BINS / (high - low))), 0, BINS - 1)
+        counts = counts.at[bins.astype(mx.int32)].add(1)
+        mx.eval(counts)
+    return np.array(counts), np.linspace(low, high, BINS + 1)
 
 
 def _powers(values: Any, low: NDArray[Any], high: NDArray[Any], bits: int) -> Any:
