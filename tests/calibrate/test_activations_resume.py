@@ -20,7 +20,12 @@ from lydite.calibrate.settings import plan_of
 from lydite.calibrate.store.lock import WriterLock
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.writer import Writer
-from lydite.cli.calibrate.activations import activations
+from lydite.cli.calibrate.activations import (
+    MOST_BANDS,
+    _check_group_steps,
+    _read_part,
+    activations,
+)
 from lydite.core.errors import CalibrationError, FileError, LyditeError
 from lydite.pipelines.pipeline import Pipeline
 from support import calibration as calibrating
@@ -170,8 +175,36 @@ def test_the_command_collects_merges_and_draws(drawn: Path, tmp_path: Path) -> N
     assert "6 samples" in told
     page = (tmp_path / "all.html").read_text()
     assert "Outlier channels" in page and "After GELU" in page and "ff.net.2 in" in page
-    run(tmp_path / "all.sqlite", "--plot", tmp_path / "all.png")
+    assert "picture: " in run(tmp_path / "all.sqlite", "--plot", tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    halves = (tmp_path / "1.sqlite", tmp_path / "2.sqlite")
+    for written, words in (
+        ("all.sqlite", (*halves, "--out", tmp_path / "all.sqlite")),
+        ("all.png", (tmp_path / "all.sqlite", "--plot", tmp_path / "all.png")),
+    ):
+        before = (tmp_path / written).read_bytes()
+        (tmp_path / written).write_bytes(before[:100])
+        with pytest.raises(LyditeError, match="exists"):
+            run(*words)
+        run(*words, "--overwrite")
+        assert (tmp_path / written).read_bytes()[:8] == before[:8]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("1/1", (1, 1)), ("2/3", (2, 3)), ("3/3", (3, 3)), ("0/3", None), ("4/3", None), ("2", None)],
+)
+def test_parts_and_groups_of_steps(text: str, part: tuple[int, int] | None) -> None:
+    if part is None:
+        with pytest.raises(LyditeError, match="--part"):
+            _read_part(text)
+    else:
+        assert _read_part(text) == part
+    for rule in ("step", "all", "1", str(MOST_BANDS)):
+        _check_group_steps(rule)
+    for rule in ("", "0", "-1", "1.5", "every", str(MOST_BANDS + 1)):
+        with pytest.raises(LyditeError, match="--group-steps"):
+            _check_group_steps(rule)
 
 
 def test_bad_input_is_one_clear_error(drawn: Path, tmp_path: Path) -> None:

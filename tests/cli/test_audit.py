@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from lydite.cli.audit import _ranks
 from lydite.cli.main import main
 from lydite.core.tensorfile import save
 from support.tiny_sd3 import read_tensors
@@ -236,3 +238,11 @@ def test_from_a_shell(untrained: Path, transformer: Path) -> None:
     assert done.returncode == 1 and b"stray" in done.stdout and not done.stderr
     done = subprocess.run([*command, transformer / "none"], capture_output=True, check=False)
     assert done.returncode == 2 and b"Traceback" not in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [((4,), "rank 4"), ((4, 4), "rank 4"), ((8, 2, 4), "ranks 2 to 8")]
+)
+def test_the_ranks_of_a_lora(ranks: tuple[int, ...], text: str) -> None:
+    layers = [SimpleNamespace(down=np.zeros((rank, 9))) for rank in ranks]
+    assert _ranks(cast(Any, SimpleNamespace(layers=layers))) == text

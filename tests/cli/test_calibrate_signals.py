@@ -8,10 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from lydite.calibrate.run import RunCallbacks
+from lydite.cli.calibrate import draw_missing
 from lydite.cli.calibrate.draw_missing import StopRequest
+from lydite.cli.progress import StepBar
 from support.calibration import same_blas
 from support.calibration_cli import SMALL, calibrate
 
@@ -54,6 +58,35 @@ def test_the_second_signal_stops_at_once_and_the_old_handlers_come_back(number: 
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("finished", [0, 1, 3])
+def test_a_stopped_run_says_how_much_is_drawn(
+    finished: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticks: list[None] = []
+    monkeypatch.setattr(StepBar, "advance", lambda _: ticks.append(None))
+
+    def draw(*given: Any) -> None:
+        callbacks: RunCallbacks = given[-1]
+        for image in range(finished):
+            callbacks.stepped(image, 0)  # a worker that is lost began it
+            callbacks.finished(image)
+        callbacks.stepped(finished, 0)
+        signal.raise_signal(signal.SIGTERM)
+        assert callbacks.stopping()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(draw_missing, "_run_on_workers", draw)
+    options, none = draw_missing.WorkerOptions(1, None, quiet=False), cast(Any, None)
+    with pytest.raises(KeyboardInterrupt):
+        draw_missing._draw(none, none, none, options, images=4, steps=2, command="again")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"stopped: {finished} of the 4 missing images are drawn. Resume with:",
+        "again",
+    ]
+    assert len(ticks) == 2 * finished + 1
 
 
 def test_an_interrupt_while_workers_start_is_heard_by_the_pool_alone(

@@ -45,6 +45,20 @@ def test_a_verdict_for_scripts_tells_damage_from_bad_values(tmp_path: Path) -> N
     assert told["verdict"] == "damaged" and not told["sound"] and not told["complete"]
 
 
+def test_what_is_left_of_a_set_is_a_set(tmp_path: Path) -> None:
+    folder = tmp_path
+    for gone in ("set.json", "shards"):
+        folder = tmp_path / f"without {gone}"
+        draw(folder, 1)
+        (folder / gone).rename(tmp_path / f"its {gone}")
+        result = calibrate("verify", folder)
+        assert result.exit_code == 1 and "no calibration set" not in str(result.exception)
+    assert "no calibration set" in str(calibrate("verify", tmp_path).exception)
+    for limit in ("0", "-1", "nan", "inf"):
+        result = calibrate("verify", folder, "--absmax", limit)
+        assert "--absmax" in str(result.exception)
+
+
 def test_a_list_that_is_cut_says_so() -> None:
     assert first_names(["a", "b", "c", "d"]) == "a, b, c, d"
     assert first_names(["a", "b", "c", "d", "e"]) == "a, b, c, d, …"
