@@ -5,9 +5,19 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.measure.rounding import UNIT, fixed_rounding, measured_rounding
+from lydite.diff.measure.rounding import (
+    UNIT,
+    coarser,
+    estimated_rounding,
+    fixed_rounding,
+    is_sinusoid,
+    limit_for,
+    local_rounding,
+    measured_rounding,
+)
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
@@ -25,6 +35,65 @@ def test_only_a_difference_of_zero_gets_the_limit_of_a_fixed_precision() -> None
     assert measured_rounding(0.0, "f32") == fixed_rounding("f32") > 100 * unit
     assert measured_rounding(unit / 8, "f32") == unit
     assert measured_rounding(5 * unit, "f32") == 5 * unit
+
+
+F32, BF16 = 2.0**-24, 2.0**-9
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "given", "times"),
+    [
+        ("f32", 64, {}, 8), ("f64", 64, {}, 8), ("c64", 64, {"measured": False}, 8),
+        ("bf16", 64, {}, 4), ("f16", 16, {}, 5), ("bf16", 0, {}, 11), ("f8_e4m3", 64, {}, 4),
+        ("bf16", 64, {"measured": False}, 4), ("f16", 1, {"measured": False}, 4),
+        ("f32", 64, {"ratio": 10.0}, 20), ("bf16", 64, {"ratio": 3.0}, 6),
+        ("f32", 64, {"before": 10.0}, 40), ("f32", 64, {"before": 10.0, "measured": False}, 100),
+        ("f32", 64, {"before": 1e3}, 300), ("f32", 64, {"ratio": 1e3}, 300),
+        ("bf16", 64, {"before": 1e3}, 20), ("bf16", 64, {"ratio": 1e3, "measured": False}, 20),
+    ],
+)  # fmt: skip
+def test_a_limit_is_so_many_times_the_rounding(
+    dtype: str, count: int, given: dict[str, Any], times: float
+) -> None:
+    """The numbers were measured on correct ports; `before` is given in roundings here."""
+    known = {"before": 0.0, "ratio": 0.0, "measured": True} | given
+    known["before"] *= 1e-5
+    found = limit_for(1e-5, dtype, count, **known)
+    assert found.rounding == 1e-5 and found.limit == pytest.approx(times * 1e-5)
+
+
+def test_what_rounding_to_expect() -> None:
+    units = {"f64": 2.0**-53, "f32": F32, "c64": F32, "f16": 2.0**-11, "bf16": BF16,
+             "f8_e4m3": 1 / 16, "f8_e5m2": 1 / 8}  # fmt: skip
+    assert units == UNIT and coarser("f32", "bf16") == "bf16" == coarser("bf16", "f16")
+    assert coarser("i64", "f64") == "f64"
+    for dtype, unit in (*units.items(), ("i64", F32)):
+        assert estimated_rounding(dtype, 0) == 2 * unit
+        assert estimated_rounding(dtype, 16) == 6 * unit
+        assert measured_rounding(unit / 16, dtype) == unit == measured_rounding(unit, dtype)
+        assert measured_rounding(unit / 17, dtype) == fixed_rounding(dtype)
+    assert fixed_rounding("f32") == 300 * F32 and fixed_rounding("bf16") == 0.5 * BF16**0.5
+    for dtype, rounding, expected in (
+        ("f32", 1e-9, 1e-3), ("f32", 1e-2, 1e-2), ("bf16", 1e-9, 1e-3), ("bf16", BF16 / 16, BF16),
+        ("bf16", 1e-1, 1e-1), ("bf16", BF16 / 17, 1e-3),
+    ):  # fmt: skip
+        assert local_rounding(rounding, dtype, 1e-3) == expected
+
+
+def test_which_values_are_sinusoids() -> None:
+    angles = np.outer(np.arange(3.0), np.exp(-np.arange(4.0)))
+    halves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    pairs = np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(3, 8)
+    for value in (halves, pairs, halves[0], pairs.astype(np.float32), halves[:, [0, 1, 4, 5]]):
+        assert is_sinusoid(value)
+    for value in (
+        1.02 * halves,
+        halves[:, :7],
+        halves[:, [0, 4]],
+        np.ones((3, 8), int),
+        halves[0, 0],
+    ):
+        assert not is_sinusoid(np.asarray(value))
 
 
 def test_references_finer_than_the_port_do_not_measure_its_rounding(tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""Which wrong row is the bug: rows written by hand, on both sides of every limit."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from lydite.diff.divergence.first import (
+    Divergence,
+    first_divergence,
+    first_isolated,
+    open_margin,
+    over_limit,
+)
+from lydite.diff.result import Row
+
+LIMIT = 1e-6
+
+
+def row(over: float | None, site: str = "", **changes: Any) -> Row:
+    """A value whose error is so many times its limit; None: of another shape."""
+    error = None if over is None else over * LIMIT
+    wrong = over is None or over > 1
+    known = Row(site, site, "out", 0, 0, "activation", (2, 8), "f32", error, LIMIT, LIMIT, wrong)
+    return replace(known, **changes)
+
+
+def rows(*overs: float | Row | None) -> list[Row]:
+    made = (over if isinstance(over, Row) else row(over) for over in overs)
+    return [replace(one, site=one.site or f"v{at}") for at, one in enumerate(made)]
+
+
+def judge(found: Sequence[Row], *, misplaced: bool = False, **tests: Any) -> Divergence:
+    known = {
+        key: (lambda _, value=value: value) for key, value in tests.items() if key != "estimated"
+    }
+    estimated = tests.get("estimated", False)
+    return first_divergence(found, lambda _: misplaced, estimated=estimated, **known)
+
+
+def test_the_first_wrong_row_is_the_bug() -> None:
+    assert judge(rows(0, 0.5, 1.0)).first is None
+    assert judge(rows(0, 2e5, 0, 3e5)).first == 1 == judge(rows(0, 2e5), estimated=True).first
+    assert (
+        first_isolated(rows(0, 0, 2, 3)) == Divergence(2) and first_isolated(rows(0)).first is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("overs", "first"),
+    [
+        ((2.9, 0, 0), None),  # a little above an estimated limit, and nothing later is
+        ((3.1, 0, 0), 0),
+        ((2.9,), 0),  # nothing after it was compared
+        ((2.9, replace(row(0), error=None, wrong=False)), 0),
+        ((2.9, 0, 2.9), 2),  # the last one itself has nothing after it
+        ((2.9, 0, 3.1), 0),
+    ],
+)
+def test_a_value_a_little_above_an_estimated_limit(overs: Any, first: int | None) -> None:
+    assert judge(rows(*overs), estimated=True).first == first
+    assert judge(rows(*overs)).first == 0  # above a measured one
+
+
+@pytest.mark.parametrize(
+    ("overs", "estimated", "first"),
+    [
+        ((2, 601), False, 1),  # not the same error, grown
+        ((2, 599), False, 0),
+        ((99, 99 * 301), False, 1),
+        ((101, 101 * 301), False, 0),  # too large for rounding
+        ((2, 20, 20 * 301), False, 2),
+        ((2, 20, 200, 2000, 20000), False, 0),  # little by little
+        ((2, 41), True, 1),  # the limit before it may be too low
+        ((2, 39), True, 0),
+        ((3.1, 3.1 * 21), True, 0),
+    ],
+)
+def test_a_jump_after_a_small_error(overs: Any, estimated: bool, first: int) -> None:
+    assert judge(rows(*overs), estimated=estimated).first == first
+
+
+@pytest.mark.parametrize(
+    ("after", "ignored"),
+    [
+        ((0, 0, 0, 0), True),
+        ((0, 0, 0, 0, 500), True),  # four that agree are enough
+        ((0, 0, 0, 500), False),
+        ((0, 0), True),  # all there are
+        ((), False),
+        ((row(0, site="v0", slot="out.1"),), False),  # of itself, not after it
+    ],
+)
+@pytest.mark.parametrize("over", [500, None])
+def test_a_value_recorded_at_another_point(after: Any, ignored: bool, over: float | None) -> None:
+    found = judge(rows(over, *after), misplaced=True)
+    assert (0 in found.ignored) == ignored
+    assert judge(rows(over, *after), misplaced=True, spoils=True).first == 0
+    if over is not None:
+        assert judge(rows(over, *after)).first == 0
+
+
+def test_only_values_of_its_component_and_pass_show_that_it_is_not_used() -> None:
+    wrong = row(500, "net/a")
+
+    def is_ignored(*after: Row, first: Row = wrong) -> bool:
+        return 0 in judge([first, *after], misplaced=True).ignored
+
+    assert is_ignored(row(0, "net/b"))
+    assert not is_ignored(row(0, "vae/b"))
+    assert is_ignored(row(500, "vae/b"), row(0, "net/b"))
+    seen = row(0, "net/f")
+    frame = [seen, row(500, "net/a"), row(0, "net/f"), row(0, "net/b")]
+    assert judge(frame, misplaced=True).first == 1  # the next frame does not depend on it
+    other_step = [seen, row(500, "net/a"), row(0, "net/f", step=1)]
+    assert judge(other_step, misplaced=True).first is None
+    stream = (2, 3, 8)
+    first = row(500, "net/a", shape=stream)
+    streams = [row(0, f"net/{n}") for n in range(4)]
+    assert is_ignored(*streams, first=first)
+    own = row(500, "net/own", shape=(2, 3, 5))  # its own stream runs after the other one
+    assert not is_ignored(*streams, own, first=first)
+    assert is_ignored(*streams, row(500, "net/own", shape=(2, 4, 5)), first=first)
+
+
+@pytest.mark.parametrize(
+    ("outer", "later", "ignored"),
+    [
+        ([("net/a", 0.5)], 0, True),  # the module around it returns what it should
+        ([("net/a", 2)], 0, False),
+        ([("net", 0.5)], 0, True),
+        ([("net/ab", 0.5)], 0, False),  # not around it
+        ([("net/a", 0.5), ("net/a", 2)], 0, False),  # all that it returns has to agree
+        ([("net/a", 0.5), ("net", 2)], 0, True),
+        ([("net/a", 0.6)], 500, False),  # what is left of the error may be their cause
+        ([("net/a", 0.4)], 500, True),
+    ],
+)
+def test_a_module_that_returns_what_it_should(
+    outer: list[tuple[str, float]], later: float, ignored: bool
+) -> None:
+    found = [row(500, "net/a.b"), *(row(over, site) for site, over in outer), row(later, "end")]
+    assert (0 in judge(found).ignored) == ignored
+    for change in ({"step": 1}, {"call": 1}, {"slot": "in.0"}):
+        assert judge([found[0], *(replace(one, **change) for one in found[1:])]).first == 0
+
+
+def test_what_is_left_of_an_error_in_the_module_around_it() -> None:
+    for over, ignored in ((0.9, True), (1.1, False)):
+        outer = row(over, "net", limit=LIMIT * 2, wrong=False)
+        assert (0 in judge([row(10.0, "net/a"), outer]).ignored) == ignored
+
+
+@pytest.mark.parametrize(
+    ("over", "changes", "unsure"),
+    [
+        (99, {}, True), (101, {}, False),  # over a limit in float32
+        (99, {"peak": 11.9 * 99 * LIMIT}, True), (99, {"peak": 12.1 * 99 * LIMIT}, False),
+        (9, {"error": 0.99e-4, "limit": 1e-5}, True), (9, {"error": 1.1e-4, "limit": 1e-5}, False),
+        (99, {"dtype": "i32"}, False),
+        (None, {}, False),
+    ],
+)  # fmt: skip
+def test_a_small_error_of_which_nobody_knows_whence_it_came(
+    over: float | None, changes: dict[str, Any], unsure: bool
+) -> None:
+    found = [row(over, "a", **changes), row(50, "b")]
+    assert judge(found, is_anchored=False).undecided == unsure
+    assert not judge(found).undecided  # what it is computed from agrees
+    assert not judge([*found, row(101, "c")], is_anchored=False).undecided
+
+
+@pytest.mark.parametrize(("over", "unsure"), [(19, True), (21, False)])
+def test_coarse_numbers_are_unsure_where_limits_are_estimated(over: float, unsure: bool) -> None:
+    found = [row(over, "a", dtype="bf16")]
+    assert judge(found, is_anchored=False, estimated=True).undecided == unsure
+    assert not judge(found, is_anchored=False).undecided
+    assert (open_margin("bf16"), open_margin("f32"), open_margin("f64")) == (20, 100, 100)
+
+
+def test_a_guessed_pair_that_agrees_later_is_no_pair() -> None:
+    assert judge(rows(500, 0, 0), is_guessed=True).first is None
+    assert judge(rows(500, 500), is_guessed=True, is_mispaired=False).first == 0
+    assert judge(rows(500, 500), is_guessed=True, is_mispaired=True).first is None
+    for error, unsure in ((0.99, False), (1.01, True)):  # nothing in common: perhaps no pair
+        far = row(2, "a", error=error, limit=error / 150)
+        tests = {"estimated": True, "is_guessed": True, "is_mispaired": False, "is_anchored": False}
+        assert judge([far], **tests).undecided is unsure
+
+
+def test_errors_in_limits() -> None:
+    assert over_limit(row(3)) == pytest.approx(3) and over_limit(row(None)) == inf
+    assert over_limit(replace(row(None), wrong=False)) == 0
+    assert over_limit(replace(row(3), limit=0.0)) == inf == over_limit(replace(row(3), limit=None))
+    assert over_limit(replace(row(0), limit=0.0)) == 0
