@@ -11,6 +11,7 @@ from lydite.core.request import Request
 from lydite.core.tensorfile import save
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.textual_inversion import ANY_NAME, read_embedding
 from support.against_diffusers import draw_reference, guidance, load_reference, off_by, run
 
 torch = pytest.importorskip("torch")
@@ -114,23 +115,58 @@ def test_the_command_line_and_its_replay(sd_folder: Any, tmp_path: Path) -> None
         run("generate", "--from", first, "-o", again, "-q")
 
 
+ONE = {ANY_NAME: "text_encoder"}  # Stable Diffusion 1.x and 2.x
+TWO = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}  # XL
+SIZES = {"text_encoder": 24, "text_encoder_2": 32}
+
+
 @pytest.mark.parametrize(
-    ("tensors", "message"),
+    ("encoders", "tensors", "message"),
     [
-        ({"emb_params": vectors(0, 2, 16)}, "width 24"),
-        ({"a": vectors(0, 24), "b": vectors(0, 24)}, "has 2 tensors"),
-        ({"clip_g": vectors(0, 24)}, "one tensor"),
-        ({"a": np.full((1, 24), np.nan, np.float32)}, "finite"),
-        ({"a": np.ones((1, 24), np.int32)}, "floats"),
-        ({"a": vectors(0, 76, 24)}, "1 to 75"),
+        (ONE, {"emb_params": vectors(0, 2, 16)}, "width 24"),
+        (ONE, {"a": vectors(0, 24), "b": vectors(0, 24)}, "has 2 tensors.*one tensor"),
+        (ONE, {"clip_g": vectors(0, 24)}, "one tensor"),
+        (ONE, {"clip_l": vectors(0, 24)}, "one tensor"),
+        (ONE, {"a": np.full((1, 24), np.nan, np.float32)}, "finite"),
+        (ONE, {"a": vectors(0, 1, 1, 24)}, "floats of width 24"),
+        (ONE, {"a": np.float32(1)}, "floats of width 24"),
+        (ONE, {"a": np.ones((1, 24), np.int32)}, "floats"),
+        (ONE, {"a": np.ones((1, 24), np.complex64)}, "floats"),
+        (ONE, {"a": vectors(0, 76, 24)}, "1 to 75"),
+        (ONE, {"a": vectors(0, 0, 24)}, "1 to 75"),
+        (TWO, {"clip_l": vectors(0, 24)}, "clip_g and clip_l"),
+        (TWO, {"clip_l": vectors(0, 24), "clip_g": vectors(0, 24)}, "width 32"),
+        (TWO, {"clip_l": vectors(0, 24), "clip_g": vectors(0, 32), "a": vectors(0, 1)}, "has 3"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(
-    sd_folder: Any, tensors: dict[str, Any], message: str, tmp_path: Path
+    encoders: dict[str, str], tensors: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    save(tmp_path / "word.safetensors", tensors)
+    save(tmp_path / "word.safetensors", {name: np.asarray(x) for name, x in tensors.items()})
     with pytest.raises(WeightsError, match=message):
-        Pipeline.open(sd_folder("sd1"), embeddings=[(tmp_path / "word.safetensors", None)])
+        read_embedding(tmp_path / "word.safetensors", None, encoders, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("encoders", "tensors", "word"),
+    [
+        (ONE, {"emb_params": vectors(0, 24)}, "toy"),
+        (ONE, {"<cat>": vectors(0, 75, 24)}, "<cat>"),
+        (TWO, {"clip_l": vectors(0, 24), "clip_g": vectors(0, 2, 32).astype(np.float16)}, "toy"),
+    ],
+)
+def test_a_word_is_the_tensors_or_the_files_name(
+    encoders: dict[str, str], tensors: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "toy.safetensors", tensors)
+    found = read_embedding(tmp_path / "toy.safetensors", None, encoders, SIZES)
+    assert found.token == word and set(found.vectors) == set(encoders.values())
+    for name, encoder in encoders.items():
+        stored = tensors[name] if name else next(iter(tensors.values()))
+        vector = found.vectors[encoder]
+        assert vector.dtype == np.float32 and vector.shape[1] == SIZES[encoder]
+        np.testing.assert_array_equal(vector, np.atleast_2d(stored))
+    assert read_embedding(tmp_path / "toy.safetensors", "x", encoders, SIZES).token == "x"
 
 
 def test_a_known_word_and_another_family_are_refused(sd_folder: Any, tmp_path: Path) -> None:

@@ -427,6 +427,20 @@ def test_settings_of_peft_that_nobody_writes_are_refused(
         read_lora(path, sd1.networks)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.complex64])
+def test_only_floats_are_factors_and_alpha_may_be_an_integer(
+    sd1: Model, tmp_path: Path, dtype: type
+) -> None:
+    path, tensors = tmp_path / "lora.safetensors", small_file(sd1)
+    save(path, {**tensors, f"{GOOD}.alpha": np.array(6)})
+    (layer,) = read_lora(path, sd1.networks).layers
+    assert layer.scale == 6 / RANK
+    for name in tensors:
+        save(path, {**tensors, name: tensors[name].astype(dtype)})
+        with pytest.raises(WeightsError, match=r"stored as \w+; expected a float type"):
+            read_lora(path, sd1.networks)
+
+
 def test_values_that_are_not_finite_are_refused(sd1: Model, tmp_path: Path) -> None:
     tensors = small_file(sd1)
     tensors[f"{GOOD}.lora_up.weight"][0, 0] = np.nan

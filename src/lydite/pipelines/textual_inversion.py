@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.core.dtypes import widen
+from lydite.core.dtypes import FLOAT_NAMES, NAMES, widen
 from lydite.core.errors import InputError, WeightsError, at, is_unicode, shown
 from lydite.core.tensorfile import TensorFile
 
@@ -80,7 +80,8 @@ def _vectors(
     path: Path, name: str, array: NDArray[np.generic], width: int, encoder: str
 ) -> NDArray[np.float32]:
     """(N, D), checked."""
-    if array.ndim not in (1, 2) or array.shape[-1] != width or array.dtype.kind in "iub":
+    is_float = NAMES[array.dtype] in FLOAT_NAMES
+    if array.ndim not in (1, 2) or array.shape[-1] != width or not is_float:
         raise WeightsError(
             f"{path}: {name} is {array.dtype} of shape {array.shape}; expected floats of width "
             f"{width}, as {encoder} has. Is it of this model?"

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from lydite.core.config import JsonError, parse_object
-from lydite.core.dtypes import widen
+from lydite.core.dtypes import FLOAT_NAMES, widen
 from lydite.core.errors import WeightsError, shown
 from lydite.core.tensorfile import TensorFile
 from lydite.weights.rules import Array, Recipe, Rule, Shape, resolve, stored_names
@@ -247,7 +247,9 @@ def _layer(
         )
     if alpha is not None and alpha.size != 1:
         raise WeightsError(f"{path}: {names['alpha']} has {alpha.size} values; expected one.")
-    for role in names.values():
+    for role, dtype in ((role, file.header.tensors[role].dtype) for role in names.values()):
+        if dtype not in FLOAT_NAMES and role != names.get("alpha"):
+            raise WeightsError(f"{path}: {role} is stored as {dtype}; expected a float type.")
         if not np.isfinite(_float32(file.read(role))).all():
             raise WeightsError(f"{path}: {role} has values that are NaN or infinite.")
     scale = alphas.scale(network.name, module, rank, None if alpha is None else float(alpha.item()))
