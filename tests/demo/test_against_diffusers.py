@@ -9,7 +9,7 @@ from lydite import embedded
 from lydite.demo.chapter import Settings
 from lydite.demo.chapters import against_diffusers, contact_sheet
 from lydite.demo.chapters.against_diffusers import FILES, compare
-from lydite.demo.drawn_pictures import Gallery, Tick
+from lydite.demo.demo import Demo, Tick
 from lydite.pipelines.picture import read_pixels
 from lydite.reference.jobs import Job, ReferenceMissing
 from lydite.trace import pipeline_sites
@@ -52,17 +52,17 @@ def test_without_diffusers_it_says_how_to_get_it_and_leaves_no_old_files(
     monkeypatch.setattr(against_diffusers, "run_job", missing)
     for name in FILES:
         (tmp_path / name).write_bytes(b"of an earlier run")
-    result = against_diffusers.run(Gallery(tmp_path, Settings(steps=2)), lambda: None)
+    result = against_diffusers.run(Demo(tmp_path, Settings(steps=2)), lambda: None)
     assert result.fine and result.fact is None
     assert "Skipped: torch is not installed; pip install" in result.lines[0]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
-    gallery = Gallery(tmp_path_factory.mktemp("gallery"), Settings(prompts=("star",), steps=1))
-    contact_sheet.draw(gallery, lambda: None)
-    return gallery
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    demo = Demo(tmp_path_factory.mktemp("demo"), Settings(prompts=("star",), steps=1))
+    contact_sheet.draw(demo, lambda: None)
+    return demo
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     ],
 )
 def test_the_difference_is_reported(
-    gallery: Gallery, monkeypatch, apart: int, words: str, tone: str
+    demo: Demo, monkeypatch, apart: int, words: str, tone: str
 ) -> None:
-    theirs = read_pixels(gallery.folder / contact_sheet.picture_name(0)).astype(np.int64)
+    theirs = read_pixels(demo.folder / contact_sheet.picture_name(0)).astype(np.int64)
     theirs[5, 6, 1] += apart if theirs[5, 6, 1] < 128 else -apart
     monkeypatch.setattr(against_diffusers, "draw_reference", lambda *_: theirs.astype(np.uint8))
-    result = against_diffusers.run(gallery, lambda: None)
+    result = against_diffusers.run(demo, lambda: None)
     assert result.lines[0].startswith(words) and result.fine
     assert result.fact and (result.fact.value, result.fact.tone) == (f"{apart} / 255", tone)
-    assert all((gallery.folder / name).is_file() for name in FILES)
+    assert all((demo.folder / name).is_file() for name in FILES)
 
 
-def test_the_reference_draws_the_same_request(gallery: Gallery, monkeypatch) -> None:
+def test_the_reference_draws_the_same_request(demo: Demo, monkeypatch) -> None:
     jobs: list[Job] = []
 
     def run_job(job: Job, tick: Tick) -> None:
@@ -94,8 +94,8 @@ def test_the_reference_draws_the_same_request(gallery: Gallery, monkeypatch) -> 
             writer.add(pipeline_sites.IMAGE, np.full((4, 5, 3), 0.5, np.float32))
 
     monkeypatch.setattr(against_diffusers, "run_job", run_job)
-    run = gallery.plan("star")
-    pixels = against_diffusers.draw_reference(gallery.pipeline, run, 7, lambda: None)
+    run = demo.plan("star")
+    pixels = against_diffusers.draw_reference(demo.pipeline, run, 7, lambda: None)
     assert np.array_equal(pixels, grey(128))
     assert (jobs[0].request, jobs[0].seed) == (run.request, 7)
     assert jobs[0].points == (pipeline_sites.IMAGE,) and Path(jobs[0].model) == embedded.MODEL

@@ -13,7 +13,7 @@ from lydite.demo import page
 from lydite.demo.chapter import PROMPTS, Result, Settings
 from lydite.demo.chapters import against_diffusers, reproduce_from_png
 from lydite.demo.chapters.accuracy import judged
-from lydite.demo.drawn_pictures import Gallery
+from lydite.demo.demo import Demo
 from lydite.evaluate.prompt_accuracy import score
 from lydite.pipelines.picture import read_pixels, read_record, write_picture
 from lydite.reference.jobs import ReferenceMissing
@@ -27,19 +27,19 @@ def no_reference(*arguments: object, **options: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
-    return Gallery(page.make_folder(tmp_path_factory.mktemp("demo") / "new"), FEW)
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    return Demo(page.make_folder(tmp_path_factory.mktemp("demo") / "new"), FEW)
 
 
 @pytest.fixture(scope="module")
-def results(gallery: Gallery) -> Iterator[dict[str, Result]]:
+def results(demo: Demo) -> Iterator[dict[str, Result]]:
     """Every chapter's result by its title; its steps are as many as it announces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(against_diffusers, "run_job", no_reference)
         results: dict[str, Result] = {}
         for chapter in page.CHAPTERS:
             ticks: list[None] = []
-            results[chapter.title] = chapter.run(gallery, lambda ticks=ticks: ticks.append(None))
+            results[chapter.title] = chapter.run(demo, lambda ticks=ticks: ticks.append(None))
             if chapter is not against_diffusers.CHAPTER:
                 assert len(ticks) == chapter.steps(FEW), chapter.title
         yield results
@@ -67,23 +67,23 @@ def test_the_numbers_of_a_network_in_4_bits_are_told_the_right_way_round(
     assert left and result.fact and result.fact.value == f"{left[1]} %" and 0 < int(left[1]) < 100
 
 
-def test_every_picture_is_a_file_that_can_be_replayed(gallery: Gallery, results: object) -> None:
-    names = {str(path.relative_to(gallery.folder)) for path in gallery.folder.rglob("*.png")}
+def test_every_picture_is_a_file_that_can_be_replayed(demo: Demo, results: object) -> None:
+    names = {str(path.relative_to(demo.folder)) for path in demo.folder.rglob("*.png")}
     pictures = {"pictures/01.png", "pictures/02.png", "again.png"}
     pictures |= {"held_out/01.png", "held_out/02.png", "held_out/03.png"}
     assert names == pictures | {"sheet.png", "steps.png", "held_out.png", "planted.png"}
     for name in pictures:
-        record = read_record(gallery.folder / name)
+        record = read_record(demo.folder / name)
         assert (record.model, record.dtype) == (embedded.NAME, "float32")
         assert record.request.steps == 2
-        assert read_pixels(gallery.folder / name).shape == (128, 128, 3)
-    assert read_record(gallery.folder / "pictures/02.png").request.prompt == "<b>ring & star"
+        assert read_pixels(demo.folder / name).shape == (128, 128, 3)
+    assert read_record(demo.folder / "pictures/02.png").request.prompt == "<b>ring & star"
 
 
 def test_the_page_holds_every_chapter_and_every_miss(
-    gallery: Gallery, results: dict[str, Result]
+    demo: Demo, results: dict[str, Result]
 ) -> None:
-    path = page.write_page(gallery.folder, list(results.values()))
+    path = page.write_page(demo.folder, list(results.values()))
     html = path.read_text()
     assert path.name == "index.html"
     for title in results:
@@ -93,13 +93,11 @@ def test_the_page_holds_every_chapter_and_every_miss(
     assert "noise 100%" in html and "noise 0%" not in html  # of the input of each step
     assert "missed something" in html and "the judge reads" in html  # two steps draw only fog
     assert html.count("<img") == 2 + 2 + 3 + 2 + 6 + 2 + html.count('class="exhibit"')
-    assert str(gallery.folder) not in html  # it may be mailed
+    assert str(demo.folder) not in html  # it may be mailed
 
 
-def test_kept_prompts_are_those_the_judge_scores(
-    gallery: Gallery, results: dict[str, Result]
-) -> None:
-    pictures = judged(gallery, lambda: None)
+def test_kept_prompts_are_those_the_judge_scores(demo: Demo, results: dict[str, Result]) -> None:
+    pictures = judged(demo, lambda: None)
     whole = score([one.reading for one in pictures], [one.prompt.says for one in pictures])
     kept = sum(not one.missed for one in pictures)
     assert kept == round(whole.everything * len(pictures)) < len(pictures)
@@ -107,30 +105,28 @@ def test_kept_prompts_are_those_the_judge_scores(
     assert fact and fact.value == f"{kept} / {len(pictures)}"
 
 
-def test_previews_end_in_the_picture_itself(gallery: Gallery) -> None:
-    drawn = gallery.draw(gallery.plan("star"), 3, "star.png", lambda: None, previews=True)
+def test_previews_end_in_the_picture_itself(demo: Demo) -> None:
+    drawn = demo.draw(demo.plan("star"), 3, "star.png", lambda: None, previews=True)
     assert len(drawn.previews) == 2
     assert np.array_equal(drawn.previews[-1], drawn.pixels)
     assert not np.array_equal(drawn.previews[0], drawn.pixels)
 
 
-def test_a_picture_that_differs_from_its_replay_is_reported(
-    gallery: Gallery, results: object
-) -> None:
-    path = gallery.folder / "pictures/02.png"
+def test_a_picture_that_differs_from_its_replay_is_reported(demo: Demo, results: object) -> None:
+    path = demo.folder / "pictures/02.png"
     kept = path.read_bytes()
-    other = gallery.draw(gallery.plan("a blue heart"), 5, "other.png", lambda: None)
+    other = demo.draw(demo.plan("a blue heart"), 5, "other.png", lambda: None)
     write_picture(path, other.pixels, read_record(path), overwrite=True)
     try:
-        result = reproduce_from_png.run(gallery, lambda: None)
+        result = reproduce_from_png.run(demo, lambda: None)
     finally:
         path.write_bytes(kept)
     assert not result.fine and "DIFFERENT" in result.lines[0]
 
 
-def test_prompts_of_the_sheet_are_read_to_their_end(gallery: Gallery) -> None:
+def test_prompts_of_the_sheet_are_read_to_their_end(demo: Demo) -> None:
     assert len(PROMPTS) == len(set(PROMPTS)) == 12
-    assert not any(gallery.pipeline.truncated(gallery.plan(prompt)) for prompt in PROMPTS)
+    assert not any(demo.pipeline.truncated(demo.plan(prompt)) for prompt in PROMPTS)
 
 
 @pytest.mark.parametrize("name", ["index.html", "sheet.png"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lydite.demo.asked_and_seen import ATTRIBUTE_NAMES, asked, seen
+from lydite.demo.scene_text import ATTRIBUTE_NAMES, prompt_text, reading_text
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
 from lydite.evaluate.prompt_accuracy import ATTRIBUTES, Reading, SeenObject
@@ -39,8 +39,8 @@ TWO = Reading(
         (Scene((thing("- - star"),), None, None, ground("teal", "navy")), "star on teal to navy"),
     ],
 )
-def test_asked_is_all_a_prompt_says_and_no_more(says: Scene, words: str) -> None:
-    assert asked(says) == words
+def test_the_text_of_a_prompt_is_all_a_prompt_says_and_no_more(says: Scene, words: str) -> None:
+    assert prompt_text(says) == words
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,16 @@ def test_asked_is_all_a_prompt_says_and_no_more(says: Scene, words: str) -> None
         ),
     ],
 )
-def test_seen_speaks_of_what_was_asked(says: Scene, words: str) -> None:
-    assert seen(TWO, says) == words
+def test_the_text_of_a_reading_speaks_of_what_was_asked(says: Scene, words: str) -> None:
+    assert reading_text(TWO, says) == words
 
 
 def test_an_empty_picture_is_said() -> None:
     empty = Reading((), ground("teal", "teal"))
-    assert seen(empty, Scene((STAR, RING), 0, None, ground("navy", "navy"))) == "nothing on teal"
+    assert (
+        reading_text(empty, Scene((STAR, RING), 0, None, ground("navy", "navy")))
+        == "nothing on teal"
+    )
 
 
 def test_every_attribute_of_the_judge_has_a_name() -> None:

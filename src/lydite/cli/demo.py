@@ -44,19 +44,19 @@ def command(out: str) -> None:
         raise InputError("--out is empty; expected a folder.")
     from lydite import embedded
     from lydite.demo.chapter import Settings
-    from lydite.demo.drawn_pictures import Gallery
+    from lydite.demo.demo import Demo
     from lydite.demo.page import CHAPTERS, make_folder, write_page
 
     start = time.perf_counter()
-    gallery = Gallery(make_folder(Path(out)), Settings())
+    demo = Demo(make_folder(Path(out)), Settings())
     results = []
     for number, chapter in enumerate(CHAPTERS, 1):
         click.secho(f"{number}  {chapter.title}", bold=True)
-        with _bar(chapter.steps(gallery.settings)) as tick:
-            results.append(chapter.run(gallery, tick))
+        with _bar(chapter.steps(demo.settings)) as tick:
+            results.append(chapter.run(demo, tick))
         for line in results[-1].lines:
             click.echo(f"   {line}")
-    page = write_page(gallery.folder, results)
+    page = write_page(demo.folder, results)
 
     seconds = time.perf_counter() - start
     lydite = shlex.quote(sys.argv[0])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lydite.report.page import Chapter, Fact
 
 if TYPE_CHECKING:
-    from lydite.demo.drawn_pictures import Gallery
+    from lydite.demo.demo import Demo
 
 Tick = Callable[[], None]  # called once per denoising step
 PROMPTS = (
@@ -52,4 +52,4 @@ class DemoChapter:
 
     title: str
     steps: Callable[[Settings], int]
-    run: "Callable[[Gallery, Tick], Result]"
+    run: "Callable[[Demo, Tick], Result]"

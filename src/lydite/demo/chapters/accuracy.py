@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lydite import embedded
-from lydite.demo.asked_and_seen import ATTRIBUTE_NAMES, asked, seen
 from lydite.demo.chapter import DemoChapter, Result, Settings
-from lydite.demo.drawn_pictures import Drawn, Gallery, Tick
+from lydite.demo.demo import Demo, Drawn, Tick
+from lydite.demo.scene_text import ATTRIBUTE_NAMES, prompt_text, reading_text
 from lydite.embedded.captions import Prompt, held_out_prompts
 from lydite.evaluate.judge import load_judge
 from lydite.evaluate.prompt_accuracy import Reading, check
@@ -44,11 +44,11 @@ class Judged:
         return tuple(name for name, right in self.marks.items() if not all(right))
 
 
-def judged(gallery: Gallery, tick: Tick) -> tuple[Judged, ...]:
+def judged(demo: Demo, tick: Tick) -> tuple[Judged, ...]:
     """Draw every held-out prompt, prompt i from seed i, and have the judge read the pictures."""
-    prompts = held_out_prompts(gallery.settings.held_out, gallery.settings.held_out_seed)
+    prompts = held_out_prompts(demo.settings.held_out, demo.settings.held_out_seed)
     drawn = [
-        gallery.draw(gallery.plan(prompt.text), seed, f"held_out/{seed + 1:02d}.png", tick)
+        demo.draw(demo.plan(prompt.text), seed, f"held_out/{seed + 1:02d}.png", tick)
         for seed, prompt in enumerate(prompts)
     ]
     judge = load_judge(embedded.MODEL / "judge.safetensors")
@@ -59,13 +59,13 @@ def judged(gallery: Gallery, tick: Tick) -> tuple[Judged, ...]:
     )
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Judge, and show the misses first."""
-    results = judged(gallery, tick)
+    results = judged(demo, tick)
     misses = tuple(one for one in results if one.missed)
     kept = len(results) - len(misses)
     tiles = [Tile(one.drawn.pixels, one.prompt.text, bool(one.missed)) for one in results]
-    path = gallery.save("held_out.png", contact_sheet(tiles, columns=9, side=160, text=12))
+    path = demo.save("held_out.png", contact_sheet(tiles, columns=9, side=160, text=12))
     lines = [f"{kept} of {len(results)} match the prompt completely: {path}"]
     lines += [f"missed {_names(one)}: “{one.prompt.text}”" for one in misses]
     lead = (
@@ -115,8 +115,8 @@ def _table(results: tuple[Judged, ...]) -> Table:
 def _exhibit(one: Judged) -> Exhibit:
     details = (
         ("missed", _names(one)),
-        ("asked", asked(one.prompt.says)),
-        ("the judge reads", seen(one.reading, one.prompt.says)),
+        ("asked", prompt_text(one.prompt.says)),
+        ("the judge reads", reading_text(one.reading, one.prompt.says)),
         ("file", f"held_out/{one.drawn.path.name}, seed {one.drawn.seed}"),
     )
     return Exhibit(_figure(one), f"“{one.prompt.text}”", details)

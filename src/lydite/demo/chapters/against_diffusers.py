@@ -8,7 +8,7 @@ import numpy as np
 
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.drawn_pictures import Gallery, Tick
+from lydite.demo.demo import Demo, Tick
 from lydite.pipelines.family import Run
 from lydite.pipelines.picture import Pixels, read_pixels
 from lydite.pipelines.pipeline import Pipeline
@@ -45,17 +45,17 @@ def compare(ours: Pixels, theirs: Pixels) -> Comparison:
     return Comparison(ours, theirs, largest, int((apart == 0).sum()), gain, difference)
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Draw the sheet's first picture in diffusers, or say how to get diffusers."""
-    prompt = gallery.settings.prompts[SEED]
+    prompt = demo.settings.prompts[SEED]
     try:
-        reference = draw_reference(gallery.pipeline, gallery.plan(prompt), SEED, tick)
+        reference = draw_reference(demo.pipeline, demo.plan(prompt), SEED, tick)
     except ReferenceMissing as error:
-        return _skipped(gallery, str(error))
-    found = compare(read_pixels(gallery.folder / picture_name(SEED)), reference)
+        return _skipped(demo, str(error))
+    found = compare(read_pixels(demo.folder / picture_name(SEED)), reference)
     for name, pixels in zip(FILES, (found.theirs, found.difference), strict=True):
-        gallery.save(name, pixels)
-    return _result(gallery, prompt, found)
+        demo.save(name, pixels)
+    return _result(demo, prompt, found)
 
 
 def draw_reference(pipeline: Pipeline, run: Run, seed: int, tick: Tick) -> Pixels:
@@ -77,15 +77,15 @@ def draw_reference(pipeline: Pipeline, run: Run, seed: int, tick: Tick) -> Pixel
     return (image * 255).round().astype(np.uint8)  # as diffusers itself makes an image of it
 
 
-def _skipped(gallery: Gallery, reason: str) -> Result:
+def _skipped(demo: Demo, reason: str) -> Result:
     for name in FILES:  # of an earlier run: they would not belong to this page
-        (gallery.folder / name).unlink(missing_ok=True)
+        (demo.folder / name).unlink(missing_ok=True)
     text = f"Skipped: {reason}"
     lead = "This chapter draws one picture with diffusers on torch and compares ours with it."
     return Result((text,), Chapter(TITLE, lead, (Callout(text),)))
 
 
-def _result(gallery: Gallery, prompt: str, found: Comparison) -> Result:
+def _result(demo: Demo, prompt: str, found: Comparison) -> Result:
     tone = "good" if found.largest <= 1 else "warn"
     amount = _amount(found)
     verdict = f"{amount[0].upper()}{amount[1:]}."
@@ -107,7 +107,7 @@ def _result(gallery: Gallery, prompt: str, found: Comparison) -> Result:
     )
     blocks = (Figures(figures, size="large", crisp=True), Callout(verdict, tone))
     return Result(
-        (f"{amount}: {gallery.folder / FILES[1]}",),
+        (f"{amount}: {demo.folder / FILES[1]}",),
         Chapter(TITLE, lead, blocks),
         Fact(f"{found.largest} / 255", "largest pixel difference from diffusers", tone),
     )

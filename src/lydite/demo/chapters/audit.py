@@ -5,7 +5,7 @@ from math import prod
 
 from lydite import embedded
 from lydite.demo.chapter import DemoChapter, Result
-from lydite.demo.drawn_pictures import Gallery, Tick
+from lydite.demo.demo import Demo, Tick
 from lydite.pipelines.audits import audit_model
 from lydite.pipelines.model_files import find_components
 from lydite.report.page import Callout, Chapter, Fact, Table
@@ -39,7 +39,7 @@ def audited() -> tuple[Audited, ...]:
     )
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Audit, and say what was found."""
     networks = audited()
     tensors, wrong = (sum(getattr(row, name) for row in networks) for name in ("loaded", "wrong"))

@@ -3,18 +3,18 @@
 import time
 
 from lydite.demo.chapter import DemoChapter, Result, Settings
-from lydite.demo.drawn_pictures import Drawn, Gallery, Tick
+from lydite.demo.demo import Demo, Drawn, Tick
 from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes
 from lydite.report.page import Chapter, Fact, Figure, Figures
 
 TITLE = "Prompts to pictures"
 
 
-def draw(gallery: Gallery, tick: Tick) -> tuple[Drawn, ...]:
+def draw(demo: Demo, tick: Tick) -> tuple[Drawn, ...]:
     """One picture per prompt; picture i starts from seed i."""
     return tuple(
-        gallery.draw(gallery.plan(prompt), seed, picture_name(seed), tick)
-        for seed, prompt in enumerate(gallery.settings.prompts)
+        demo.draw(demo.plan(prompt), seed, picture_name(seed), tick)
+        for seed, prompt in enumerate(demo.settings.prompts)
     )
 
 
@@ -23,16 +23,16 @@ def picture_name(seed: int) -> str:
     return f"pictures/{seed + 1:02d}.png"
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Draw, lay the sheet out, and say where it is."""
     start = time.perf_counter()
-    pictures = draw(gallery, tick)
+    pictures = draw(demo, tick)
     pace = (time.perf_counter() - start) / len(pictures)
     tiles = [Tile(picture.pixels, picture.prompt) for picture in pictures]
-    path = gallery.save("sheet.png", contact_sheet(tiles, columns=4, side=256))
+    path = demo.save("sheet.png", contact_sheet(tiles, columns=4, side=256))
     lead = (
         f"One, two and three objects, places, gradients, bare nouns: {len(pictures)} prompts, "
-        f"{gallery.settings.steps} steps each, none left out. Every PNG remembers its settings, so "
+        f"{demo.settings.steps} steps each, none left out. Every PNG remembers its settings, so "
         "each can be drawn again."
     )
     figures = tuple(

@@ -8,7 +8,7 @@ from typing import Any
 
 from lydite.demo.chapter import DemoChapter, Result, Settings
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.drawn_pictures import Gallery, Tick
+from lydite.demo.demo import Demo, Tick
 from lydite.diff.compare import compare
 from lydite.diff.result import Verdict
 from lydite.pipelines.observer import StepReporter
@@ -27,24 +27,24 @@ STEPS = 2  # recorded
 FILE = "planted.png"
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Draw the sheet's first picture once more, with a bug in one block, and look for the bug."""
-    full = gallery.plan(gallery.settings.prompts[SEED])
+    full = demo.plan(demo.settings.prompts[SEED])
     observer = StepReporter(lambda _: tick())
-    with planted_bug(gallery.pipeline):
-        wrong = next(gallery.pipeline.generate(full, [SEED], observer=observer)).pixels
-    gallery.save(FILE, wrong)
-    steps = min(STEPS, gallery.settings.steps)
-    short = gallery.pipeline.plan(full.request.replace(steps=steps))
+    with planted_bug(demo.pipeline):
+        wrong = next(demo.pipeline.generate(full, [SEED], observer=observer)).pixels
+    demo.save(FILE, wrong)
+    steps = min(STEPS, demo.settings.steps)
+    short = demo.pipeline.plan(full.request.replace(steps=steps))
     with tempfile.TemporaryDirectory() as scratch:
         clean, wrong_trace = Path(scratch) / "clean", Path(scratch) / "wrong"
-        record(gallery.pipeline, short, SEED, clean, observer=observer)
-        with planted_bug(gallery.pipeline):
-            record(gallery.pipeline, short, SEED, wrong_trace, observer=observer)
+        record(demo.pipeline, short, SEED, clean, observer=observer)
+        with planted_bug(demo.pipeline):
+            record(demo.pipeline, short, SEED, wrong_trace, observer=observer)
         with Trace.open(clean) as reference, Trace.open(wrong_trace) as port:
             verdict = compare(reference, port)
-    right = read_pixels(gallery.folder / picture_name(SEED))
-    return _result(gallery, verdict, (right, wrong))
+    right = read_pixels(demo.folder / picture_name(SEED))
+    return _result(demo, verdict, (right, wrong))
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def planted_bug(pipeline: Pipeline) -> Generator[None]:
         object.__setattr__(norm, "__class__", right)
 
 
-def _result(gallery: Gallery, verdict: Verdict, pictures: tuple[Pixels, Pixels]) -> Result:
+def _result(demo: Demo, verdict: Verdict, pictures: tuple[Pixels, Pixels]) -> Result:
     found = verdict.site == SITE
     lead = (
         "In one block of the network the 1 of “1 + scale” was left out, as happens in ports. "
@@ -85,7 +85,7 @@ def _result(gallery: Gallery, verdict: Verdict, pictures: tuple[Pixels, Pixels])
     where = "found at its place" if found else "not found at its place"
     lines = (
         f"{BUG}, {where}: {verdict.site}",
-        f"what it does to the picture: {gallery.folder / FILE}",
+        f"what it does to the picture: {demo.folder / FILE}",
     )
     return Result(lines, Chapter(TITLE, lead, blocks), fine=found)
 

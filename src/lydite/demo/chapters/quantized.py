@@ -14,7 +14,7 @@ from lydite.calibrate.settings import Settings as SetSettings
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.writer import Writer
 from lydite.demo.chapter import DemoChapter, Result, Settings
-from lydite.demo.drawn_pictures import Gallery, Tick
+from lydite.demo.demo import Demo, Tick
 from lydite.embedded.captions import training_prompts
 from lydite.evaluate.paired import psnr
 from lydite.pipelines.picture import Pixels
@@ -41,21 +41,19 @@ METHODS: Mapping[Method, str] = {
 }
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Calibrate, quantize by two methods, draw the same pictures, and compare."""
-    prompts = gallery.settings.prompts[:SHOWN]
+    prompts = demo.settings.prompts[:SHOWN]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _calibrate(gallery, folder / "set", tick)
-        full = [
-            _draw(gallery.pipeline, gallery, prompt, n, tick) for n, prompt in enumerate(prompts)
-        ]
+        _calibrate(demo, folder / "set", tick)
+        full = [_draw(demo.pipeline, demo, prompt, n, tick) for n, prompt in enumerate(prompts)]
         drawn: dict[Method, list[Pixels]] = {}
         records: dict[Method, Provenance] = {}
         for method in METHODS:
-            records[method] = _quantize(gallery.pipeline, folder, method)
+            records[method] = _quantize(demo.pipeline, folder, method)
             pipeline = Pipeline.open(folder / method / "model", dtype="float32")
-            drawn[method] = [_draw(pipeline, gallery, p, n, tick) for n, p in enumerate(prompts)]
+            drawn[method] = [_draw(pipeline, demo, p, n, tick) for n, p in enumerate(prompts)]
     scores: dict[Method, list[float]] = {
         method: [psnr(one, other) for one, other in zip(full, drawn[method], strict=True)]
         for method in METHODS
@@ -91,16 +89,16 @@ def run(gallery: Gallery, tick: Tick) -> Result:
     return Result((error, pictures), Chapter(TITLE, lead, tuple(blocks)), fact)
 
 
-def _calibrate(gallery: Gallery, folder: Path, tick: Tick) -> None:
-    pipeline = gallery.pipeline
-    request = gallery.plan("").request
+def _calibrate(demo: Demo, folder: Path, tick: Tick) -> None:
+    pipeline = demo.pipeline
+    request = demo.plan("").request
     settings = SetSettings(
         model_hash(pipeline), conditions_of(request, pipeline.model.dtype), "F32", "embedded"
     )
     texts = [prompt.text for prompt in training_prompts(CALIBRATED, seed=4242)]
     plan = plan_of(
         [(text, 1000 + n) for n, text in enumerate(texts)],
-        range(gallery.settings.steps),
+        range(demo.settings.steps),
         pictures=False,
     )
     with Writer.start(folder, settings, plan) as writer:
@@ -125,8 +123,8 @@ def _quantize(pipeline: Pipeline, folder: Path, method: Method) -> Provenance:
     return provenance(pipeline, results, settings, described)
 
 
-def _draw(pipeline: Pipeline, gallery: Gallery, prompt: str, seed: int, tick: Tick) -> Pixels:
-    run = pipeline.plan(gallery.plan(prompt).request)
+def _draw(pipeline: Pipeline, demo: Demo, prompt: str, seed: int, tick: Tick) -> Pixels:
+    run = pipeline.plan(demo.plan(prompt).request)
     picture = next(pipeline.generate(run, [seed]))
     for _ in range(run.steps):
         tick()

@@ -4,7 +4,7 @@ import numpy as np
 
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.drawn_pictures import Gallery, Tick
+from lydite.demo.demo import Demo, Tick
 from lydite.pipelines.picture import read_pixels, read_record
 from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import Callout, Chapter, Commands, Fact, Figure, Figures, Table
@@ -13,15 +13,15 @@ TITLE = "Drawn again from its own PNG"
 SEED = 1  # the picture of the sheet that is replayed, where there are as many
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Read a picture's metadata, draw it again, and compare the pixels."""
-    seed = min(SEED, len(gallery.settings.prompts) - 1)
+    seed = min(SEED, len(demo.settings.prompts) - 1)
     name = picture_name(seed)
-    record = read_record(gallery.folder / name)
-    run = gallery.pipeline.plan(record.request)
+    record = read_record(demo.folder / name)
+    run = demo.pipeline.plan(record.request)
     request = record.request
-    again = gallery.draw(run, record.seed, "again.png", tick)
-    first = read_pixels(gallery.folder / name)
+    again = demo.draw(run, record.seed, "again.png", tick)
+    first = read_pixels(demo.folder / name)
     same = np.array_equal(first, read_pixels(again.path))
     verdict = "identical" if same else "DIFFERENT"
     lead = (

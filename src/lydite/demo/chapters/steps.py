@@ -2,7 +2,7 @@
 
 from lydite.demo.chapter import DemoChapter, Result
 from lydite.demo.chapters.contact_sheet import picture_name
-from lydite.demo.drawn_pictures import Gallery, Tick
+from lydite.demo.demo import Demo, Tick
 from lydite.report.contact_sheets import Tile, contact_sheet, png_bytes
 from lydite.report.page import Chapter, Figure, Figures
 
@@ -10,12 +10,12 @@ TITLE = "One picture, step by step"
 SEED = 2  # the picture of the sheet that is drawn again here, where there are as many
 
 
-def run(gallery: Gallery, tick: Tick) -> Result:
+def run(demo: Demo, tick: Tick) -> Result:
     """Draw one picture of the sheet again, with the network's estimate at every step."""
-    prompts = gallery.settings.prompts
+    prompts = demo.settings.prompts
     seed = min(SEED, len(prompts) - 1)
-    run = gallery.plan(prompts[seed])
-    drawn = gallery.draw(run, seed, picture_name(seed), tick, previews=True)
+    run = demo.plan(prompts[seed])
+    drawn = demo.draw(run, seed, picture_name(seed), tick, previews=True)
     sigmas = run.schedule.sigmas
     captions = [
         (f"step {index + 1}", f"noise {sigma:.0%}")
@@ -25,7 +25,7 @@ def run(gallery: Gallery, tick: Tick) -> Result:
         Tile(pixels, f"{step}, {noise}")
         for pixels, (step, noise) in zip(drawn.previews, captions, strict=True)
     ]
-    path = gallery.save("steps.png", contact_sheet(tiles, columns=8, side=160, text=13))
+    path = demo.save("steps.png", contact_sheet(tiles, columns=8, side=160, text=13))
     lead = (
         f"“{drawn.prompt}”, seed {seed}. At each step the network is shown a noisy picture and "
         "estimates the finished one. These are its estimates: places and colours come first, edges "

@@ -17,14 +17,14 @@ ATTRIBUTE_NAMES = {
 ORDERS = ("left to right: ", "top to bottom: ")
 
 
-def asked(says: Scene) -> str:
+def prompt_text(says: Scene) -> str:
     """Everything a prompt says, and nothing it leaves open."""
     things = ", ".join(_thing(thing) for thing in says.things)
     place = "" if says.cell is None else f", {CELL_KEYWORDS[says.cell][0]}"
     return f"{_order(says)}{things}{place}{_ground(says.background)}"
 
 
-def seen(reading: Reading, says: Scene) -> str:
+def reading_text(reading: Reading, says: Scene) -> str:
     """What the judge read, limited to what the prompt states."""
     axis = says.relation or 0
     found = sorted(reading.objects, key=lambda one: (one.x, one.y)[axis])

@@ -1,4 +1,4 @@
-"""The embedded model, loaded once, and a folder of pictures that remember how they were made."""
+"""One demo: its folder, its settings and the embedded model, loaded once, that draws for it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ class Drawn:
     previews: tuple[Pixels, ...] = ()  # the denoised estimate of each step, on request
 
 
-class Gallery:
+class Demo:
     """Draws with the embedded model in float32, so that the reference can be compared with it."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
