@@ -9,11 +9,18 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from lydite import embedded
+from lydite.calibrate.activations.collect import Selection
+from lydite.calibrate.blocks import BlockOptions
+from lydite.calibrate.run import Model
+from lydite.calibrate.settings import plan_of
 from lydite.cli import generate
+from lydite.cli.calibrate.draw_missing import WorkerOptions
 from lydite.cli.main import lydite
 from lydite.core.request import Request
 from lydite.pipelines import picture
 from lydite.pipelines.pipeline import Pipeline
+from support.calibration import draw
 
 # Of each verb the words before its options, and the options of its own that decide the model.
 VERBS = {
@@ -151,3 +158,94 @@ def test_a_picture_decides_what_is_not_typed(planned: Any, monkeypatch: pytest.M
 def test_a_seed_that_nobody_named_is_random() -> None:
     drawn = {generate._read_seeds({"seeds": (), "batch": 1}, None)[0] for _ in range(20)}
     assert len(drawn) == 20 and max(drawn) > 2**24 and max(drawn) < 2**32
+
+
+class Reached(Exception):
+    """The call that the options are for."""
+
+
+@pytest.fixture
+def reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a command until a function is called: its arguments, as positions and by name."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.txt").write_text("one\ntwo\n")
+    Path("given").mkdir()
+    draw(Path("set"), 1)  # settings of another tool: nothing is drawn from it
+    request = (Request(), "float16")
+    monkeypatch.setattr("lydite.calibrate.request_record.request_of", lambda _: request)
+
+    def run(words: str, target: str, call: int = 1) -> Any:
+        calls: list[Any] = []
+
+        def stop(*positions: Any, **named: Any) -> None:
+            calls.append((positions, named))
+            if len(calls) == call:
+                raise Reached
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target, stop)
+            result = CliRunner().invoke(lydite, words.split())
+        assert isinstance(result.exception, Reached), result.exception or result.output
+        return calls[-1]
+
+    return run
+
+
+def test_what_a_set_is_to_hold(reached: Any) -> None:
+    target, words = "lydite.cli.calibrate.run._check_settings", "calibrate run --prompts p.txt"
+    (out, conditions, dtype, plan), _ = reached(f"{words} --out new", target)
+    assert (out, conditions["steps"], dtype) == (Path("new"), 16, "F32")
+    assert plan == plan_of([("one", 0), ("two", 1)], range(16))
+    more = "--images 3 --seed 5 --keep-steps 0,2 --store-dtype bfloat16 --conditioning --steps 4"
+    (_, conditions, dtype, plan), _ = reached(f"{words} --out new {more}", target)
+    assert (conditions["steps"], dtype) == (4, "BF16")
+    assert plan == plan_of([("one", 5), ("two", 6), ("one", 7)], [0, 2], conditioning=True)
+
+
+def test_what_is_taken_of_a_set(reached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in ("blocks", "activations"):
+        monkeypatch.setattr(f"lydite.cli.calibrate.{verb}.open_model", lambda *given: given[1:])
+    target, words = "lydite.calibrate.blocks.store_blocks", "calibrate blocks set --out new"
+    (_, model, out, *rest), named = reached(words, target)
+    assert (model, out, named["options"]) == ((None, None), Path("new"), [])
+    assert rest == [BlockOptions(0, "F16", "*"), 2 * 10**9]
+    more = "--tokens 5 --modules *.ff --store-dtype float32 --budget 3kB -m m --components c"
+    (_, model, _, *rest), named = reached(f"{words} {more}", target)
+    assert rest == [BlockOptions(5, "F32", "*.ff"), 3000] and model == ("m", "c")
+    assert named["options"] == ["--model", "m", "--components", "c"]
+
+    target = "lydite.calibrate.activations.collect.collect"
+    words = "calibrate activations set --out new.sqlite"
+    (_, _, out, selection), _ = reached(words, target)
+    assert (out, selection) == (Path("new.sqlite"), Selection("step", 0, (1, 1)))
+    more = "--group-steps 4 --group 8 --part 2/3 -m m"
+    (_, model, _, selection), named = reached(f"{words} {more}", target)
+    assert selection == Selection("4", 8, (2, 3)) and model == ("m", None)
+    assert named["options"] == ["--model", "m"]
+
+
+def test_how_sensitivities_are_measured(reached: Any) -> None:
+    target = "lydite.quantize.sensitivity.measure_sensitivity"
+    words = "quantize plan embedded --set set"
+    (pipeline, _), named = reached(words, target)
+    kept = ("group", "images", "file")
+    assert [named[name] for name in kept] == [64, 4, None] and pipeline.model.dtype == "float16"
+    _, named = reached(f"{words} --group channel --images 7 --sensitivity s.json", target)
+    assert [named[name] for name in kept] == [0, 7, Path("s.json")]
+
+
+def test_both_sides_of_an_evaluation(reached: Any) -> None:
+    words = "evaluate models given --against embedded --prompts p.txt --images 3 --seed 4 --out run"
+    words += " --bits 3 --dtype bfloat16 --against-dtype float16 --keep-steps every:4 --steps 8"
+    words += f" --components {embedded.MODEL} --workers 2"
+    target = "lydite.cli.evaluate.models.draw_side"
+    wanted = plan_of([("one", 4), ("two", 5), ("one", 6)], [0, 4])
+    given, parts = str(Path("given").absolute()), str(embedded.MODEL)
+    for call, folder, model, dtype in (
+        (1, "reference", Model("embedded", parts), "float16"),
+        (2, "candidate", Model(given, parts, bits=3), "bfloat16"),
+    ):
+        (*found, request, plan, settings, resume), _ = reached(words, target, call)
+        assert found == [Path("run", folder), model, dtype] and plan == wanted
+        assert request.steps == 8 and settings == WorkerOptions(2, None, quiet=False)
+        assert sorted(resume.split()[2:]) == sorted(words.split()[2:])
