@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,14 @@ import pytest
 from lydite.core.errors import LyditeError
 from lydite.core.request import Request
 from lydite.reference import jobs
-from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing, TraceOutput, run_job
+from lydite.reference.jobs import (
+    Job,
+    ReferenceFailed,
+    ReferenceMissing,
+    Reply,
+    TraceOutput,
+    run_job,
+)
 
 REQUEST = Request("a “star”", width=64, height=64, options={"eta": 0.5})
 
@@ -98,6 +106,45 @@ def test_it_ends_when_we_are_interrupted(job: Job, process, tmp_path: Path) -> N
 def test_the_users_own_settings_win() -> None:
     assert jobs.environment({})["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
     assert jobs.environment({"ONEDNN_MAX_CPU_ISA": "DEFAULT"})["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
+
+    assert jobs.environment({})["HF_HUB_OFFLINE"] == "1"  # it fetches nothing
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "errors", "says"),
+    [
+        (Reply("no such model"), 0, "", "no such model"),
+        (Reply(), 130, "", "the reference was interrupted."),
+        (Reply(), -9, "", "died of SIGKILL; was memory short?"),
+        (Reply(), -4, "", "died of SIGILL; torch does not suit this CPU."),
+        (Reply(), -11, "", "died of SIGSEGV; torch crashed."),
+        (Reply(), 3, "", "ended with status 3: ?"),
+        (Reply(), 3, f"a\n{'b' * 400}\n\n", f"ended with status 3: {'b' * 300}"),
+    ],
+)
+def test_every_end_is_one_line(last: Reply, status: int, errors: str, says: str) -> None:
+    error = jobs._failure(last, status, errors)
+    assert type(error) is ReferenceFailed and str(error).endswith(says)
+
+
+def test_whatever_torch_raises_is_one_line_and_what_it_prints_is_no_reply() -> None:
+    code = """
+import sys
+import lydite.reference.__main__ as process
+def fail(job, output, on_step):
+    print("a library's advice")
+    on_step()
+    raise ArithmeticError("first line\\nsecond line")
+process.record = fail
+sys.exit(process.main())
+"""
+    job = Job(family="sd3", model="m", request=REQUEST, seed=0, outputs=(TraceOutput("run"),))
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=msgspec.json.encode(job), capture_output=True
+    )
+    assert done.returncode == 2 and b"advice" in done.stderr
+    replies = [msgspec.json.decode(line, type=Reply) for line in done.stdout.splitlines()]
+    assert replies == [Reply(), Reply("the reference failed: ArithmeticError: first line")]
 
 
 @pytest.mark.parametrize("absent", ["torch", "diffusers", "transformers"])

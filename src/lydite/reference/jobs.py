@@ -17,7 +17,7 @@ import msgspec
 
 from lydite.core.errors import LyditeError
 from lydite.core.request import Request
-from lydite.trace.writer import Level
+from lydite.trace.writer import BUDGET, Level
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -61,7 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model_hash: str | None = None
     level: Level = "full"
     points: tuple[str, ...] = ("*",)
-    budget: int = 2 * 2**30
+    budget: int = BUDGET
     inject: str | None = None  # folder of a trace whose values replace the run's own
     inject_at: str = ""  # patterns, with commas between them
 

@@ -22,6 +22,7 @@ from lydite.trace.events import MAX_RANK, STORED_AS, Event, Header, Stats, Weigh
 from lydite.trace.statistics import measure, sketch
 
 Level = Literal["full", "sketch", "stats"]
+BUDGET = 2 * 2**30  # bytes of a trace
 SHARD_BYTES = 256 * 2**20
 FLUSH_SECONDS = 2.0  # of values that a crash can lose
 FULL_UNTIL, SKETCH_UNTIL = 0.9, 0.97  # of the budget: the rest is for later events
@@ -40,7 +41,7 @@ class Capture:
     level: Level = "full"
     points: tuple[str, ...] = ("*",)  # shell patterns: NAME, or NAME:SLOT
     full_steps: tuple[int, ...] | None = None  # None: in full at every step
-    budget: int = 2 * 2**30
+    budget: int = BUDGET
 
     def __post_init__(self) -> None:
         if self.level not in get_args(Level) or self.budget < 0:
