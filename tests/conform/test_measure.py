@@ -1,10 +1,13 @@
 """Errors of values and tables, their limits, and runs without noise."""
 
 import math
+from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from lydite.conform.answers import DTYPES
 from lydite.conform.convergence import WithPair, denoiser_for, errors, exact, quiet_options
 from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.measure import (
@@ -13,6 +16,7 @@ from lydite.conform.measure import (
     SLACK,
     TIMESTEP,
     UNIT,
+    _rounded_runs,
     bounds,
     distance,
     error_of,
@@ -65,6 +69,30 @@ def test_a_value_at_its_limit_is_right() -> None:
         assert Row("x", 0, 0, error, 0.1, 1.0, True).wrong == wrong
     words = ("conforms", "deviates", "cannot-judge")
     assert [Verdict(word, "").exit_code for word in words] == [0, 1, 2]
+
+
+def test_limits_are_those_of_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conform.md").read_text()
+    stated = (
+        f"wrong when it is {SLACK:.0f} times as far off as that, and by more than {LEAST:.0e}",
+        f"Tables of sigmas may be off by {SIGMA:.0e} of themselves, timesteps by "
+        f"{TIMESTEP:g} (2e-6",
+    )
+    words = " ".join(page.split()).replace("e-05", "e-5").replace("e-06", "e-6")
+    for text in stated:
+        assert text.replace("e-05", "e-5").replace("e-06", "e-6") in words
+    halves = {name: float(ml_dtypes.finfo(kind).eps) / 2 for name, kind in DTYPES.items()}
+    assert halves | {"f64": halves["f32"]} == UNIT  # half a unit in the last place
+
+
+def test_rounding_is_looked_for_in_several_runs() -> None:
+    plan = plan_for(make_problem(ProblemSpec("euler_ancestral", steps=3)))
+    assert len(_rounded_runs(plan, None)) == 1 + 3 + 2  # in float32, jittered, with eta rounded
+    assert {run.steps for run in _rounded_runs(plan, 2)} == {2}
+    ours = run(plan)
+    for other in _rounded_runs(plan, None):
+        apart = distance(np.asarray(other.x(2), np.float64), ours.x(2))
+        assert 0 < apart < 1e-5
 
 
 def test_limits_grow_with_the_unit_of_the_dtype() -> None:
