@@ -62,21 +62,7 @@ def _check_tolerance(_: object, __: object, value: float | None) -> float | None
 @overwrite_option
 @click.option("--all", "everything", is_flag=True, help="Print every row, not only around the bug.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    reference: Path,
-    port: Path,
-    floor: Path | None,
-    renames: Path | None,
-    tolerance: float | None,
-    rerun: str | None,
-    quantized: bool,
-    html: Path | None,
-    checkpoint: Path | None,
-    repro: Path | None,
-    overwrite: bool,
-    everything: bool,
-    as_json: bool,
-) -> None:
+def command(reference: Path, port: Path, **options: Any) -> None:
     """Find the first wrong value between two traces, without setting a tolerance.
 
     REFERENCE and PORT are folders written by `lydite trace`, a few lines of Rust or a NumPy script
@@ -99,14 +85,42 @@ def command(
     Exit status: 0 agree, 1 diverge, 2 could not be compared.
     """
     from lydite.core.outputs import check_output
+
+    html, repro, overwrite = options["html"], options["repro"], options["overwrite"]
+    read = (options[name] for name in ("floor", "renames", "checkpoint"))
+    inputs = [path for path in (reference, port, *read) if path]
+    for path in (html, repro and repro / "check.py"):
+        if path:
+            check_output(path, overwrite=overwrite, inputs=inputs)
+    verdict, isolated, wrong = _compare(reference, port, options)
+    if repro and wrong and wrong[0].inputs:
+        wrong[0].write(repro, overwrite=overwrite, inputs=inputs)
+    if options["quantized"]:
+        _print_layers(verdict, isolated, options["as_json"], options["everything"])
+        sys.exit(0 if verdict.rows or verdict.verdict != "cannot-compare" else 2)
+    if options["as_json"]:
+        click.echo(json.dumps(_to_json(verdict, isolated), indent=1))
+    else:
+        _print(verdict, options["everything"])
+        if isolated:
+            _print_sources(isolated, options["everything"])
+        if html:
+            click.echo(f"page: {html}")
+        if repro:
+            click.echo(_repro_text(repro, wrong))
+        if following := _next(verdict, checkpoint=bool(options["checkpoint"]), repro=bool(repro)):
+            click.echo(f"next: {following}")
+    sys.exit(verdict.exit_code)
+
+
+def _compare(
+    reference: Path, port: Path, options: dict[str, Any]
+) -> "tuple[Verdict, Verdict | None, list[Reproduction]]":
+    """The verdict, with --rerun that of the second run, and the first wrong operation."""
     from lydite.diff.compare import compare
     from lydite.diff.name_map import read_name_map
     from lydite.trace.reader import Trace
 
-    inputs = [path for path in (reference, port, floor, renames, checkpoint) if path]
-    for path in (html, repro and repro / "check.py"):
-        if path:
-            check_output(path, overwrite=overwrite, inputs=inputs)
     wrong: list[Reproduction] = []
     console = Console(file=progress_stream())
     with (
@@ -114,45 +128,28 @@ def command(
         Trace.open(port) as port_trace,
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
-        names = read_name_map(renames) if renames else {}
+        traces = reference_trace, port_trace
+        names = read_name_map(options["renames"]) if options["renames"] else {}
+        tolerance = options["tolerance"]
         task = bar.add_task("comparing", total=None)
         verdict = compare(
-            reference_trace,
-            port_trace,
-            floor=Trace.open(floor) if floor else None,
+            *traces,
+            floor=Trace.open(options["floor"]) if options["floor"] else None,
             renames=names,
             tolerance=tolerance,
-            checkpoint=checkpoint,
-            reproduce=wrong.append if repro else None,
+            checkpoint=options["checkpoint"],
+            reproduce=wrong.append if options["repro"] else None,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
         isolated = None
-        if rerun is not None:
-            isolated = _isolate(reference_trace, port_trace, rerun, verdict, names, tolerance)
-        if html:
+        if options["rerun"] is not None:
+            isolated = _isolate(*traces, options["rerun"], verdict, names, tolerance)
+        if options["html"]:
             from lydite.report.diff.page import write_page
 
-            write_page(
-                html, verdict, reference_trace, port_trace, renames=names, overwrite=overwrite
-            )
-    if repro and wrong and wrong[0].inputs:
-        wrong[0].write(repro, overwrite=overwrite, inputs=inputs)
-    if quantized:
-        _print_layers(verdict, isolated, as_json, everything)
-        sys.exit(0 if verdict.rows or verdict.verdict != "cannot-compare" else 2)
-    if as_json:
-        click.echo(json.dumps(_to_json(verdict, isolated), indent=1))
-    else:
-        _print(verdict, everything)
-        if isolated:
-            _print_sources(isolated, everything)
-        if html:
-            click.echo(f"page: {html}")
-        if repro:
-            click.echo(_repro_text(repro, wrong))
-        if following := _next(verdict, checkpoint=bool(checkpoint), repro=bool(repro)):
-            click.echo(f"next: {following}")
-    sys.exit(verdict.exit_code)
+            overwrite = options["overwrite"]
+            write_page(options["html"], verdict, *traces, renames=names, overwrite=overwrite)
+    return verdict, isolated, wrong
 
 
 def _next(verdict: "Verdict", *, checkpoint: bool, repro: bool) -> str | None:
