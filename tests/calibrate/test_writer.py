@@ -152,8 +152,9 @@ def test_a_reader_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
     with Writer.start(tmp_path, SETTINGS, plan(1)) as writer:
         made = items(writer.builder, 0)
-    with pytest.raises(CalibrationError, match="this writer is closed"):
-        writer.commit(made)
+    for take in (lambda: writer.commit(made), writer.collect):
+        with pytest.raises(CalibrationError, match="this writer is closed"):
+            take()
     writer.close()
 
 
@@ -198,6 +199,9 @@ def test_after_a_failure_the_writer_is_closed_and_the_set_is_free(tmp_path: Path
     with pytest.raises(CalibrationError, match="this writer is closed"):
         writer.commit(items(writer.builder, 0))
     draw(tmp_path, 2)
+    plain = rf"resume with: lydite calibrate run --out {tmp_path}$"
+    with faulty(FaultyDisk(1, "EIO")), pytest.raises(FileError, match=plain):
+        Writer.start(tmp_path, SETTINGS, plan(2))
 
 
 def test_commands_in_messages_are_quoted_and_stay_on_one_line() -> None:
