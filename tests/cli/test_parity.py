@@ -24,7 +24,7 @@ from lydite.cli.recording import reference_job
 from lydite.core.errors import FileError, InputError
 from lydite.core.request import Request
 from lydite.diff.result import Finding, Gate, Row, Verdict
-from lydite.pipelines import pipeline
+from lydite.pipelines import pipeline, steps
 from lydite.reference import jobs
 from lydite.reference.jobs import Job, ReferenceFailed, ReferenceMissing, TraceOutput
 from lydite.sampling.denoiser import Guided
@@ -33,7 +33,8 @@ from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter
 from support import tiny_sd3
 
-SMALL = ["-n", "fox", "--steps", "2", "--size", "32x48", "--text-length", "8", "--seed", "1"]
+STEPS = 2
+SMALL = ["-n", "fox", "--steps", str(STEPS), "--size", "32x48", "--text-length", "8", "--seed", "1"]
 
 
 def run(*arguments: object) -> Result:
@@ -81,6 +82,8 @@ def recorded(traces: tuple[Path, Result], monkeypatch) -> None:
         for output in job.outputs:
             if output.dtype in folders:
                 shutil.copytree(folders[output.dtype], output.folder)
+                for _ in range(STEPS):
+                    on_step()
             else:
                 record(job, output, on_step)
 
@@ -210,7 +213,7 @@ def test_a_bug_is_found_where_it_is(model: Path, recorded: None, monkeypatch) ->
     def guided(*args: Any, **options: Any) -> Guided[Any]:
         return Guided(*args, **{**options, "guide": swapped})
 
-    monkeypatch.setattr(pipeline, "Guided", guided)
+    monkeypatch.setattr(steps, "Guided", guided)
     result = run(model, "a red star", *SMALL)
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
