@@ -26,6 +26,7 @@ from lydite.weights.maps import flux as flux_map
 from lydite.weights.rules import resolve
 from support import tiny_flux, tiny_sd3
 from support.distance import relative_l2
+from support.norms import assert_same_norms
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -245,3 +246,8 @@ def test_an_overflow_of_float16_becomes_its_largest_number() -> None:
     large = mx.array([1e5, -1e5, 1.0])
     assert clip_float16(large.astype(mx.float16)).tolist() == [65504, -65504, 1]
     assert mx.array_equal(clip_float16(large), large)
+
+
+def test_norms_have_the_numbers_of_the_reference(pair) -> None:
+    reference, folder = pair
+    assert_same_norms(load(folder), reference)

@@ -16,6 +16,7 @@ from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameters
 from support import tiny_flux2, tiny_sd3
 from support.distance import relative_l2
+from support.norms import assert_same_norms
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -113,3 +114,8 @@ def test_config_we_cannot_run_is_refused(pair, tmp_path: Path, change, message: 
     (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
     with pytest.raises(ConfigError, match=message):
         folder_component(tmp_path, KINDS)
+
+
+def test_norms_have_the_numbers_of_the_reference(pair) -> None:
+    reference, folder = pair
+    assert_same_norms(load(folder), reference, only_theirs=("bn",))

@@ -11,6 +11,7 @@ from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from support import tiny_sd3
 from support.distance import relative_l2
+from support.norms import assert_same_norms
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -94,3 +95,8 @@ def test_a_table_row_is_the_same_alone_or_among_others(pair) -> None:
     alone = model.modulation(mx.array(TIMESTEPS[1:2]), pooled)
     for name, table in alone.items():
         assert relative_l2(together[name][1], table[0]) < 1e-6
+
+
+def test_norms_have_the_numbers_of_the_reference(pair) -> None:
+    reference, folder = pair
+    assert_same_norms(load(folder), reference)

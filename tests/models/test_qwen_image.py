@@ -18,6 +18,7 @@ from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameters
 from support import tiny_qwen_image, tiny_sd3
 from support.distance import relative_l2
+from support.norms import assert_same_norms
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -156,3 +157,8 @@ def test_latents_are_unpacked_as_in_the_pipeline() -> None:
     tokens = torch.randn(2, 12, 64)
     expected = QwenImagePipeline._unpack_latents(tokens, 48, 64, 8)[:, :, 0].permute(0, 2, 3, 1)
     assert np.array_equal(np.array(unpack_latents(mx.array(tokens.numpy()), 6, 8)), expected)
+
+
+def test_norms_have_the_numbers_of_the_reference(pair) -> None:
+    reference, folder = pair
+    assert_same_norms(load(folder), reference)

@@ -18,6 +18,7 @@ from lydite.pipelines.model import folder_component
 from lydite.trace.mlx_capture import record_modules
 from support import tiny_sd, tiny_sd3
 from support.distance import relative_l2
+from support.norms import assert_same_norms
 
 torch = pytest.importorskip("torch")
 from support.unet_runs import TIMESTEPS, Inputs, inputs, run_port, run_reference, to_mlx  # noqa: E402
@@ -262,3 +263,8 @@ def test_configs_of_every_generation_are_accounted_for() -> None:
 def test_configs_we_cannot_run_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(FIRST_KEYS | change)
+
+
+def test_norms_have_the_numbers_of_the_reference(pair) -> None:
+    reference, folder = pair
+    assert_same_norms(load(folder), reference)

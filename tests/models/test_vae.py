@@ -14,6 +14,7 @@ from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import folder_component
 from support import tiny_sd3
 from support.distance import relative_l2
+from support.norms import assert_same_norms
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -134,3 +135,8 @@ def test_activations_beyond_float16_are_finite_in_float32_and_bfloat16(tmp_path:
     assert not np.isfinite(
         first(load(tmp_path, mx.float16).decode(last(z).astype(mx.float16)))
     ).all()
+
+
+def test_norms_have_the_numbers_of_the_reference(pair) -> None:
+    reference, folder = pair
+    assert_same_norms(load(folder), reference)
