@@ -3,7 +3,6 @@
 import multiprocessing
 import signal
 import sys
-from collections import deque
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,8 @@ from lydite.calibrate.request_record import conditions_of
 from lydite.calibrate.run import Model, RunCallbacks, run_here
 from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.calibrate.store.writer import Writer
-from lydite.calibrate.workers import MOST_LOSSES, _Pool, _WorkerHandle, run_workers
+from lydite.calibrate.worker_pool import MOST_LOSSES, Pool, PoolCallbacks, WorkerHandle
+from lydite.calibrate.workers import run_workers
 from lydite.core import files
 from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
 from lydite.core.request import Request
@@ -71,24 +71,24 @@ def test_a_killed_worker_costs_its_image_only(
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize(("task", "where"), [((1, (None,)), "at image 1"), (None, "at its start")])
+@pytest.mark.parametrize(("task", "where"), [(1, "at image 1"), (None, "at its start")])
 def test_a_run_ends_with_the_loss_after_the_last_that_is_taken_over(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, where: str
+    monkeypatch: pytest.MonkeyPatch, task: int | None, where: str
 ) -> None:
     spawned: list[object] = []
-    monkeypatch.setattr(_Pool, "_spawn", lambda pool: spawned.append(pool))
+    monkeypatch.setattr(Pool, "_spawn", lambda pool: spawned.append(pool))
     notes: list[str] = []
-    handle = _WorkerHandle(Mock(exitcode=-9), Mock(), task)
-    with Writer.start(tmp_path, settings, PLAN) as writer:
-        pool = _Pool(writer, Model(""), deque(), RunCallbacks(noted=notes.append))
-        for losses in range(1, MOST_LOSSES + 1):
-            pool._handles.append(handle)
-            pool._lost(handle)
-            assert len(spawned) == len(notes) == losses and where in notes[-1]
-        pool._handles.append(handle)
-        with pytest.raises(CalibrationError, match=f"{MOST_LOSSES + 1} workers ended {where}"):
-            pool._lost(handle)
-    assert len(spawned) == MOST_LOSSES and not pool._handles
+    handle = WorkerHandle(Mock(exitcode=-9), Mock(), task)
+    callbacks = PoolCallbacks(lambda task, result: None, noted=notes.append)
+    pool = Pool(Mock(), (), (), callbacks, name=lambda task: f"image {task}")
+    for losses in range(1, MOST_LOSSES + 1):
+        pool.handles.append(handle)
+        pool.lost(handle)
+        assert len(spawned) == len(notes) == losses and where in notes[-1]
+    pool.handles.append(handle)
+    with pytest.raises(CalibrationError, match=f"{MOST_LOSSES + 1} workers ended {where}"):
+        pool.lost(handle)
+    assert len(spawned) == MOST_LOSSES and not pool.handles
 
 
 def test_a_run_that_is_stopped_leaves_whole_images_and_no_worker(
@@ -145,15 +145,15 @@ def test_a_task_of_ray_returns_the_shard_that_a_worker_would_hand_over(
     told = msgspec.json.encode(Description(settings, PLAN))
     with Writer.start(tmp_path, settings, PLAN) as writer:
         for image, wanted in writer.missing().items():
-            name, data = cluster.draw(told, Model(settings.model), image.number, tuple(wanted))
+            name, data = cluster.draw(told, Model(settings.model), (image.number, tuple(wanted)))
             (tmp_path / "incoming" / name).write_bytes(data)
         writer.collect()
         assert writer.content_hash == whole
     monkeypatch.setattr(ModelSession, "items", not_finite)
-    error, nothing = cluster.draw(told, Model(settings.model), 0, (None,))
-    assert nothing is None and isinstance(error, NotFiniteError) and error.exit_code == 1
+    error = cluster.draw(told, Model(settings.model), (0, (None,)))
+    assert isinstance(error, NotFiniteError) and error.exit_code == 1
     strange = msgspec.json.encode(Description(Settings("1", settings.conditions), Plan((), ())))
-    assert cluster.draw(strange, Model(settings.model), 0, ())[1] is None
+    assert isinstance(cluster.draw(strange, Model(settings.model), (0, ())), CalibrationError)
     cluster._session.cache_clear()
 
 

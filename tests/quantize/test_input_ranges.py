@@ -82,7 +82,7 @@ def test_a_search_on_the_gpu_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_histogram_on_the_gpu_counts_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.append(normal(30_000), np.float32([-9, 9]))
+    values = np.append(normal(30_000), np.array([-9, 9], np.float32))
     counts, edges = _histogram(values, -9.0, 9.0)
     monkeypatch.setattr("lydite.quantize.input_ranges.on_cpu", lambda: False)
     monkeypatch.setattr("lydite.quantize.input_ranges.AT_ONCE", 7_000)

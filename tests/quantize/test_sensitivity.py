@@ -1,18 +1,24 @@
 """Sensitivity: what one rounded linear does to pictures, measured once and resumed."""
 
 import json
+import multiprocessing
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from lydite.calibrate.replay import network
+from lydite.calibrate.run import Model
 from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.worker_pool import PoolCallbacks
 from lydite.cli.quantize.plan import command
 from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
 from lydite.pipelines.observer import Observer, Stage
@@ -21,14 +27,18 @@ from lydite.quantize import sensitivity
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.plan import read_plan
 from lydite.quantize.sensitivity import (
+    Measurement,
     Sensitivity,
     choose_trajectories,
+    in_processes,
+    measure_layer,
     measure_sensitivity,
     read_sensitivity,
 )
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_hash, parameter_specs
 from support import replays
+from support.calibration import same_blas
 
 FEED_FORWARD = "transformer_blocks.0.ff.net.2"
 MODULATION = "transformer_blocks.0.norm1.linear"  # computed for all steps at once
@@ -169,11 +179,11 @@ def test_errors_that_say_nothing_are_refused_and_the_network_is_as_before(
 ) -> None:
     before, runs = parameter_hash(network(pipeline)), list[None]()
 
-    def run(self: Any) -> list[NDArray[np.float64]]:
+    def ends(self: Any) -> list[NDArray[np.float64]]:
         runs.append(None)
         return [np.ones(3) + (value if len(runs) > 1 else 0.0)]
 
-    monkeypatch.setattr(sensitivity._Ends, "run", run)
+    monkeypatch.setattr(sensitivity._LayerErrors, "ends", ends)
     with pytest.raises(error, match=message):
         measure_sensitivity(pipeline, opened, images=1, file=tmp_path / "file.json")
     assert parameter_hash(network(pipeline)) == before
@@ -194,6 +204,40 @@ def test_a_measurement_that_is_stopped_keeps_what_it_has(
         with pytest.raises(KeyboardInterrupt):
             measure()
         assert done == [1, 2] and len(read_sensitivity(file).errors) == 2
+
+
+# In other processes
+
+
+def test_workers_and_tasks_of_ray_measure_the_same(
+    measured: tuple[Sensitivity, Path],
+    pipeline: Pipeline,
+    opened: CalibrationSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two linears are left to two processes, then two to what a task of Ray calls."""
+    for name, value in same_blas().items():
+        monkeypatch.setenv(name, value)
+    found, file = measured
+    model, part = Model(str(pipeline.model.path)), tmp_path / "part.json"
+
+    def tasks(measurement: Measurement, paths: list[str], callbacks: PoolCallbacks) -> None:
+        shared = pickle.dumps(measurement)
+        for path in reversed(paths):
+            callbacks.finished(path, measure_layer(shared, model, path))
+        other = msgspec.structs.replace(opened.settings, model_hash="0" * 64)
+        wrong = pickle.dumps(replace(measurement, settings=other))
+        assert isinstance(measure_layer(wrong, model, paths[0]), CalibrationError)
+        sensitivity._opened_once.cache_clear()
+
+    for elsewhere in (in_processes(model, 2), tasks):
+        kept = dict(list(found.errors.items())[1:-1])
+        part.write_bytes(Sensitivity(found.fingerprint, 64, IMAGES, kept).to_json())
+        options: dict[str, Any] = {"images": IMAGES, "file": part, "elsewhere": elsewhere}
+        assert measure_sensitivity(pipeline, opened, **options) == found
+        assert part.read_bytes() == file.read_bytes()
+    assert not multiprocessing.active_children()
 
 
 # `lydite quantize plan`

@@ -1,7 +1,7 @@
 """`--ray`: the same work as tasks of Ray, on as many machines as its cluster has.
 
-A task draws one image and returns it as the bytes of a shard; machines share no folder. Ray starts
-a task again when its worker or its machine is lost, which costs that image only.
+Machines share no folder: a task that draws an image returns it as the bytes of a shard. Ray starts
+a task again when its worker or its machine is lost, which costs that task only.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from lydite.calibrate.settings import Description
 from lydite.calibrate.store.set_file import INCOMING
 from lydite.calibrate.store.shards import write_shard
 from lydite.calibrate.store.writer import Writer, resumable
+from lydite.calibrate.worker_pool import PoolCallbacks
 from lydite.core.errors import CalibrationError, InputError, LyditeError
 from lydite.core.fast_blas import use_one_thread
 from lydite.core.files import write_atomic
@@ -38,12 +39,44 @@ POLL = 0.5  # seconds between checks for a request to stop
 
 def run_ray(writer: Writer, model: Model, address: str, callbacks: RunCallbacks) -> None:
     """Draw all that is missing on a cluster; KeyboardInterrupt on a request to stop."""
+
+    def finished(task: tuple[int, Any], shard: tuple[str, bytes]) -> None:
+        name, data = shard
+        with resumable(writer.resume):
+            write_atomic(writer.folder / INCOMING / name, data, make_parents=False)
+        writer.collect()
+        callbacks.finished(task[0])
+
+    run_tasks(
+        address,
+        draw,
+        msgspec.json.encode(Description(writer.settings, writer.plan)),
+        model,
+        [(image.number, tuple(steps)) for image, steps in writer.missing().items()],
+        PoolCallbacks(finished, stopping=callbacks.stopping),
+        name=lambda task: f"image {task[0]}",
+    )
+
+
+def run_tasks(
+    address: str,
+    function: Callable[[bytes, Model, Any], Any],
+    shared: bytes,
+    model: Model,
+    tasks: Iterable[Any],
+    callbacks: PoolCallbacks,
+    name: Callable[[Any], str] = str,
+) -> None:
+    """Call a function on a cluster with what all tasks share, the model, and one task each.
+
+    What it returns is the result of the task, or an error of lydite, which is raised here.
+    """
     ray = _ray()
     if address != "auto":
         _require_listener(address)
     try:
         _join(ray, address)
-        _draw_all(ray, writer, model, callbacks)
+        _run_all(ray, function, (ray.put(shared), model), deque(tasks), callbacks, name)
     finally:
         ray.shutdown()
 
@@ -77,30 +110,31 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal = set_handler
 
 
-def _draw_all(ray: Any, writer: Writer, model: Model, callbacks: RunCallbacks) -> None:
-    description = Description(writer.settings, writer.plan)
-    encoded = ray.put(msgspec.json.encode(description))
-    task = ray.remote(num_cpus=1, max_retries=RETRIES)(draw)
-    waiting = deque((image.number, tuple(steps)) for image, steps in writer.missing().items())
-    running: dict[Any, int] = {}
+def _run_all(
+    ray: Any,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    waiting: deque[Any],
+    callbacks: PoolCallbacks,
+    name: Callable[[Any], str],
+) -> None:
+    remote = ray.remote(num_cpus=1, max_retries=RETRIES)(function)
+    running: dict[Any, Any] = {}
     while waiting or running:
         if callbacks.stopping():
             raise KeyboardInterrupt  # a task cannot be asked to finish its step: it is dropped
         room = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)  # machines may be added
         while waiting and len(running) < room:
-            number, wanted = waiting.popleft()
-            running[task.remote(encoded, model, number, wanted)] = number
+            task = waiting.popleft()
+            running[remote.remote(*arguments, task)] = task
         for reference in ray.wait(list(running), timeout=POLL)[0]:
-            number = running.pop(reference)
-            name, data = _result(ray, reference, number)
-            with resumable(writer.resume):
-                write_atomic(writer.folder / INCOMING / name, data, make_parents=False)
-            writer.collect()
-            callbacks.finished(number)
+            task = running.pop(reference)
+            callbacks.finished(task, _result(ray, reference, name(task)))
 
 
-def draw(description: bytes, model: Model, number: int, wanted: tuple[int | None, ...]) -> Any:
-    """One image as a shard, its name and its bytes; or what went wrong, and None."""
+def draw(description: bytes, model: Model, task: tuple[int, tuple[int | None, ...]]) -> Any:
+    """One image as a shard, its name and its bytes; or what went wrong."""
+    number, wanted = task
     try:
         session = _session(description, model)
         image = session.builder.image(number)
@@ -110,7 +144,7 @@ def draw(description: bytes, model: Model, number: int, wanted: tuple[int | None
             name, _ = write_shard(Path(folder), session.builder.settings, items)
             return name, Path(folder, name).read_bytes()
     except LyditeError as error:
-        return picklable_error(error), None
+        return picklable_error(error)
 
 
 @lru_cache(maxsize=1)
@@ -122,16 +156,16 @@ def _session(description: bytes, model: Model) -> "ModelSession":
     return ModelSession.open(msgspec.json.decode(description, type=Description), model)
 
 
-def _result(ray: Any, reference: Any, number: int) -> tuple[str, bytes]:
+def _result(ray: Any, reference: Any, name: str) -> Any:
     try:
-        name, data = ray.get(reference)
+        result = ray.get(reference)
     except ray.exceptions.RayError as error:
         raise CalibrationError(
-            f"image {number}: its task was lost {RETRIES + 1} times ({_line(error)})."
+            f"{name}: its task was lost {RETRIES + 1} times ({_line(error)})."
         ) from error
-    if data is None:
-        raise name
-    return name, data
+    if isinstance(result, LyditeError):
+        raise result
+    return result
 
 
 def _ray() -> Any:

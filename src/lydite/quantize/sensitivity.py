@@ -14,7 +14,11 @@ bits, nine of ten 0.81 to 1.28 times; at 2 bits up to 1.6, in one case 3.8 times
 is measured by default: all six would take six times as long.
 """
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,15 +29,20 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from lydite.calibrate.model_session import require_model
+from lydite.calibrate.model_session import open_pipeline, require_model
+from lydite.calibrate.ray_cluster import run_tasks
 from lydite.calibrate.replay import Replay, latent_of, network
-from lydite.calibrate.settings import digest
+from lydite.calibrate.request_record import request_of
+from lydite.calibrate.run import Model, picklable_error
+from lydite.calibrate.settings import Settings, digest
 from lydite.calibrate.store.index import Row
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.shards import Entry
+from lydite.calibrate.worker_pool import Pool, PoolCallbacks, Report
 from lydite.core.config import read_json
 from lydite.core.dtypes import widen
-from lydite.core.errors import CalibrationError, FileError, NotFiniteError, at
+from lydite.core.errors import CalibrationError, FileError, LyditeError, NotFiniteError, at
+from lydite.core.fast_blas import use_one_thread
 from lydite.core.files import cache_folder, write_atomic
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.grid import fit_grid
@@ -77,13 +86,17 @@ def measure_sensitivity(
     steps: int = STEPS,
     widths: Sequence[int] = MEASURED,
     file: Path | None = None,
+    elsewhere: "Elsewhere | None" = None,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
+    on_note: Callable[[str], None] = lambda line: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Sensitivity:
     """Of every linear of the network whose inputs fill whole groups.
 
-    What is measured is saved in `file` after each linear, by default one in the user's cache, and
-    a file that exists is extended. A file of another model, set or settings is refused.
+    No linear depends on another one here, so they may be measured `elsewhere`: in processes or on
+    a Ray cluster. What is measured is saved in `file` after each linear, by default one in the
+    user's cache, and a file that exists is extended. A file of another model, set or settings is
+    refused.
     """
     pipeline.model.prepare()
     require_model(opened.settings, pipeline)
@@ -94,25 +107,105 @@ def measure_sensitivity(
     file = file or _cached(fingerprint)
     layers = _linears(network(pipeline), group)
     known = {p: each for p, each in _known(file, fingerprint, widths).items() if p in layers}
-    found = Sensitivity(fingerprint, group, len(chosen), known)
-    left = [path for path in layers if path not in found.errors]
-    if not left:
-        return found
+
+    def found() -> Sensitivity:
+        ordered = {path: known[path] for path in layers if path in known}
+        return Sensitivity(fingerprint, group, len(chosen), ordered)
+
+    def keep(path: str, errors: dict[int, float]) -> None:
+        known[path] = errors
+        if file is not None:
+            write_atomic(file, found().to_json())
+        on_layer(len(known), len(layers))
+
+    if left := [path for path in layers if path not in known]:
+        starts = [([row.entry for row in rows], latent_of(opened, rows[0])) for rows in chosen]
+        measurement = Measurement(opened.settings, starts, group, tuple(widths))
+        callbacks = PoolCallbacks(keep, noted=on_note, stopping=stopping)
+        if elsewhere is None:
+            _measure_here(pipeline, measurement, left, callbacks)
+        else:
+            pipeline.model.unload()  # workers have their own
+            elsewhere(measurement, left, callbacks)
+        if not any(any(errors.values()) for errors in known.values()):
+            raise CalibrationError("no linear changes the latents: nothing was measured.")
+    return found()
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What a process has to know to measure a linear: no process but the first has the set."""
+
+    settings: Settings  # of the set
+    starts: list[tuple[list[Entry], NDArray[Any]]]  # of each image, its steps and its noise
+    group: int
+    widths: tuple[int, ...]
+
+
+# Measures linears by their paths, and calls `finished` with the path and the errors of each.
+Elsewhere = Callable[[Measurement, list[str], PoolCallbacks], None]
+
+
+def in_processes(model: Model, count: int) -> Elsewhere:
+    """By worker processes, each with a model of its own."""
+
+    def run(measurement: Measurement, paths: list[str], callbacks: PoolCallbacks) -> None:
+        Pool(_measuring, (model, measurement), paths, callbacks).run(count)
+
+    return run
+
+
+def on_ray(model: Model, address: str) -> Elsewhere:
+    """By tasks on a Ray cluster, each of whose machines has the model."""
+
+    def run(measurement: Measurement, paths: list[str], callbacks: PoolCallbacks) -> None:
+        run_tasks(address, measure_layer, pickle.dumps(measurement), model, paths, callbacks)
+
+    return run
+
+
+def _measure_here(
+    pipeline: Pipeline, measurement: Measurement, paths: list[str], callbacks: PoolCallbacks
+) -> None:
     with not_compiled():
-        ends = _Ends(pipeline, opened, chosen)
-        wanted = ends.run()
-        for path in left:
-            if stopping():
+        errors = _LayerErrors(pipeline, measurement)
+        for path in paths:
+            if callbacks.stopping():
                 raise KeyboardInterrupt
-            found.errors[path] = {
-                bits: _error(ends, layers[path], path, bits, group, wanted) for bits in widths
-            }
-            if file is not None:
-                write_atomic(file, found.to_json())
-            on_layer(len(found.errors), len(layers))
-    if not any(any(errors.values()) for errors in found.errors.values()):
-        raise CalibrationError("no linear changes the latents: nothing was measured.")
-    return found
+            callbacks.finished(path, errors.of(path))
+
+
+@contextmanager
+def _measuring(
+    model: Model, measurement: Measurement
+) -> Iterator[Callable[[str, Report], dict[int, float]]]:
+    """A worker process."""
+    with not_compiled():
+        errors = _open(model, measurement)
+        yield lambda path, report: errors.of(path)
+
+
+def measure_layer(measurement: bytes, model: Model, path: str) -> dict[int, float] | LyditeError:
+    """A task of Ray: the errors of a linear, or what went wrong."""
+    try:
+        with not_compiled():
+            return _opened_once(measurement, model).of(path)
+    except LyditeError as error:
+        return picklable_error(error)
+
+
+@lru_cache(maxsize=1)
+def _opened_once(measurement: bytes, model: Model) -> "_LayerErrors":
+    """A worker of Ray lives on from task to task, and so does the model it loaded."""
+    use_one_thread()
+    return _open(model, pickle.loads(measurement))
+
+
+def _open(model: Model, measurement: Measurement) -> "_LayerErrors":
+    pipeline = open_pipeline(model, request_of(measurement.settings.conditions)[1])
+    pipeline.model.prepare()
+    require_model(measurement.settings, pipeline)
+    return _LayerErrors(pipeline, measurement)
 
 
 def _linears(net: nn.Module, group: int) -> dict[str, Any]:
@@ -139,21 +232,23 @@ def choose_trajectories(opened: CalibrationSet, images: int, steps: int) -> list
     return chosen
 
 
-class _Ends:
-    """The latents at the end of some trajectories, of the network as it is now."""
+class _LayerErrors:
+    """The errors of the latents at the end, when one linear of a network is rounded."""
 
-    def __init__(
-        self, pipeline: Pipeline, opened: CalibrationSet, trajectories: Sequence[Sequence[Row]]
-    ) -> None:
-        self._replay = Replay(pipeline, opened.settings)
-        self._trajectories = [
-            ([row.entry for row in rows], latent_of(opened, rows[0])) for rows in trajectories
-        ]
+    def __init__(self, pipeline: Pipeline, measurement: Measurement) -> None:
+        self._measurement = measurement
+        self._replay = Replay(pipeline, measurement.settings)
+        self._layers = _linears(network(pipeline), measurement.group)
+        self._wanted = self.ends()
 
-    def run(self) -> list[NDArray[np.float64]]:
-        """Of each image."""
+    def of(self, path: str) -> dict[int, float]:
+        """At each width."""
+        return {bits: self._error(path, bits) for bits in self._measurement.widths}
+
+    def ends(self) -> list[NDArray[np.float64]]:
+        """The latents of each image at the end, of the network as it is now."""
         self._replay.forget()
-        return [self._end(entries, x) for entries, x in self._trajectories]
+        return [self._end(entries, x) for entries, x in self._measurement.starts]
 
     def _end(self, entries: Sequence[Entry], start: NDArray[Any]) -> NDArray[np.float64]:
         x = widen(start).astype(np.float64)
@@ -163,31 +258,24 @@ class _Ends:
             x = denoised + after / sigma * (x - denoised)  # Euler's method
         return x
 
-
-def _error(
-    ends: _Ends,
-    layer: Any,
-    path: str,
-    bits: int,
-    group: int,
-    wanted: Sequence[NDArray[np.float64]],
-) -> float:
-    full = layer.weight
-    weight = np.array(full.astype(mx.float32))
-    grid = fit_grid(weight, bits, group or None)
-    layer.weight = mx.array(grid.values(grid.round(weight))).astype(full.dtype)
-    try:
-        found = ends.run()
-    finally:
-        layer.weight = full
-    squares = [
-        float(np.square(one - other).sum() / np.square(other).sum())
-        for one, other in zip(found, wanted, strict=True)
-    ]
-    error = float(np.sqrt(np.mean(squares)))
-    if not np.isfinite(error):
-        raise NotFiniteError(f"{path} in {bits} bits: the network returns NaN or Inf.")
-    return error
+    def _error(self, path: str, bits: int) -> float:
+        layer = self._layers[path]
+        full = layer.weight
+        weight = np.array(full.astype(mx.float32))
+        grid = fit_grid(weight, bits, self._measurement.group or None)
+        layer.weight = mx.array(grid.values(grid.round(weight))).astype(full.dtype)
+        try:
+            found = self.ends()
+        finally:
+            layer.weight = full
+        squares = [
+            float(np.square(one - other).sum() / np.square(other).sum())
+            for one, other in zip(found, self._wanted, strict=True)
+        ]
+        error = float(np.sqrt(np.mean(squares)))
+        if not np.isfinite(error):
+            raise NotFiniteError(f"{path} in {bits} bits: the network returns NaN or Inf.")
+        return error
 
 
 def _cached(fingerprint: str) -> Path | None:

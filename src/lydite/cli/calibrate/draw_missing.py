@@ -49,14 +49,18 @@ class WorkerOptions:
 
 def worker_options(command: F) -> F:
     """Options of the model and of the processes that draw; none of them changes a value."""
+    return process_options(model_options(command))
+
+
+def process_options(command: F) -> F:
+    """`--workers` and `--ray`, which exclude each other."""
     options = (
         click.option("--workers", type=click.IntRange(1, MOST_WORKERS), default=1,
                      show_default=True,
-                     help="Processes that draw, each with a model of its own on one core."),
+                     help="Processes, each with a model of its own on one core."),
         click.option("--ray", metavar="auto|ADDRESS",
-                     help="Draw on a Ray cluster; each machine needs lydite and the model."),
+                     help="Work on a Ray cluster; each machine needs lydite and the model."),
     )  # fmt: skip
-    command = model_options(command)
     for option in reversed(options):
         command = option(command)
     return command

@@ -8,7 +8,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from lydite.cli.calibrate.draw_missing import StopRequest, absolute_model
+from lydite.cli.calibrate.draw_missing import (
+    StopRequest,
+    WorkerOptions,
+    absolute_model,
+    process_options,
+)
 from lydite.cli.calibrate.model_options import SampleBar, note_on_stop
 from lydite.cli.quantize.settings import METHODS, group_size
 from lydite.cli.request_options import components_option, device_option, overwrite_option
@@ -53,6 +58,7 @@ WIDTHS = [str(bits) for bits in BITS]
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE",
               help="Write the plan, for `lydite quantize MODEL --plan FILE`.")  # fmt: skip
 @overwrite_option
+@process_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @components_option
 @device_option
@@ -68,6 +74,7 @@ def command(**options: Any) -> None:
     lydite quantize plan embedded                                sizes only
     lydite quantize plan sd3/ --set set/ --bpw 4.5 --save plan.json
     lydite quantize plan sd3/ --set set/ --bpw 4.5 --modulation-bits 8 --leave-out '*blocks.0.*'
+    lydite quantize plan sd3/ --set set/ --bpw 4.5 --workers 4
     lydite quantize sd3/ --plan plan.json --set set/ --out mixed/
     """
     from lydite.calibrate.model_session import open_pipeline
@@ -100,7 +107,7 @@ def _check(options: dict[str, Any]) -> None:
     if options["bpw"] is not None and options["bits"] is not None:
         raise InputError("--bpw and --bits exclude each other.")
     if options["set_folder"] is None:
-        for name in ("bpw", "sensitivity"):
+        for name in ("bpw", "sensitivity", "ray"):
             if options[name] is not None:
                 raise InputError(
                     f"--{name} needs sensitivities, and they are measured on a calibration set: "
@@ -112,9 +119,13 @@ def _measure(model: "Model", options: dict[str, Any]) -> "Sensitivity":
     from lydite.calibrate.model_session import open_pipeline
     from lydite.calibrate.request_record import request_of
     from lydite.calibrate.store.reader import CalibrationSet
-    from lydite.quantize.sensitivity import measure_sensitivity
+    from lydite.quantize.sensitivity import in_processes, measure_sensitivity, on_ray
 
     stop, quiet = StopRequest(), options["quiet"] or options["as_json"]
+    workers = WorkerOptions(options["workers"], options["ray"], quiet)
+    elsewhere = in_processes(model, workers.workers) if workers.workers > 1 else None
+    if workers.ray is not None:
+        elsewhere = on_ray(model, workers.ray)
     with CalibrationSet.open(options["set_folder"]) as opened:
         pipeline = open_pipeline(model, request_of(opened.settings.conditions)[1])
         with SampleBar(quiet=quiet, unit="layer") as bar, stop.listening(), note_on_stop():
@@ -124,7 +135,9 @@ def _measure(model: "Model", options: dict[str, Any]) -> "Sensitivity":
                 group=group_size(options),
                 images=options["images"],
                 file=options["sensitivity"],
+                elsewhere=elsewhere,
                 on_layer=bar.done,
+                on_note=lambda line: None if quiet else click.echo(line, err=True),
                 stopping=lambda: stop.asked,
             )
 
