@@ -12,11 +12,15 @@ from lydite.core.errors import InputError, WeightsError
 from lydite.models.layers import Linear, QuantizedLinear
 from lydite.weights.audit import audit
 from lydite.weights.audit import stored as found_in
-from lydite.weights.load import load, parameter_hash, parameter_specs
+from lydite.weights.load import _check_input, load, parameter_hash, parameter_specs
 from lydite.weights.quantized_format import (
     BITS,
+    DIVISOR,
     FORMATS,
     GROUPS,
+    RANGE,
+    SHIFT,
+    TIMES,
     Format,
     Mode,
     contradictions,
@@ -307,3 +311,27 @@ def test_sizes_are_those_of_the_arrays() -> None:
             arrays = stored(bits, group)
             size = sum(arrays[f"a.{n}"].nbytes for n in ("weight", "scales", "biases"))
             assert Format(bits, group).nbytes((ROWS, INPUTS), 4) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "fits", "wrong"),
+    [
+        (
+            RANGE,
+            [[1, 0, 1], [1e-9, 1, 1], [1, 0, 65535], [[1, 0, 255], [2, 3, 15]]],
+            [[0, 0, 1], [-1, 0, 1], [1, -1, 1], [1, 2, 1], [1, 0, 0.5], [1, 0, 65536],
+             [[1, 0, 255], [0, 0, 1]]],
+        ),
+        (DIVISOR, [[1, 1e-9]], [[1, 0], [-1, 1]]),
+        (TIMES, [[500], [900, 500, 0]], [[500, 500], [0, 500]]),
+        (SHIFT, [[0, -1]], []),
+    ],
+)  # fmt: skip
+def test_roundings_of_inputs_that_no_program_writes(
+    name: str, fits: list[Any], wrong: list[Any]
+) -> None:
+    for values in fits:
+        _check_input(f"a.{name}", np.array(values, np.float32), "label", "where")
+    for values in wrong:
+        with pytest.raises(WeightsError, match=r"where: label: \[.* cannot round or divide inputs"):
+            _check_input(f"a.{name}", np.array(values, np.float32), "label", "where")
