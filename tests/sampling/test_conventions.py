@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lydite.core.errors import InputError
+from lydite.pipelines.picture import A1111_NAMES
 from lydite.sampling.program_conventions import (
     CONVENTIONS,
     discard_penultimate,
@@ -19,7 +20,7 @@ from lydite.sampling.program_conventions import (
     start_below_one,
     uses_brownian_path,
 )
-from lydite.sampling.registry import SAMPLERS, SCHEDULES, make_schedule
+from lydite.sampling.registry import SAMPLERS, SCHEDULES, make_schedule, suggestion
 from lydite.sampling.schedules.flow import FlowSigmas
 from lydite.sampling.schedules.table import STABLE_DIFFUSION, ContinuousSigmas
 
@@ -69,6 +70,33 @@ def test_other_names_of_a1111():
     assert plan("a1111", schedule="automatic", sampler="dpmpp_3m_sde").name == "exponential"
     with pytest.raises(InputError, match="no schedule 'automatic'"):
         plan("comfyui", schedule="automatic")
+
+
+# {'scheduler': …} in A1111's modules/sd_samplers_kdiffusion.py
+A1111_AUTOMATIC = {
+    "karras": (
+        "dpmpp_2m",
+        "dpmpp_sde",
+        "dpmpp_2s_ancestral",
+        "dpm_2",
+        "dpm_2_ancestral",
+        "restart",
+    ),
+    "exponential": ("dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde"),
+}
+
+
+def test_automatic_is_the_schedule_that_a1111_has_for_the_sampler():
+    chosen = {sampler: name for name, row in A1111_AUTOMATIC.items() for sampler in row}
+    for sampler in SAMPLERS:
+        found = schedule_name(CONVENTIONS["a1111"], "automatic", sampler)
+        assert found == chosen.get(sampler, "normal"), sampler
+
+
+def test_names_that_we_write_for_a1111_are_understood():
+    for ours, shown in A1111_NAMES.items():
+        assert suggestion(shown, SAMPLERS) == f" Did you mean {ours}?"
+        assert suggestion(f"{shown} Karras", SAMPLERS).endswith(f"{ours} --schedule karras?")
 
 
 def test_timesteps_are_interpolated_or_the_nearest():

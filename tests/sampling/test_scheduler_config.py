@@ -283,6 +283,69 @@ def test_a_file_that_diffusers_writes_is_read(name: str, tmp_path: Any):
         ("DPMSolverMultistep", SDE | {"solver_order": 3}, "solver_order 3 of sde-dpmsolver++"),
         ("DPMSolverSinglestep", SDE, "with solver_order 1 only"),
         ("LCM", {"timestep_scaling": 1.0}, "timestep_scaling"),
+        ("LCM", {"original_inference_steps": 1000}, "timestep_scaling"),
+        ("DDIM", UNCLIPPED | {"thresholding": True}, "thresholding is True; only False"),
+        (
+            "EulerDiscrete",
+            {"timestep_type": "continuous", "prediction_type": "v_prediction"},
+            "timestep_type continuous is supported with use_karras_sigmas",
+        ),
+        (
+            "EulerDiscrete",
+            CURVES[1] | SPACINGS[0] | {"sigma_min": 0.1},  # one of the ends alone
+            "use_karras_sigmas with timestep_spacing",
+        ),
+        (
+            "UniPCMultistep",
+            CURVES[1] | {"final_sigmas_type": "sigma_min", "sigma_min": 0.1},
+            "sigma_min with sigma_min of its own",
+        ),
+        (
+            "FlowMatchEulerDiscrete",
+            {"use_dynamic_shifting": True, "base_image_seq_len": 4096},
+            "base_image_seq_len is not below",
+        ),
+        ("EDMEuler", {"prediction_type": "v_prediction"}, "prediction_type epsilon"),
+        *(
+            (
+                "DPMSolverMultistep",
+                {"use_flow_sigmas": True, "prediction_type": "flow_prediction", **wrong},
+                "use_flow_sigmas is supported with",
+            )
+            for wrong in (CURVES[1], {"final_sigmas_type": "sigma_min"})
+        ),
+        *(
+            ("DPMSolverSinglestep", {"algorithm_type": "sde-dpmsolver", **more}, message)
+            for more, message in (
+                ({}, "needs final_sigmas_type sigma_min"),
+                ({"final_sigmas_type": "sigma_min", "solver_order": 1}, "solver_order 1 only"),
+            )
+        ),
+        (
+            "DPMSolverMultistep",
+            SDE | {"final_sigmas_type": "sigma_min"},
+            "solver_order 2 of sde-dpmsolver++ with final_sigmas_type sigma_min",
+        ),
+        *(
+            ("FlowMatchEulerDiscrete", {key: value}, key)
+            for key, value in (
+                ("num_train_timesteps", 1),
+                ("shift", 0),
+                ("shift", 1001),
+                ("shift_terminal", 1.0),
+                ("shift_terminal", -0.1),
+                ("base_image_seq_len", 0),
+                ("time_shift_type", "other"),
+            )
+        ),
+        *(
+            ("EulerDiscrete", {key: value}, key)
+            for key in ("beta_start", "beta_end", "sigma_min", "sigma_max")
+            for value in (0, -1)
+        ),
+        ("EulerDiscrete", {"beta_end": 1}, "beta_end"),
+        ("EulerDiscrete", {"steps_offset": -1}, "steps_offset"),
+        ("UniPCMultistep", {"solver_order": 4}, "solver_order"),
         ("ScoreSdeVe", {}, "_class_name is 'ScoreSdeVeScheduler'; expected one of"),
     ),
 )
