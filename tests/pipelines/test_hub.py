@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lydite.core.errors import FileError
-from lydite.pipelines.model_files import locate
+from lydite.pipelines.model_files import UNWANTED, WANTED, locate
 from lydite.pipelines.pipeline import Pipeline
 from support.hub import serving
 
@@ -101,3 +101,41 @@ def test_a_model_is_downloaded_by_its_id(untrained: Path, tmp_path: Path) -> Non
         assert inspect(f"{REPOSITORY}@fp16")[0] == 0
         assert inspect(REPOSITORY, "--revision", "fp16")[0] == 0
         assert not [path for _, path, _ in hub.requests[before:] if "/resolve/" in path]
+
+
+LISTED = {  # files of published repositories, and whether they are downloaded
+    "model_index.json": True,
+    "transformer/config.json": True,
+    "transformer/diffusion_pytorch_model-00001-of-00002.safetensors": True,
+    "transformer/diffusion_pytorch_model.safetensors.index.json": True,
+    "scheduler/scheduler_config.json": True,
+    "tokenizer/merges.txt": True,
+    "tokenizer_3/spiece.model": True,
+    "text_encoder/model.safetensors": True,
+    "text_encoder/model.fp16.safetensors": False,
+    "vae/diffusion_pytorch_model.bf16.safetensors": False,
+    "text_encoder/model.safetensors.index.fp16.json": False,
+    "unet/diffusion_pytorch_model.bin": False,
+    "text_encoders/t5xxl_fp16.safetensors": False,
+    "sd3_medium.safetensors": False,
+    "v1-5-pruned.ckpt": False,
+    "pipeline.py": False,
+    "transformer/model.py": False,
+    "README.md": False,
+    "images/teaser.png": False,
+}
+
+
+def test_only_what_is_read_is_downloaded() -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    options = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+    taken = set(filter_repo_objects(LISTED, **options))  # pyright: ignore[reportArgumentType]
+    assert taken == {name for name, wanted in LISTED.items() if wanted}
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "sft", "json", "bin", "ckpt", "pt", "pth", "pkl",
+                                    "gguf", "npz"])  # fmt: skip
+def test_the_name_of_a_file_is_no_hub_id(ending: str) -> None:
+    with pytest.raises(FileError, match="no such file or folder"):
+        locate(f"models/name.{ending.upper()}")

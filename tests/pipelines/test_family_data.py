@@ -1,0 +1,107 @@
+"""The data of the families: defaults as in diffusers' calls, and what each of them takes."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from lydite.core.errors import ConfigError
+from lydite.pipelines.families import flux, flux2
+from lydite.pipelines.family import BUILT_IN, Defaults, families, find_family, network_classes
+from lydite.reference.family import BUILT_IN as REFERENCES
+from lydite.reference.family import find_reference_family
+
+FAMILIES = {family.name: family for family in families()}
+# Defaults -> diffusers' class for text to image, and what ends its name for an image, for a mask
+CALLS: dict[str, tuple[Defaults, str, str, str]] = {
+    "sd": (FAMILIES["sd"].defaults, "StableDiffusion{}Pipeline", "Img2Img", "Inpaint"),
+    "sdxl": (FAMILIES["sdxl"].defaults, "StableDiffusionXL{}Pipeline", "Img2Img", "Inpaint"),
+    "sd3": (FAMILIES["sd3"].defaults, "StableDiffusion3{}Pipeline", "Img2Img", ""),
+    "flux dev": (flux.DEV.defaults, "Flux{}Pipeline", "Img2Img", ""),
+    "flux2 base": (flux2.BASE.defaults, "Flux2Klein{}Pipeline", "", ""),
+    "qwen_image": (FAMILIES["qwen_image"].defaults, "QwenImage{}Pipeline", "Img2Img", ""),
+}
+
+
+def call_of(name: str) -> dict[str, Any]:
+    diffusers = pytest.importorskip("diffusers")
+    parameters = inspect.signature(getattr(diffusers, name).__call__).parameters
+    return {key: each.default for key, each in parameters.items()}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", CALLS)
+def test_defaults_are_those_of_the_reference(name: str) -> None:
+    defaults, pattern, image, mask = CALLS[name]
+    call = call_of(pattern.format(""))
+    scale = call["true_cfg_scale" if name == "qwen_image" else "guidance_scale"]
+    assert (defaults.steps, defaults.guidance) == (call["num_inference_steps"], scale)
+    assert defaults.text_length == call.get("max_sequence_length")
+    if image:
+        assert defaults.strength == call_of(pattern.format(image))["strength"]
+    if mask:
+        assert defaults.mask_strength == call_of(pattern.format(mask))["strength"]
+
+
+@pytest.mark.parity
+def test_fill_has_defaults_of_its_own() -> None:
+    call, defaults = call_of("FluxFillPipeline"), flux.FILL.defaults
+    assert (defaults.steps, defaults.guidance) == (
+        call["num_inference_steps"],
+        call["guidance_scale"],
+    )
+    assert defaults.mask_strength == call["strength"]
+
+
+# guidance, image, and of: inpaints, skips layers, weighs prompts, refines, textual inversion
+ABILITIES = {
+    "sd3": ("cfg", "start", ()),
+    "flux": ("distilled", "start", ("inpaints",)),
+    "flux2": ("cfg", "reference", ()),
+    "qwen_image": ("negative", "start", ("inpaints",)),
+    "z_image": ("above_0", "start", ("inpaints",)),
+    "sdxl": (
+        "cfg",
+        "start",
+        ("inpaints", "skips_layers", "weighs_prompts", "refines", "embeddings"),
+    ),
+    "sd": ("cfg", "start", ("inpaints", "skips_layers", "weighs_prompts", "embeddings")),
+}
+FLAGS = ("inpaints", "skips_layers", "weighs_prompts", "refines", "embeddings")
+
+
+def test_what_each_family_takes() -> None:
+    found = {
+        name: (each.guidance, each.image, tuple(flag for flag in FLAGS if getattr(each, flag)))
+        for name, each in FAMILIES.items()
+    }
+    assert {name: found[name] for name in ABILITIES} == ABILITIES
+    assert set(BUILT_IN) == set(REFERENCES) == set(ABILITIES)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ABILITIES)
+def test_classes_are_known_to_the_reference(name: str) -> None:
+    diffusers, transformers = (pytest.importorskip(each) for each in ("diffusers", "transformers"))
+    family = FAMILIES[name]
+    for class_name in family.pipelines:
+        assert hasattr(diffusers, class_name)
+        assert find_family(class_name, "model_index.json") is family
+        assert network_classes(class_name) is family.kinds
+    for part, classes in family.classes.items():
+        assert set(classes) <= set(family.kinds), part
+        assert all(hasattr(diffusers, c) or hasattr(transformers, c) for c in classes)
+    assert {family.network, "vae"} <= set(family.required) <= {*family.classes, *family.encoders}
+    assert set(family.tokenizers) == set(family.encoders)
+    assert find_reference_family(name).name == name
+
+
+def test_a_class_of_no_family_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(
+        ConfigError, match=r"x: the pipeline class is 'Y'; supported are .*Stable Diffusion"
+    ):
+        find_family("Y", "x")
+    with pytest.raises(ConfigError, match="the pipeline class is None"):
+        find_family(None, "x")
+    every = network_classes("Y")
+    assert all(set(family.kinds) <= set(every) for family in FAMILIES.values())
