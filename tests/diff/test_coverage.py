@@ -223,15 +223,3 @@ def test_a_map_may_leave_the_step_out_of_a_name(tmp_path: Path) -> None:
         tmp_path, steps, renames={name: Rename((Site(name),)) for name in ("net", "image")}
     )
     assert found.verdict == "agree"
-
-
-@pytest.mark.parametrize(("wrong", "remarks"), [(0, 0), (1, 1), (4, 4), (5, 4), (9, 4)])
-def test_entries_of_a_map_that_fit_nothing_are_told_but_not_all(
-    wrong: int, remarks: int, tmp_path: Path
-) -> None:
-    renames = {f"none {number}": Rename((Site("net/a"),)) for number in range(wrong)}
-    renames |= {"net/a": Rename((Site("net/a"),))}
-    found = judge(tmp_path, VALUES, renames=renames).remarks
-    told = [remark for remark in found if remark.startswith("map:")]
-    assert len(told) == remarks
-    assert (f"{wrong - 3} more entries without" in " ".join(told)) == (wrong > 4)
