@@ -154,12 +154,12 @@ def test_slots_of_one_name(port: str, reference: str, found: str) -> None:
         for side in (reference, port)
     ]  # fmt: skip
     events: Any = sides
-    matched = _match_slots(*events, Rename((Site("x"),)))
+    matched = _match_slots(events[0], events[1], Rename((Site("x"),)))
     assert matched == dict(pair.split(">") for pair in found.split())
     given = Rename((Site("x"),), slots={"out": "out.9"})
     expected = {word.split(":")[0]: word.split(":")[0] for word in port.split()}
     expected |= {"out": "out.9"} if "out" in expected else {}
-    assert _match_slots(*events, given) == expected
+    assert _match_slots(events[0], events[1], given) == expected
 
 
 @pytest.mark.parametrize(
