@@ -55,13 +55,13 @@ class _Ray:
         return [running[-1]], running[:-1]
 
     def get(self, question: Any) -> Any:
-        encoded, model, number, wanted = question
+        encoded, model, (number, wanted) = question
         description = msgspec.json.decode(encoded, type=Description)
         assert model == MODEL and set(wanted) == {0, 4, 8, None}
         if isinstance(found := self.answer.get(number), _Lost):
             raise found
         if found is not None:
-            return found, None
+            return found
         name, _ = write_shard(self.folder, SETTINGS, items(ItemBuilder(description), number))
         return name, (self.folder / name).read_bytes()
 
