@@ -42,6 +42,10 @@ def test_settings_and_parts_without_weights_are_passed_over(pipeline: Path) -> N
         "feature_extractor": [None, None],
         "image_processor": ["transformers", "CLIPImageProcessor"],
         "tokenizer_3": ["transformers", "T5TokenizerFast"],
+        "tokenizer_4": ["transformers", "CLIPTokenizer"],
+        "other_scheduler": ["diffusers", "DDIMScheduler"],
+        "extractor": ["transformers", "CLIPFeatureExtractor"],
+        "safety_checker": ["stable_diffusion", "StableDiffusionSafetyChecker"],
         "_name_or_path": "somewhere",
     }
     assert set(find_components(with_index(pipeline, changes))) == NAMES

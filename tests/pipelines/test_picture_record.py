@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
+from PIL.JpegImagePlugin import get_sampling
 
 from lydite.core.errors import FileError
 from lydite.core.request import Request
@@ -61,6 +62,15 @@ def test_other_tools_find_the_settings_where_a1111_writes_them(tmp_path: Path, e
             assert comment[:8] == b"UNICODE\0"
             text = comment[8:].decode("utf-16-be")
     assert text == RECORD.a1111()
+
+
+def test_a_jpeg_is_fine_and_has_a_colour_for_each_pixel(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    write_picture(tmp_path / "a.jpg", pixels, RECORD, overwrite=False)
+    Image.fromarray(pixels).save(tmp_path / "b.jpg", quality=95, subsampling="4:4:4")
+    with Image.open(tmp_path / "a.jpg") as ours, Image.open(tmp_path / "b.jpg") as theirs:
+        assert getattr(ours, "quantization") == getattr(theirs, "quantization")  # noqa: B009
+        assert get_sampling(ours) == get_sampling(theirs) == 0
 
 
 def test_a_record_may_stand_behind_the_pixels(tmp_path: Path) -> None:

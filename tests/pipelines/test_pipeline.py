@@ -356,6 +356,10 @@ def test_what_is_not_read_of_a_prompt_is_said_of_encoders_that_count(pipeline, m
     )
     assert pipeline.truncated(plan) == notes[:1]
     assert pipeline.truncated(pipeline.plan(Request("a fox"))) == []
+    weighted = replace(plan, request=plan.request.replace(prompt="(a:1.2) " * 80 + "[quiet] fox"))
+    assert "1.2" in pipeline.truncated(weighted)[0]
+    weighted = replace(weighted, request=weighted.request.replace(weighting="a1111"))
+    assert pipeline.truncated(weighted)[0].endswith("a a a quiet fox'")
 
 
 def test_a_tokenizer_of_another_model_is_refused(untrained: Path, tmp_path: Path) -> None:
@@ -419,4 +423,8 @@ def test_buffers_in_flight_are_bounded_on_cuda_and_the_limit_is_given_back(
     (picture,) = pipeline.generate(REQUEST, [7])
     assert len(limits) == 5 and limits[2] == limits[4] == 10**15  # of the steps, of the decoder
     assert all(AHEAD <= limit < 10**15 for limit in limits[1::2])
+    limits[:] = [10]  # the user's own is lower: it stays
+    with pipeline._few_buffers(2**22):
+        assert limits[-1] == 10
+    assert limits[1] >= 2 * 4 * AHEAD and limits[2:] == [10, 10]  # float32, four times the pixels
     assert np.abs(picture.pixels.astype(int) - plain[0].pixels).max() <= 1
