@@ -220,6 +220,7 @@ def test_total_size_is_not_believed(tmp_path: Path) -> None:
         '{"weight_map": {}}',
         '{"weight_map": {"a": 1}}',
         '{"weight_map": {"a": null}}',
+        '{"weight_map": {"a": "x.safetensors", "b": 1}}',
         '{"weight_map": {"a": ["x.safetensors"]}}',
     ],
 )

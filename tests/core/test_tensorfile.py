@@ -651,6 +651,32 @@ def test_the_command_in_the_numpy_hint_converts_the_file(suffix: str, tmp_path: 
         np.testing.assert_array_equal(file.read("array"), np.arange(3))
 
 
+def test_limits_of_a_header_are_met_and_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(one())  # two braces and two brackets, one tensor
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    limits = {"MAX_BRACKETS": 4, "MAX_TENSORS": 1, "MAX_HEADER_BYTES": length, "MAX_RANK": 2}
+    for name, most in limits.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(tensorfile, name, most)
+            assert read_header(path).tensors
+            patch.setattr(tensorfile, name, most - 1)
+            with pytest.raises(TensorFileError, match=rf"\b{most - 1}\b"):
+                read_header(path)
+
+
+def test_a_tensor_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, values = tmp_path / "x.safetensors", np.arange(100, dtype=np.float64).reshape(4, 25)
+    save(path, {"a": values, "b": -values})
+    for piece in (1, 7, 799, 800, 801):
+        monkeypatch.setattr(tensorfile, "PIECE", piece)
+        with TensorFile.open(path) as file:
+            np.testing.assert_array_equal(file.read("b"), -values)
+            np.testing.assert_array_equal(file.read("a"), values)
+
+
 def run_hint(path: Path) -> None:
     """Run the command that the refusal of `path` proposes, as a shell would."""
     with pytest.raises(FileError) as caught:
