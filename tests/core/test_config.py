@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lydite.core.config import Count, Epsilon, Size, read_config
+from lydite.core.config import Count, Epsilon, Size, TokenId, read_config
 from lydite.core.errors import ConfigError
 
 
@@ -122,3 +122,10 @@ def test_vocabularies_of_the_largest_models_fit() -> None:
     assert known == 152_064
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(2**20 + 1, Size)
+
+
+def test_token_ids_are_numbers_that_mlx_compares() -> None:
+    assert [msgspec.convert(n, TokenId) for n in (0, 2**31 - 1)] == [0, 2**31 - 1]
+    for wrong in (-1, 2**31):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, TokenId)

@@ -262,6 +262,15 @@ def test_a_drive_that_cannot_flush_fully_flushes_as_it_can(
     assert len(flushed) == (0 if number == errno.EIO else 2)  # the file and its folder
 
 
+def test_on_a_mac_the_drive_is_flushed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(files.sys, "platform", "darwin")
+    monkeypatch.setattr(files.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(files.fcntl, "fcntl", lambda *call: asked.append(call))
+    files.system.sync(7)
+    assert asked == [(7, 51)]
+
+
 def test_leftovers_behind_a_link_are_not_ours(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / ".0.part").touch()
