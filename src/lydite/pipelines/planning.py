@@ -20,13 +20,14 @@ from lydite.pipelines.picture import Pixels, pixel_hash, resize
 from lydite.pipelines.prompt_weights import PARSERS, plain_text
 from lydite.sampling.denoiser import over_steps
 from lydite.sampling.program_conventions import (
+    Convention,
     find_convention,
     has_unit_variance,
     options_of,
     plan_schedule,
 )
 from lydite.sampling.registry import Sampler, find_sampler
-from lydite.sampling.schedules.schedule import from_step
+from lydite.sampling.schedules.schedule import ModelSigmas, Schedule, from_step
 
 if TYPE_CHECKING:
     from lydite.pipelines.pipeline import Pipeline
@@ -201,31 +202,7 @@ def plan_run(
     # What the checkpoint itself says holds where its own sampler or schedule is used.
     own_sampler = request.sampler == pipeline.scheduler.sampler
     own_schedule = request.schedule == pipeline.scheduler.schedule
-    if own_sampler and own_schedule:
-        pipeline.scheduler.check_steps(request.steps)
-    make_schedule = partial(
-        plan_schedule,
-        convention,
-        sampler=request.sampler,
-        schedule=request.schedule,
-        steps=request.steps,
-        model=levels,
-        meaning=pipeline.family.strength,
-        final=pipeline.scheduler.final if own_schedule else None,
-        own_timesteps=own_schedule and own_sampler,
-        **(pipeline.scheduler.schedule_options if own_schedule else {}),
-    )
-    schedule = make_schedule(strength=1.0 if request.strength is None else request.strength)
-    late: Mapping[str, Any] = {}
-    if own_sampler and own_schedule and convention.strength in (None, "diffusers"):
-        whole = schedule if request.strength is None else make_schedule()
-        schedule, late = pipeline.scheduler.start_late(
-            whole, len(whole.timesteps) - len(schedule.timesteps)
-        )
-    if first and own_sampler and own_schedule:
-        schedule, late = pipeline.scheduler.start_late(schedule, pipeline.scheduler.position(first))
-    elif first:
-        schedule = from_step(schedule, first)
+    schedule, late = _make_schedule(pipeline, request, convention, levels, first)
     scale, scales = _guidance_scales(pipeline, request)
     strength = over_steps(
         schedule.sigmas.tolist(), scale, scales=scales, share=request.guidance_interval
@@ -256,6 +233,39 @@ def plan_run(
         else fit_mask(mask, request.width, request.height, request.feather),
         mask_hash=None if mask is None else pixel_hash(mask),
     )
+
+
+def _make_schedule(
+    pipeline: "Pipeline", request: Request, convention: Convention, levels: ModelSigmas, first: int
+) -> tuple[Schedule, Mapping[str, Any]]:
+    """The schedule, and options for a sampler that starts after the first of its steps."""
+    assert request.sampler and request.schedule and request.steps is not None
+    scheduler = pipeline.scheduler
+    own_schedule = request.schedule == scheduler.schedule
+    own = own_schedule and request.sampler == scheduler.sampler
+    if own:
+        scheduler.check_steps(request.steps)
+    make = partial(
+        plan_schedule,
+        convention,
+        sampler=request.sampler,
+        schedule=request.schedule,
+        steps=request.steps,
+        model=levels,
+        meaning=pipeline.family.strength,
+        final=scheduler.final if own_schedule else None,
+        own_timesteps=own,
+        **(scheduler.schedule_options if own_schedule else {}),
+    )
+    schedule = make(strength=1.0 if request.strength is None else request.strength)
+    late: Mapping[str, Any] = {}
+    if own and convention.strength in (None, "diffusers"):
+        whole = schedule if request.strength is None else make()
+        skipped = len(whole.timesteps) - len(schedule.timesteps)
+        schedule, late = scheduler.start_late(whole, skipped)
+    if first and own:
+        return scheduler.start_late(schedule, scheduler.position(first))
+    return (from_step(schedule, first) if first else schedule), late
 
 
 def _guidance_scales(pipeline: "Pipeline", request: Request) -> tuple[float, tuple[float, ...]]:
