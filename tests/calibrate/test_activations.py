@@ -140,8 +140,8 @@ def test_values_are_those_the_trace_records(
                     event = trace.find(f"transformer/{path}", port, 0, 0)
                 if event is not None:
                     expected = trace.read(event)
-                    limit = 0 if on_cpu() else 1e-4  # a GPU runs what is not recorded compiled
-                    np.testing.assert_allclose(value, expected, limit, limit, err_msg=path)
+                    # The set was drawn with joined products: on some CPUs their last bits differ.
+                    np.testing.assert_allclose(value, expected, 1e-4, 1e-4, err_msg=path)
                     compared += 1
     assert compared >= 2 * len(Places(network(pipeline)).layers) * replays.STEPS
 
@@ -165,7 +165,7 @@ def test_where_guidance_is_off_the_negative_prompt_is_not_counted(
         assert counts[0] == counts[1] == 2 * counts[2]
 
 
-def test_looking_changes_no_bit_and_leaves_nothing_behind(
+def test_looking_changes_only_last_bits_and_leaves_nothing_behind(
     opened: CalibrationSet, pipeline: Pipeline
 ) -> None:
     class Blind:
@@ -184,10 +184,9 @@ def test_looking_changes_no_bit_and_leaves_nothing_behind(
             results.append([replay.run(row.entry, opened.read(row)["x"]) for row in rows])
     plain = Replay(pipeline, opened.settings, Blind())
     results.append([plain.run(row.entry, opened.read(row)["x"]) for row in rows])
-    limit = 0 if on_cpu() else 1e-4
     for first, second, third in zip(*results, strict=True):
-        np.testing.assert_allclose(first, second, limit, limit)
-        np.testing.assert_allclose(first, third, limit, limit)
+        assert np.array_equal(first, second) or not on_cpu()
+        np.testing.assert_allclose(first, third, 1e-4, 1e-4)  # third: with joined products
     with pytest.raises(RuntimeError), replaying(pipeline, opened.settings, Places(model)):
         raise RuntimeError
     assert [type(module) for _, module in walk(model)] == classes
