@@ -43,9 +43,10 @@ def _run(*arguments: object) -> Result:
     return CliRunner().invoke(lydite, ["quantize", *map(str, arguments)])
 
 
-def _done(*arguments: object) -> None:
-    result = _run(*arguments, *EVALUATION)
+def _done(*arguments: object) -> Result:
+    result = _run(*arguments)
     assert result.exit_code == 0, result.output or result.exception
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +66,14 @@ def calibration(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(small: Path, calibration: Path) -> Path:
     out = calibration.parent / "gptq"
-    _done(small, "--bits", 3, "--set", calibration, "--out", out)
+    _done(small, "--bits", 3, "--set", calibration, "--out", out, *EVALUATION)
     return out
+
+
+@pytest.fixture(scope="module")
+def against(exported: Path) -> tuple[str, Path]:
+    """The original's pictures, which need not be drawn again for each result."""
+    return "--against", exported / "evaluation" / "reference"
 
 
 def test_an_export_is_a_model_with_its_proof(exported: Path) -> None:
@@ -155,7 +162,7 @@ def test_a_killed_run_resumes_to_the_same_file(
     assert not (tmp_path / "again").exists()
     other = _run(*words[:2], 4, *words[3:])
     assert isinstance(other.exception, LyditeError) and "another plan" in str(other.exception)
-    _done(*words)
+    _done(*words, *EVALUATION)
     for name in ("transformer/diffusion_pytorch_model.safetensors", "quantization.json"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
 
@@ -172,9 +179,13 @@ def test_a_killed_run_resumes_to_the_same_file(
     ],
 )  # fmt: skip
 def test_methods_end_in_models_that_run(
-    words: tuple[object, ...], small: Path, calibration: Path, tmp_path: Path
+    words: tuple[object, ...],
+    small: Path,
+    calibration: Path,
+    against: tuple[str, Path],
+    tmp_path: Path,
 ) -> None:
-    _done(small, *words, "--set", calibration, "--out", tmp_path / "out")
+    _done(small, *words, "--set", calibration, *against, "--out", tmp_path / "out", "-q")
     record = read_provenance(tmp_path / "out")
     simulated = {"--act-bits", "--quantize-input"} & set(words)
     assert record.activations == ("simulated" if simulated else None)
@@ -187,13 +198,16 @@ def test_methods_end_in_models_that_run(
 
 
 def test_bits_by_sensitivity_and_scales_that_are_tuned(
-    small: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path,
+    calibration: Path,
+    against: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = (small, "--method", "rtn", "--set", calibration, "--samples", 2)
+    words = (small, "--method", "rtn", "--set", calibration, "--samples", 2, *against)
     for name, more in (("mixed", ("--bpw", 4)), ("tuned", ("--bits", 3, "--tune", 3))):
-        result = _run(*words, *more, "--out", tmp_path / name, *EVALUATION[:2])
-        assert result.exit_code == 0, result.output or result.exception
+        result = _done(*words, *more, "--out", tmp_path / name)
         if name == "tuned":
             found = re.search(r"network: error (\S+) → (\S+)", result.output)
             assert found and 0 < float(found[2]) < float(found[1])
@@ -211,8 +225,7 @@ def test_without_a_set_one_is_drawn(
     monkeypatch.setattr(quantize_calibration, "SET_IMAGES", 2)
     (tmp_path / "prompts.txt").write_text("a red star\n")
     words = ("--prompts", tmp_path / "prompts.txt", "--samples", 2)
-    result = _run(small, *words, "--out", tmp_path / "out", *EVALUATION[:2])
-    assert result.exit_code == 0, result.output or result.exception
+    result = _done(small, *words, "--out", tmp_path / "out", *EVALUATION[:2])
     assert "calibration set of 2 images" in result.output
     assert "2 of 4 samples of the set" in result.output
     assert read_provenance(tmp_path / "out").set_hash is not None
@@ -353,7 +366,7 @@ def test_a_block_whose_record_was_changed_is_damaged(tmp_path: Path) -> None:
 
 
 def test_pictures_of_another_model_are_no_reference(
-    small: Path, exported: Path, tmp_path: Path
+    small: Path, against: tuple[str, Path], tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(small, copy)
@@ -361,8 +374,7 @@ def test_pictures_of_another_model_are_no_reference(
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    against = exported / "evaluation" / "reference"
-    result = _run(copy, "--method", "rtn", "--against", against, "--out", tmp_path / "out")
+    result = _run(copy, "--method", "rtn", *against, "--out", tmp_path / "out")
     assert isinstance(result.exception, LyditeError) and "not the one" in str(result.exception)
     assert not (tmp_path / "out.work").exists()
 
