@@ -493,7 +493,7 @@ def time_stages() -> dict[str, tuple[float, int, float]]:
     import mlx.core as mx
 
     from lydite.cli.quantize import model
-    from lydite.quantize import blocks, export, quantize_blocks
+    from lydite.quantize import blocks, quantize_blocks, quantize_model
 
     spent: dict[str, tuple[float, int, float]] = {}
 
@@ -522,7 +522,7 @@ def time_stages() -> dict[str, tuple[float, int, float]]:
     watch(quantize_blocks._Block, "_target", "ranges of weights")
     watch(quantize_blocks, "capture_unit", "rows of a module")
     watch(quantize_blocks, "reconstruct", "learning")
-    watch(export, "export", "export")
+    watch(quantize_model, "export", "export")
     watch(model, "evaluate_export", "evaluation")
     return spent
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lydite.calibrate.store.lock import WriterLock
 from lydite.core.config import read_json
 from lydite.core.errors import FileError, InputError, at
-from lydite.core.files import make_folder, remove_leftovers, write_atomic
+from lydite.core.files import make_folder, move, remove_leftovers, write_atomic
 from lydite.core.tensorfile import TensorFile, save
 from lydite.quantize.grid import Grid
 from lydite.quantize.provenance import UnitError
@@ -79,8 +79,10 @@ class Work:
         """Keep a finished block."""
         write_result(self.folder / BLOCKS / f"{number:03}.safetensors", result)
 
-    def finish(self) -> None:
-        """Remove the folder."""
+    def finish(self, out: Path) -> None:
+        """Put the model with its evaluation in its place, and remove the folder."""
+        move(self.folder / EVALUATION, self.folder / MODEL / EVALUATION)
+        move(self.folder / MODEL, out)
         self._lock.release()
         shutil.rmtree(self.folder, ignore_errors=True)
 

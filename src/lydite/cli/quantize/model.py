@@ -25,19 +25,13 @@ from lydite.cli.quantize.settings import (
 )
 from lydite.cli.request_options import components_option, device_option, typed_arguments
 from lydite.core.errors import FileError, at
-from lydite.core.files import write_atomic
 from lydite.weights.quantized_format import BITS, FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lydite.calibrate.run import Model
-    from lydite.calibrate.store.index import Row
-    from lydite.calibrate.store.reader import CalibrationSet
-    from lydite.pipelines.pipeline import Pipeline
     from lydite.quantize.provenance import Provenance
-    from lydite.quantize.quantize_blocks import BlockResult, Settings
-    from lydite.quantize.work import Work
+    from lydite.quantize.quantize_blocks import BlockResult
+    from lydite.quantize.quantize_model import Quantization
 
 
 @click.command("model")
@@ -128,14 +122,14 @@ def _run(
     stack: ExitStack, ctx: click.Context, model: "Model", folder: Path, options: dict[str, Any]
 ) -> None:
     """One quantization, from the model to the finished folder."""
-    from lydite.calibrate.model_session import model_hash, open_pipeline, require_model
+    from lydite.calibrate.model_session import open_pipeline, require_model
     from lydite.calibrate.request_record import request_of
     from lydite.calibrate.store.writer import command_line
     from lydite.cli.recording import read_bytes
-    from lydite.quantize.export import check_exportable, export
-    from lydite.quantize.provenance import NAME
-    from lydite.quantize.quantize_network import needs_set, provenance
-    from lydite.quantize.work import MODEL, Work
+    from lydite.quantize.export import check_exportable
+    from lydite.quantize.quantize_model import Quantization
+    from lydite.quantize.quantize_network import needs_set
+    from lydite.quantize.work import Work
 
     pipeline = open_pipeline(model, "auto")
     check_exportable(pipeline)
@@ -155,44 +149,28 @@ def _run(
         require_model(opened.settings, pipeline)
     if opened is not None and options["bpw"]:
         settings = replace(settings, plan=measured_plan(pipeline, opened, options))
-    if not options["quiet"]:
-        click.echo(plan_text(pipeline, settings))
-    described = {
-        "source_model": Path(model.name).name,
-        "source_hash": model_hash(pipeline),
-        "set_hash": opened.content_hash if opened else None,
-    }
-    samples = take_samples(pipeline, opened, memory, options) if opened else []
-    work.describe({**described, "settings": settings, "samples": len(samples)})
     quiet: bool = options["quiet"]
-    results = _quantize(pipeline, opened, samples, settings, work, memory, quiet)
-    if opened is not None and settings.tune:
-        results.append(_tune(pipeline, opened, results, settings, work, quiet))
-    weights = {path: weight for each in results for path, weight in each.weights.items()}
-    export(pipeline, weights, folder / MODEL)
-    record = provenance(pipeline, results, settings, described)
-    write_atomic(folder / MODEL / NAME, record.to_json())
+    if not quiet:
+        click.echo(plan_text(pipeline, settings))
+    samples = take_samples(pipeline, opened, memory, options) if opened else []
+    quantization = Quantization(model.name, pipeline, opened, samples, settings, work, memory)
+    _round(quantization, quiet)
+    if settings.tune:
+        _tune(quantization, quiet)
+    record = quantization.export()
     if not quiet:
         click.echo(_proof(record))
-    pipeline.model.unload()
     resume = command_line("lydite", "quantize", *typed_arguments(ctx, ()))
     evaluate_export(model, opened, folder, options, resume)
-    _finish(work, options["out"], quiet)
+    out: Path = options["out"]
+    work.finish(out)
+    click.echo(f"report {out / REPORT}")
+    if not quiet:
+        click.echo(f"{out}: finished. Draw with it: lydite generate PROMPT --model {at(out)}")
 
 
-def _quantize(
-    pipeline: "Pipeline",
-    opened: "CalibrationSet | None",
-    samples: "list[Row]",
-    settings: "Settings",
-    work: "Work",
-    memory: int,
-    quiet: bool,
-) -> "list[BlockResult]":
-    from lydite.quantize.quantize_network import count_steps, quantize_network
-
-    stop = StopRequest()
-    steps = count_steps(pipeline, settings, work.results())
+def _round(quantization: "Quantization", quiet: bool) -> None:
+    stop, steps = StopRequest(), quantization.steps_left()
     unit = "iteration" if steps.learned else "block"
     with StepBar(steps.total, quiet=quiet, unit=unit) as bar, stop.listening():
 
@@ -204,60 +182,30 @@ def _quantize(
         def finished(result: "BlockResult") -> None:
             if not steps.learned:
                 bar.advance()
-            for error in result.errors if not quiet else ():
+            for error in result.errors:
                 bar.print(f"{error.path}: error {error.nearest:.4f} → {error.after:.4f}")
             if stop.asked:
                 raise KeyboardInterrupt
 
-        return quantize_network(
-            pipeline,
-            opened,
-            samples,
-            settings,
-            work,
-            call_bytes=memory,
-            on_step=stepped,
-            on_block=finished,
-        )
+        quantization.round(stepped, finished)
 
 
-def _tune(
-    pipeline: "Pipeline",
-    opened: "CalibrationSet",
-    results: "Sequence[BlockResult]",
-    settings: "Settings",
-    work: "Work",
-    quiet: bool,
-) -> "BlockResult":
-    from lydite.quantize.quantize_network import tune_network
-
+def _tune(quantization: "Quantization", quiet: bool) -> None:
     stop = StopRequest()
-    with StepBar(settings.tune, quiet=quiet, unit="iteration") as bar, stop.listening():
+    with (
+        StepBar(quantization.settings.tune, quiet=quiet, unit="iteration") as bar,
+        stop.listening(),
+    ):
 
         def stepped(step: int, loss: float) -> None:
             bar.advance()
             if stop.asked:
                 raise KeyboardInterrupt
 
-        result = tune_network(pipeline, opened, results, settings, work, stepped)
-    (error,) = result.errors
+        error, gained = quantization.tune(stepped)
     if not quiet:
-        verdict = "" if result.weights else "; nothing was gained, so nothing is changed"
+        verdict = "" if gained else "; nothing was gained, so nothing is changed"
         click.echo(f"network: error {error.nearest:.4f} → {error.after:.4f}{verdict}")
-    return result
-
-
-def _finish(work: "Work", out: Path, quiet: bool) -> None:
-    """Put the model and its evaluation where they belong, and remove the folder of work."""
-    from lydite.core.files import move
-    from lydite.quantize.work import EVALUATION, MODEL
-
-    move(work.folder / EVALUATION, work.folder / MODEL / EVALUATION)
-    move(work.folder / MODEL, out)
-    work.finish()
-    click.echo(f"report {out / REPORT}")
-    if not quiet:
-        click.echo(f"{out}: finished. Draw with it: lydite generate PROMPT --model {at(out)}")
 
 
 def _proof(record: "Provenance") -> str:
