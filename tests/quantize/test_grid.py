@@ -145,3 +145,13 @@ def test_a_convolution_in_few_bits_is_one_with_its_unpacked_kernel(
     assert 0 < float(mx.abs(plain.weight - layer.weight).max()) < 0.05
     x = mx.random.normal((1, 6, 6, 32), key=mx.random.key(1))
     assert mx.array_equal(packed(x), plain(x)).item()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_weights_beyond_the_range_get_the_nearest_integer_there_is(bits: int) -> None:
+    """One more would be packed into the bits of its neighbour."""
+    grid = Grid(np.full((1, 1), 0.5, np.float32), np.full((1, 1), -3.0, np.float32), bits)
+    most = 2**bits - 1
+    ends = np.array([[-9e9, -3.2, -3.0, most * 0.5 - 3, most * 0.5 - 2.6, 9e9]], np.float32)
+    assert grid.most == most
+    assert grid.round(ends).tolist() == [[0, 0, 0, most, most, most]]

@@ -85,3 +85,20 @@ def test_a_branch_is_counted() -> None:
     plain, branch = (bits_per_weight(plan.formats(shapes, rank), shapes) for rank in (0, 4))
     assert plain == pytest.approx(plan.bits_per_weight(shapes))
     assert branch - plain == pytest.approx(16 * 4 * (64 + 64) / (64 * 64 + 64 * 96))
+
+
+def test_convolutions_only_where_they_are_asked_for() -> None:
+    kernel = "down_blocks.0.resnets.0.conv1"
+    shapes = {**SHAPES, f"{kernel}.weight": (64, 32, 3, 3), "conv_in.weight": (64, 32, 3, 3)}
+    assert kernel not in uniform_plan(shapes, 4, 32).layers
+    plan = uniform_plan(shapes, 4, 32, convolutions=True)
+    assert plan.layers.keys() == {Q, NORM, FF, kernel} and plan.layers[kernel] == LayerPlan(4, 32)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("mxfp4", (4, 32)), ("mxfp8", (8, 32)), ("nvfp4", (4, 16))]
+)
+def test_a_format_has_bits_and_groups_of_its_own(mode: Any, expected: tuple[int, int]) -> None:
+    plan = uniform_plan(SHAPES, 3, 128, mode=mode)
+    assert plan.layers[Q] == LayerPlan(*expected, mode) == plan.layers[FF]
+    assert plan.layers[NORM] == LayerPlan(8, 64)  # the modulation stays affine

@@ -1,6 +1,8 @@
 """What a quantization needs, and what its record says of it; results whatever the memory."""
 
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from lydite.calibrate.store.reader import CalibrationSet
+from lydite.core.errors import InputError
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import BlockRows, Rows, choose_samples
 from lydite.quantize.grid import fit_grid
@@ -113,3 +116,27 @@ def test_the_memory_of_a_call_does_not_change_the_result(
     assert many.keys() == one.keys()
     for path, weight in many.items():
         assert (weight.integers == one[path].integers).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("size", "budget", "most", "count"),
+    [(10, 1000, None, 12), (10, 79, None, 7), (10, 10, None, 1), (10, 1000, 5, 5), (0, 7, None, 7),
+     (10, 30, 5, 3)],
+)  # fmt: skip
+def test_as_many_samples_as_fit_and_all_steps_equally_often(
+    size: int, budget: int, most: int | None, count: int
+) -> None:
+    rows = [SimpleNamespace(step=n % 3, number=n) for n in range(12)]
+    opened: Any = SimpleNamespace(rows=lambda kind: iter(rows))
+    chosen: list[Any] = list(choose_samples(opened, size, budget, most))
+    assert len(chosen) == count == len({row.number for row in chosen})
+    steps = Counter(row.step for row in chosen)
+    assert max(steps.values()) - min(steps[step] for step in range(3)) <= 1
+    assert chosen == list(choose_samples(opened, size, budget, most))
+    assert count < 12 or [row.number for row in chosen] != sorted(row.number for row in chosen)
+
+
+def test_too_little_memory_for_one_sample_is_refused() -> None:
+    opened: Any = SimpleNamespace(rows=lambda kind: iter([SimpleNamespace(step=0)]))
+    with pytest.raises(InputError, match="one sample takes"):
+        choose_samples(opened, 10, 9)

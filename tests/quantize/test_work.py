@@ -1,0 +1,108 @@
+"""The folder of work: what is finished is not done again, and only one process writes it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lydite.core import files
+from lydite.core.errors import CalibrationError, FileError, InputError
+from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize import quantize_network as networks
+from lydite.quantize.export import WEIGHTS, _files, export
+from lydite.quantize.plan import uniform_plan
+from lydite.quantize.quantize_blocks import Settings
+from lydite.quantize.quantize_network import count_steps, quantize_network
+from lydite.quantize.work import JOB, MARK, Work, work_folder
+from lydite.weights.load import parameter_specs
+
+
+@pytest.fixture
+def settings(pipeline: Pipeline) -> Settings:
+    shapes = parameter_specs(pipeline.model.network("transformer"))
+    return Settings("rtn", uniform_plan(shapes, 4, 64))
+
+
+def test_what_is_finished_is_not_rounded_again(
+    pipeline: Pipeline, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    rounded: list[set[str]] = []
+    usual = networks.round_layers
+
+    def count(layers: Any, settings: Settings) -> Any:
+        rounded.append(set(layers))
+        return usual(layers, settings)
+
+    monkeypatch.setattr(networks, "round_layers", count)
+
+    def run() -> list[Any]:
+        seen.clear()
+        rounded.clear()
+        with Work.open(tmp_path / "out.work") as work:
+            return quantize_network(pipeline, None, [], settings, work,
+                                    on_block=lambda result: seen.append(result.path))  # fmt: skip
+
+    first = run()
+    assert [result.path for result in first] == seen and len(rounded) == len(first) == 3
+    assert {path for layers in rounded for path in layers} == set(settings.plan.layers)
+    blocks = sorted((tmp_path / "out.work/blocks").iterdir())
+    assert [path.name for path in blocks] == [f"00{n}.safetensors" for n in range(3)]
+    blocks[1].unlink()
+    again = run()
+    assert len(rounded) == 1 and rounded[0] == set(first[1].weights)  # the one that is missing
+    assert [result.path for result in again] == seen == [result.path for result in first]
+    for one, other in zip(first, again, strict=True):
+        assert one.weights.keys() == other.weights.keys()
+        for path, weight in one.weights.items():
+            assert (weight.integers == other.weights[path].integers).all()
+    assert count_steps(pipeline, settings, {}).total == 3
+
+
+def test_another_job_in_the_same_folder_is_named(tmp_path: Path) -> None:
+    folder = work_folder(tmp_path / "out")
+    assert folder == tmp_path / "out.work"
+    job = {"source_hash": "a", "settings": {"method": "rtn", "plan": {"x": 1}, "rank": 0}}
+    with Work.open(folder) as work:
+        work.describe(job)
+        work.describe(job)
+        text = (folder / JOB).read_bytes()
+        for change, name in (
+            ({"source_hash": "b"}, "source_hash"),
+            ({"settings": {**job["settings"], "rank": 4}}, "rank"),  # pyright: ignore
+            ({"settings": {**job["settings"], "plan": {"x": 2}}}, "plan"),  # pyright: ignore
+            ({"samples": 3}, "samples"),
+        ):
+            with pytest.raises(InputError, match=f"begun with another {name}. Give the same"):
+                work.describe({**job, **change})
+        assert (folder / JOB).read_bytes() == text
+        with pytest.raises(CalibrationError, match="being written by"):
+            Work.open(folder)
+    assert (folder / MARK).is_file()
+    with Work.open(folder) as work:  # a run that was closed is resumed, a finished one is gone
+        work.describe(job)
+        work.finish()
+    assert not folder.exists()
+
+
+def test_an_export_asks_for_room_and_replaces_what_a_killed_run_left(
+    pipeline: Pipeline, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pipeline.model.path
+    network = sum(p.stat().st_size for p in (source / "transformer").glob("*.safetensors"))
+    needed = network + sum((source / path).stat().st_size for path in _files(pipeline))
+    folder = tmp_path / "model"
+    (folder / "old").mkdir(parents=True)
+    for free, fits in ((needed + files.RESERVE - 1, False), (needed + files.RESERVE, True)):
+        monkeypatch.setattr(files, "free_bytes", lambda _, free=free: free)
+        if not fits:
+            with pytest.raises(FileError, match="needs about"):
+                export(pipeline, {}, folder)
+            assert [path.name for path in folder.iterdir()] == ["old"]
+    with Work.open(tmp_path / "out.work") as work:
+        results = quantize_network(pipeline, None, [], settings, work)
+    weights = {path: weight for result in results for path, weight in result.weights.items()}
+    named: list[str] = []
+    export(pipeline, weights, folder, named.append)
+    assert (folder / "transformer" / WEIGHTS).is_file() and not (folder / "old").exists()
+    assert sorted(named) == sorted([*map(str, _files(pipeline)), f"transformer/{WEIGHTS}"])
