@@ -45,7 +45,8 @@ def test_who_may_refine_whom() -> None:
     for pipeline, refiner in ((xl, part()), (plain, plain)):
         with pytest.raises(InputError, match="XL cannot refine XL"):
             check_refiner(pipeline, refiner)
-    for change in ({"channels": 16}, {"factor": 16}):
+    changes: tuple[dict[str, Any], ...] = ({"channels": 16}, {"factor": 16})
+    for change in changes:
         with pytest.raises(InputError, match="its latents are not those of model"):
             check_refiner(xl, part(family=xl.family, **change))
     with pytest.raises(InputError, match="takes a mask is no refiner"):
