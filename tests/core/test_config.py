@@ -54,6 +54,8 @@ def test_every_kind_of_key_is_understood() -> None:
 def test_unknown_and_missing_keys_are_named() -> None:
     raw = {"floors": 3, "eps": 1e-6, "depth": 1, "Width": 10}
     assert "missing ['width'], not understood ['depth', 'Width']" in refusal(raw)
+    assert "Tower: missing ['width', 'eps']." in refusal({"floors": 3})
+    assert "Tower: not understood ['depth']." in refusal({**SOUND, "depth": 1})
 
 
 def test_a_key_we_run_one_value_of_is_held_to_it() -> None:

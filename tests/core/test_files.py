@@ -309,6 +309,35 @@ def test_a_folder_that_is_missing_is_made_only_if_asked(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors as Linux does")
+def test_every_descriptor_is_closed_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / ".0.part").touch()
+    (tmp_path / "folder").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    write_atomic(tmp_path / "file", b"x")
+    read_bounded(tmp_path / "file", 1)
+    with atomic_path(tmp_path / "other") as temporary:
+        temporary.write_bytes(b"x")
+    files.move(tmp_path / "other", tmp_path / "folder" / "other")
+    files.remove(tmp_path / "folder" / "other")
+    files.make_folder(tmp_path / "new" / "deep")
+    files.try_folder(tmp_path / "folder")
+    files.disk_abilities(tmp_path)
+    files.remove_leftovers(tmp_path)
+    for refused in (
+        lambda: read_bounded(tmp_path / "pipe", 1),
+        lambda: read_bounded(tmp_path / "file", 0),
+        lambda: write_atomic(tmp_path / "pipe", b""),
+        lambda: write_atomic(tmp_path / "file", b"", replace=False),
+        lambda: files.try_folder(tmp_path / "file"),
+    ):
+        with pytest.raises(FileError):
+            refused()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "new", "pipe"]
+
+
 def test_the_cache_is_where_the_user_wants_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -667,6 +667,14 @@ def test_limits_of_a_header_are_met_and_not_passed(
                 read_header(path)
 
 
+@pytest.mark.parametrize("length", range(1, 17))
+def test_every_tensor_begins_at_a_multiple_of_its_itemsize(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "x.safetensors"
+    save(path, {"n" * length: np.zeros(3, np.uint8), "b": np.zeros(1), "c": np.zeros(3, np.int16)})
+    for info in read_header(path).tensors.values():
+        assert info.start % NUMPY_DTYPES[info.dtype].itemsize == 0
+
+
 def test_a_tensor_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, values = tmp_path / "x.safetensors", np.arange(100, dtype=np.float64).reshape(4, 25)
     save(path, {"a": values, "b": -values})

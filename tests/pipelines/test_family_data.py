@@ -1,6 +1,7 @@
 """The data of the families: defaults as in diffusers' calls, and what each of them takes."""
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,43 @@ def test_classes_are_known_to_the_reference(name: str) -> None:
     assert {family.network, "vae"} <= set(family.required) <= {*family.classes, *family.encoders}
     assert set(family.tokenizers) == set(family.encoders)
     assert find_reference_family(name).name == name
+
+
+EIGHT = {"latent_channels": 16, "factor": 8}
+# Configs as published -> channels, multiple of the sides, default side, largest, pixels of the VAE
+SIZES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
+    "sd": ({"unet": {"sample_size": 64}, "vae": EIGHT}, (16, 8, 512, None, 8)),
+    "sd without a size": ({"unet": {"sample_size": None}, "vae": EIGHT}, (16, 8, 512, None, 8)),
+    "sdxl": ({"unet": {"sample_size": 128}, "vae": EIGHT}, (16, 8, 1024, None, 8)),
+    "sd3": (
+        {
+            "transformer": {"sample_size": 128, "patch_size": 2, "pos_embed_max_size": 192},
+            "vae": EIGHT,
+        },
+        (16, 16, 1024, 3072, 8),
+    ),
+    "flux": ({"vae": EIGHT}, (16, 16, 1024, None, 8)),
+    "flux2": ({"vae": EIGHT}, (64, 16, 1024, None, 8)),
+    "qwen_image": ({"vae": EIGHT}, (16, 16, 1024, None, 8)),
+    "z_image": (
+        {"transformer": {"axes_lens": (1536, 512, 512)}, "vae": EIGHT},
+        (16, 16, 1024, 8192, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_pictures_follow_from_published_configs(name: str) -> None:
+    parts, (channels, multiple, default, largest, factor) = SIZES[name]
+    configs = {part: SimpleNamespace(**config) for part, config in parts.items()}
+    model: Any = SimpleNamespace(config=lambda part: configs[part])
+    space = FAMILIES[name.split()[0]].latents(model)
+    assert (space.channels, space.multiple, space.largest) == (channels, multiple, largest)
+    assert space.default == (default, default) and space.vae_factor == factor
+    width, height = 4 * multiple, 2 * multiple
+    assert space.shape(width, height) == (channels, height // space.factor, width // space.factor)
+    patches = (height // multiple) * (width // multiple)
+    assert space.tokens(width, height) == patches == 8
 
 
 def test_a_class_of_no_family_is_refused_with_those_that_are_known() -> None:

@@ -14,7 +14,7 @@ from lydite.core.request import Request
 from lydite.models.modulation import Modulation
 from lydite.models.z_image import ZImageTransformer
 from lydite.pipelines.families import mflux
-from lydite.pipelines.families.bound_transformer import BoundTransformer
+from lydite.pipelines.families.bound_transformer import SIDE, BoundTransformer
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.family import (
     BlockRule,
@@ -30,8 +30,6 @@ from lydite.pipelines.model import Component, Model
 from lydite.pipelines.observer import Observer
 from lydite.tokenizers.templates import Z_IMAGE, TemplateTokenizer
 from lydite.tokenizers.tokenizer import load_qwen2_tokenizer
-
-SIDE = 128  # of the latents of the size that the models were made for
 
 
 class BoundZImage(BoundTransformer):
