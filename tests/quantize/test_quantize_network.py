@@ -17,7 +17,7 @@ from lydite.quantize.blocks import BlockRows, Rows, choose_samples
 from lydite.quantize.grid import fit_grid
 from lydite.quantize.methods.reconstruct import _mixed, _pieces
 from lydite.quantize.plan import LayerPlan, Plan, uniform_plan
-from lydite.quantize.quantize_blocks import Settings, quantize_blocks
+from lydite.quantize.quantize_blocks import Settings, _grid, quantize_blocks
 from lydite.quantize.quantize_network import _changed, needs_set
 from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.weights.load import parameter_specs
@@ -140,3 +140,20 @@ def test_too_little_memory_for_one_sample_is_refused() -> None:
     opened: Any = SimpleNamespace(rows=lambda kind: iter([SimpleNamespace(step=0)]))
     with pytest.raises(InputError, match="one sample takes"):
         choose_samples(opened, 10, 9)
+
+
+@pytest.mark.parametrize(
+    ("method", "search"), [("rtn", "minmax"), ("gptq", "mse"), ("adaround", "mse")]
+)
+def test_nearest_takes_the_whole_range_and_the_others_search_one(method: Any, search: Any) -> None:
+    layer = nn.Linear(64, 8)
+    weight = np.array(layer.weight)
+    settings = Settings(method, PLAN, store="float32")
+    grid = _grid(weight, PLAN.layers["a"], settings)
+    wanted = fit_grid(weight, 4, 64, search=search, store="float32")
+    assert np.array_equal(grid.scales, wanted.scales)
+    assert np.array_equal(grid.offsets, wanted.offsets)
+    other = fit_grid(weight, 4, 64, search="mse" if search == "minmax" else "minmax")
+    assert not np.allclose(grid.scales, other.scales, rtol=1e-2)
+    assert _grid(weight, LayerPlan(4, 0), settings).scales.shape == (8, 1)
+    assert _grid(weight, LayerPlan(4, 16, "nvfp4"), settings).mode == "nvfp4"

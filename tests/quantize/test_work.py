@@ -13,7 +13,7 @@ from lydite.quantize.export import WEIGHTS, _files, export
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.quantize_blocks import Settings
 from lydite.quantize.quantize_network import count_steps, quantize_network
-from lydite.quantize.work import JOB, MARK, Work, work_folder
+from lydite.quantize.work import EVALUATION, JOB, MARK, MODEL, Work, work_folder
 from lydite.weights.load import parameter_specs
 
 
@@ -81,8 +81,10 @@ def test_another_job_in_the_same_folder_is_named(tmp_path: Path) -> None:
     assert (folder / MARK).is_file()
     with Work.open(folder) as work:  # a run that was closed is resumed, a finished one is gone
         work.describe(job)
-        work.finish()
-    assert not folder.exists()
+        for name in (MODEL, EVALUATION):
+            (folder / name).mkdir()
+        work.finish(tmp_path / "out")
+    assert not folder.exists() and (tmp_path / "out" / EVALUATION).is_dir()
 
 
 def test_an_export_asks_for_room_and_replaces_what_a_killed_run_left(
