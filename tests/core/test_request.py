@@ -42,6 +42,14 @@ def test_conditions_name_what_is_set_and_nothing_that_is_off() -> None:
         assert [*conditions][:: len(conditions) - 1] == ["model", "seed"]
 
 
+def test_what_is_not_said_is_the_checkpoints_own_or_off() -> None:
+    off: dict[str, Any] = {"prompt": "", "negative": "", "convention": "lydite", "noise": "torch"}
+    off |= {"guidance_steps": [], "guidance_rescale": 0.0, "guidance_interval": [0.0, 1.0]}
+    off |= {"options": {}, "feather": 0}
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in Request().to_dict().items()}
+    assert plain == dict.fromkeys(FIELDS) | off
+
+
 def test_a_request_is_whole_after_its_plain_form() -> None:
     request = Request(**SET)
     assert list(request.to_dict()) == list(FIELDS)
