@@ -1,14 +1,17 @@
 """The data of the families: defaults as in diffusers' calls, and what each of them takes."""
 
 import inspect
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lydite.core.errors import ConfigError
+from lydite.core.request import Request
 from lydite.pipelines.families import flux, flux2
 from lydite.pipelines.family import BUILT_IN, Defaults, families, find_family, network_classes
+from lydite.pipelines.planning import _guidance_scales
 from lydite.reference.family import BUILT_IN as REFERENCES
 from lydite.reference.family import find_reference_family
 
@@ -95,6 +98,18 @@ def test_classes_are_known_to_the_reference(name: str) -> None:
     assert {family.network, "vae"} <= set(family.required) <= {*family.classes, *family.encoders}
     assert set(family.tokenizers) == set(family.encoders)
     assert find_reference_family(name).name == name
+
+
+@pytest.mark.parametrize("name", ABILITIES)
+def test_the_negative_prompt_is_run_where_the_reference_runs_it(name: str) -> None:
+    pipeline: Any = SimpleNamespace(family=FAMILIES[name])
+    reference = find_reference_family(name)
+    for scale, negative, true in product((0, 0.5, 1, 1.01, 4), ("", "snow"), (None, 1, 4)):
+        request = Request("a", negative, guidance=scale, true_guidance=true)
+        found, _ = _guidance_scales(pipeline, request)
+        assert reference.is_guided(request) == (found > 1), request
+        again, scales = _guidance_scales(pipeline, request.replace(guidance_steps=(scale,) * 2))
+        assert again == found and set(scales) <= {found}
 
 
 EIGHT = {"latent_channels": 16, "factor": 8}

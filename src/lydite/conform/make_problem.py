@@ -36,7 +36,7 @@ UNGUIDED = {
     "mixture": Denoiser("mixture", (-0.4, 0.9), 0.1),
 }
 SHAPE = (2, 3, 4)
-PAIR_SCALE = 2.0  # for samplers that need guidance, when none is spec for
+PAIR_SCALE = 2.0  # for samplers that need guidance, when none is asked for
 
 
 @dataclass(frozen=True)
