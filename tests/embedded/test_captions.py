@@ -41,9 +41,9 @@ class Wordy(Random):
         return max(seq, key=lambda phrase: len(split(phrase)))
 
 
-def _captions(seed: int) -> list[tuple[Scene, Prompt]]:
+def _captions(seed: int, count: int = len(SCENES)) -> list[tuple[Scene, Prompt]]:
     rng = Random(seed)
-    scenes = [SCENES.scene(index) for index in range(len(SCENES))]
+    scenes = [SCENES.scene(index) for index in range(count)]
     return [(scene, caption(scene, rng)) for scene in scenes]
 
 
@@ -89,7 +89,7 @@ def _told(text: str, says: Scene) -> bool:
 
 
 def test_a_seed_gives_the_same_captions_again() -> None:
-    assert _captions(1)[:500] == _captions(1)[:500] != _captions(2)[:500]
+    assert _captions(1, 500) == _captions(1, 500) != _captions(2, 500)
     for make in (held_out_prompts, bare_nouns):
         assert make(50, 3) == make(50, 3) != make(50, 4)
 
@@ -99,7 +99,7 @@ def test_captions_fit_and_use_known_words_only() -> None:
     wordy = Wordy(5)
     prompts += [
         caption(SCENES.scene(index), wordy, style)
-        for index in range(len(SCENES))
+        for index in range(1000)
         for style in STYLES[:3]
     ]
     split_up = [split(prompt.text) for prompt in prompts]
