@@ -98,9 +98,7 @@ def test_captions_fit_and_use_known_words_only() -> None:
     prompts = [prompt for _, prompt in _captions(3)] + held_out_prompts(1000, 4)
     wordy = Wordy(5)
     prompts += [
-        caption(SCENES.scene(index), wordy, style)
-        for index in range(1000)
-        for style in STYLES[:3]
+        caption(SCENES.scene(index), wordy, style) for index in range(1000) for style in STYLES[:3]
     ]
     split_up = [split(prompt.text) for prompt in prompts]
     assert max(map(len, split_up)) + 2 <= MAX_TOKENS  # the marks of start and end

@@ -81,6 +81,22 @@ def test_big_endian_bytes_are_recognized(tmp_path: Path, dtype: str) -> None:
     assert len(problems) == 2 and all("big-endian" in problem for problem in problems)
 
 
+@pytest.mark.parametrize("name", ["transposed", "sliced", "broadcast"])
+def test_both_faults_at_once_are_recognized(tmp_path: Path, name: str) -> None:
+    trace = dump(
+        tmp_path / "run",
+        lambda n, v: memory(v, int(n == "sliced")).astype(">f4").view("<f4") if n == name else v,
+    )
+    (problem,) = check_selftest(trace)
+    assert problem.endswith("has the bytes of each value in reverse, and strides were ignored.")
+
+
+def test_bytes_have_no_order(tmp_path: Path) -> None:
+    trace = dump(tmp_path / "run", lambda n, v: v + 1 if n == "u8" else v, ("u8",))
+    (problem,) = check_selftest(trace)
+    assert problem == "selftest/u8 has 1 at [0], expected 0."
+
+
 def test_column_order_is_recognized(tmp_path: Path) -> None:
     trace = dump(
         tmp_path / "run",

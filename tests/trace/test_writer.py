@@ -66,6 +66,7 @@ def test_equal_values_are_stored_once(tmp_path: Path) -> None:
     assert trace.events[50].alias_of is None
     np.testing.assert_array_equal(trace.read(trace.events[49]), value)
     assert trace.events[49].stats == trace.events[0].stats
+    assert trace.events[49].hash == trace.events[0].hash
     size = sum(path.stat().st_size for path in (tmp_path / "run").iterdir())
     assert size < 2.5 * value.nbytes
 
@@ -211,6 +212,14 @@ def test_nothing_is_added_after_the_end_and_closing_twice_is_harmless(tmp_path: 
     for late in (lambda: writer.add("x", np.zeros(1)), writer.flush):
         with pytest.raises(TraceError, match="closed"):
             late()
+
+
+def test_a_folder_may_be_new_or_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "empty", tmp_path / "new" / "deep"):
+        with TraceWriter(folder, Header()) as writer:
+            writer.add("x", np.zeros(1))
+        assert len(Trace.open(folder).events) == 1
 
 
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> None:
