@@ -97,7 +97,10 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_options_decide_the_model_and_the_request(verb: str, planned: Any) -> None:
     model, request, _ = planned(verb)
     assert model["name"] == "embedded" and model.get("fetch", True)
-    dtype = "float32" if verb.startswith(("trace", "parity")) else "auto"
+    recorded = verb.startswith(("trace", "parity"))
+    dtype, steps = ("float32", 4) if recorded else ("auto", None)  # few enough to keep
+    prompt = "a" if verb.startswith(("generate", "trace", "parity")) else ""
+    assert request == Request(prompt, steps=steps)
     plain = {"bits": None, "tile": None, "low_memory": False, "refiner": None, "components": None}
     assert {**plain, "dtype": dtype} | model == {**model, "dtype": dtype} | plain
     for name in ("components", "dtype", *VERBS[verb]):

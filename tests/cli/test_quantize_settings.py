@@ -1,9 +1,11 @@
 """From the options of `lydite quantize MODEL` to settings: what each decides, what is refused."""
 
+import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -130,3 +132,39 @@ def test_what_goes_together(settings: Any) -> None:
     for words in ("--method rtn --format mxfp8 --quantize-input", "--method gptq --format mxfp4",
                   "--method smoothquant --act-bits 8 --group channel --bits 8"):  # fmt: skip
         assert isinstance(settings(words), Settings), words
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--bpw 4", "--bpw needs sensitivities"),
+        ("--sensitivity x.json", "--sensitivity needs sensitivities"),
+        ("--bpw 4 --bits 4 --set x", "exclude each other"),
+    ],
+)
+def test_a_plan_by_sensitivity_needs_a_set(words: str, text: str) -> None:
+    result = CliRunner().invoke(lydite, f"quantize plan embedded {words}".split())
+    assert text in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "inner", "modulation"),
+    [
+        ("", LayerPlan(4, 64), LayerPlan(8, 64)),
+        ("--bits 3 --group 32", LayerPlan(3, 32), LayerPlan(8, 32)),
+        ("--modulation-bits 5 --group channel", LayerPlan(4, 0), LayerPlan(5, 0)),
+        ("--leave-out *.ff.*", None, LayerPlan(8, 64)),
+        ("--leave-out *.norm1.* --leave-out *.0.ff.*", None, None),
+    ],
+)
+def test_the_options_of_a_plan(
+    words: str, inner: LayerPlan | None, modulation: LayerPlan | None, tmp_path: Path
+) -> None:
+    save = tmp_path / "plan.json"
+    result = CliRunner().invoke(
+        lydite, ["quantize", "plan", "embedded", *words.split(), "--save", str(save), "--json"]
+    )
+    assert result.exit_code == 0, result.exception
+    plan = msgspec.json.decode(save.read_bytes(), type=Plan)
+    assert (plan.layers.get(FF), plan.layers.get(NORM)) == (inner, modulation)
+    assert msgspec.convert(json.loads(result.stdout)["plan"], Plan) == plan

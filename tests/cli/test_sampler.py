@@ -221,6 +221,9 @@ def test_the_table_of_a_comparison_holds_the_numbers_of_the_json(names: tuple[st
     for line, row in zip(lines[at + 1 :], found["rows"], strict=True):
         wanted = f"{row['difference']:.2e}" if row["difference"] else "0"
         assert (line[0], line[-1]) == (str(row["step"]), wanted)
+        one, other = (np.atleast_1d(row[side]) for side in "ab")
+        size = np.abs(one).max() if names[0] == "karras" else max(1.0, np.abs(one).max())
+        assert row["difference"] == pytest.approx(np.abs(other - one).max() / max(size, 1e-12))
     largest = max(row["difference"] for row in found["rows"])
     assert found["largest"] == largest == found["rows"][found["at"]]["difference"]
     parted = [row["step"] for row in found["rows"] if row["difference"] > 1e-9]
