@@ -1,4 +1,4 @@
-"""Checks of values and shapes on both sides of their limits; numbers of joined plans; open files."""
+"""Values and shapes on both sides of their limits; numbers of joined plans; open files."""
 
 from pathlib import Path
 from typing import Any
