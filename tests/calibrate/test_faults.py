@@ -9,6 +9,10 @@ import mlx.core as mx
 import pytest
 
 TESTS = Path(__file__).parents[1]
+FORKS = pytest.mark.skipif(
+    sys.platform == "darwin" or mx.cuda.is_available(),
+    reason="forks a process that has imported MLX, which has threads for a GPU",
+)
 
 
 def campaign(name: str, folder: Path, *options: str) -> None:
@@ -36,10 +40,7 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(memory: Path) -> None:
     campaign("store_power", memory, "--states", "80")
 
 
-@pytest.mark.skipif(
-    sys.platform == "darwin" or mx.cuda.is_available(),
-    reason="forks a process that has imported MLX, which has threads for a GPU",
-)
+@FORKS
 @pytest.mark.parametrize(
     ("job", "kills", "faults"),
     [("run", "2/13", "5/43"), ("activations", "1/5", "3/37"), ("blocks", "4/13", "6/53")],
@@ -49,3 +50,9 @@ def test_a_command_that_is_killed_or_fails_at_a_call_is_resumed(
 ) -> None:
     words = ["--job", job, "--images", "2", "--only", "boundaries", "faults"]
     campaign("command_faults", memory, *words, "--part", kills, faults)
+
+
+@FORKS
+def test_a_quantization_that_is_killed_is_resumed_to_the_same_files(memory: Path) -> None:
+    words = ["--job", "quantize", "--images", "2", "--only", "boundaries", "--part", "50/1000"]
+    campaign("command_faults", memory, *words)

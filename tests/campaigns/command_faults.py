@@ -1,9 +1,10 @@
-"""What `calibrate run`, `activations` and `blocks` survive: kills and failing disks.
+"""What `calibrate run`, `activations`, `blocks` and `quantize` survive: kills and failing disks.
 
     python -m campaigns.command_faults --job blocks             all; some ten minutes
     python -m campaigns.command_faults --job run --workers 2 --only kills --kills 50
     python -m campaigns.command_faults --job run --only faults --part 2/4
     python -m campaigns.command_faults --job run --folder /dev/shm    faster
+    python -m campaigns.command_faults --job quantize --only kills boundaries
 
 The commands are the real ones, with a tiny untrained model. `kills` are SIGKILLs at random times,
 of the command alone or of its workers too, each going on with the result of the last. `boundaries`
@@ -28,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from support.calibration_jobs import (  # first of all: it says how many threads BLAS may have
     KINDS,
@@ -36,9 +38,10 @@ from support.calibration_jobs import (  # first of all: it says how many threads
     FaultyDisk,
     FillingDisk,
     Job,
+    Name,
 )
 
-RESUME = "resume with: lydite calibrate "
+RESUME = "resume with: lydite "
 CLEAR = "clear errors"
 MOUNT = """
 mount -t tmpfs -o size=48m none "$1"
@@ -49,7 +52,7 @@ exec "$@"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--job", choices=("run", "activations", "blocks"), required=True)
+    parser.add_argument("--job", choices=get_args(Name), required=True)
     choices = ("kills", "boundaries", "faults", "rows", "full")
     parser.add_argument("--only", nargs="+", choices=choices, default=choices)
     parser.add_argument("--kills", type=int, default=100, help="at random times")
@@ -185,8 +188,9 @@ def on_a_small_disk() -> str:
 
 def finish(job: Job, words: list[str] | None = None) -> None:
     """Go on, by the same command or by the one that the error told."""
-    ended = job.run(words=words)
-    assert ended.status == 0, (words or job.words, ended)
+    if not job.is_final:
+        ended = job.run(words=words)
+        assert ended.status == 0, (words or job.words, ended)
     job.check_finished()
 
 

@@ -160,11 +160,24 @@ def test_a_killed_run_resumes_to_the_same_file(
         with pytest.raises(_Killed):
             CliRunner().invoke(lydite, ["quantize", *map(str, words), *EVALUATION])
     assert not (tmp_path / "again").exists()
-    other = _run(*words[:2], 4, *words[3:])
-    assert isinstance(other.exception, LyditeError) and "another plan" in str(other.exception)
+    other_set = replays.draw_set(tmp_path / "set", replays.loaded(small), images=1)
+    for number, other, what in ((2, 4, "another plan."), (4, other_set, " set_hash.")):
+        refused = _run(*words[:number], other, *words[number + 1 :]).exception
+        assert isinstance(refused, LyditeError) and what in str(refused)
     _done(*words, *EVALUATION)
     for name in ("transformer/diffusion_pytorch_model.safetensors", "quantization.json"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
+
+
+def test_a_run_that_was_stopped_at_its_very_end_is_finished(tmp_path: Path) -> None:
+    out, work = tmp_path / "out", tmp_path / "out.work"
+    out.mkdir()
+    (work / "blocks").mkdir(parents=True)
+    words = ("embedded", "--out", out)
+    assert isinstance(_run(*words).exception, FileError) and work.exists()
+    (work / "finished.txt").write_text("")
+    assert f"{out}: finished" in _done(*words).output and not work.exists()
+    assert isinstance(_run(*words).exception, FileError)
 
 
 @pytest.mark.parametrize(

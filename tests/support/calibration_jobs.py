@@ -1,4 +1,5 @@
-"""`calibrate run`, `activations` and `blocks` in small, in processes that fail or are killed.
+"""`calibrate run`, `activations`, `blocks` and `quantize` in small, in processes that fail or are
+killed.
 
 A command runs in a fork of this process, which has imported all it needs and computed nothing: MLX
 has no threads yet, and the child comes to its work at once. Whatever the code calls safe there is
@@ -25,7 +26,8 @@ use_one_thread()  # before MLX
 
 import lydite.cli.calibrate.activations  # noqa: E402  what a command would import by itself
 import lydite.cli.calibrate.blocks  # noqa: E402
-import lydite.cli.calibrate.run  # noqa: E402, F401
+import lydite.cli.calibrate.run  # noqa: E402
+import lydite.cli.quantize.model  # noqa: E402, F401
 from lydite.calibrate import blocks  # noqa: E402, F401
 from lydite.calibrate import ray_cluster as cluster  # noqa: E402, F401
 from lydite.calibrate import workers as pool  # noqa: E402, F401
@@ -38,10 +40,15 @@ from lydite.calibrate.store.verify import verify  # noqa: E402
 from lydite.calibrate.store.writer import Committed, ImportedShards, Writer  # noqa: E402
 from lydite.cli.main import main  # noqa: E402
 from lydite.core import files  # noqa: E402
+from lydite.quantize import quantize_model  # noqa: E402, F401
+from lydite.quantize.quantize_blocks import BlockResult  # noqa: E402
+from lydite.quantize.work import BLOCKS, Work, read_result  # noqa: E402
 from support.calibration import KINDS, Fault, FaultyDisk  # noqa: E402, F401
 from untrained_sd3 import TRANSFORMER, VAE, make_untrained  # noqa: E402
 
-Name = Literal["run", "activations", "blocks"]
+Name = Literal["run", "activations", "blocks", "quantize"]
+QUANTIZE = ["--method", "joint", "--act-bits", "8", "--act-groups", "2", "--group", "32",
+            "--iterations", "2", "--eval-images", "2", "--tune", "1"]  # fmt: skip
 SMALL = ["--steps", "2", "--keep-steps", "0", "--size", "32x32", "--text-length", "4"]
 PATIENCE = 120  # seconds for a command, and for workers to see that their run is gone
 
@@ -105,6 +112,11 @@ class Job:
         """What was called safe since the result was begun."""
         return set(self._promised.read_text().splitlines()) if self._promised.exists() else set()
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the command would refuse to replace the result."""
+        return self.name == "quantize" and self.out.exists() and not self.work.exists()
+
     def start_anew(self) -> None:
         """Forget the result."""
         for path in (self.out, self.work, self._promised):
@@ -148,7 +160,7 @@ class Job:
         handle = os.open(self._said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        _write_down_promises(self._promised)
+        _write_down_promises(self._promised, self.name)
         files.system = system
         try:
             return _command(words)
@@ -157,6 +169,10 @@ class Job:
 
     def _held(self) -> set[str]:
         """Items with their digests; or the samples that a state or a file of statistics counts."""
+        if self.name == "quantize":
+            blocks = (self.work / BLOCKS).glob("*.safetensors")
+            return {read_result(path).path for path in blocks} if not self.out.exists() else (
+                self.promised)  # fmt: skip
         if self.name == "activations":
             found = set(read_file(self.out).keys if self.out.exists() else ())
             state = self.work / STATE
@@ -169,28 +185,47 @@ class Job:
     def _content(self) -> bytes:
         if self.name == "activations":
             return self.out.read_bytes()
+        if self.name == "quantize":
+            made = [path for path in self.out.rglob("*") if path.is_file()]
+            kept = [path for path in sorted(made) if "evaluation" not in path.parts]
+            return b"".join(path.name.encode() + path.read_bytes() for path in kept)
         verdict = verify(self.out)
         assert verdict.complete and not verdict.quarantined, verdict
         return str(verdict.content_hash).encode()
 
 
 def _typed(name: Name, root: Path, images: int) -> list[str]:
-    """What is typed after `lydite calibrate`, but for --out; what it works on is made."""
-    assert _awaited(_fork(lambda: _make_model(root / "model"))) == 0
+    """What is typed after `lydite`, but for --out; what it works on is made."""
+    width = 32 if name == "quantize" else 16
+    assert _awaited(_fork(lambda: _make_model(root / "model", width))) == 0
     (root / "prompts.txt").write_text("a red star\na fox in snow\n")
-    run = ["run", "-m", str(root / "model"), "--prompts", str(root / "prompts.txt"), *SMALL]
+    run = [
+        "calibrate",
+        "run",
+        "-m",
+        str(root / "model"),
+        "--prompts",
+        str(root / "prompts.txt"),
+        *SMALL,
+    ]
     run += ["--images", str(images), "--quiet"]
     if name == "run":
         return run
     assert _awaited(_fork(lambda: _command([*run, "--out", str(root / "a set")]))) == 0
-    words = [name, str(root / "a set"), "--quiet"]
+    if name == "quantize":
+        return [name, str(root / "model"), "--set", str(root / "a set"), *QUANTIZE, "--quiet"]
+    words = ["calibrate", name, str(root / "a set"), "--quiet"]
     return [*words, "--tokens", "4"] if name == "blocks" else words
 
 
-def _make_model(folder: Path) -> int:
+def _make_model(folder: Path, width: int) -> int:
     """As small as it can be: a command comes to its end in a quarter of a second."""
-    sizes = {"num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 2}
-    widths = {"caption_projection_dim": 16, "joint_attention_dim": 32, "pooled_projection_dim": 24}
+    sizes = {"num_layers": 1, "attention_head_dim": width // 2, "num_attention_heads": 2}
+    widths = {
+        "caption_projection_dim": width,
+        "joint_attention_dim": 32,
+        "pooled_projection_dim": 24,
+    }
     make_untrained(
         folder,
         transformer=replace(TRANSFORMER, **sizes, **widths),
@@ -202,7 +237,7 @@ def _make_model(folder: Path) -> int:
 
 def _command(words: list[str]) -> int:
     """The status of a command that runs in this process, as the entry point runs it."""
-    sys.argv = ["lydite", "calibrate", *words]
+    sys.argv = ["lydite", *words]
     try:
         main()
     except SystemExit as ended:
@@ -212,7 +247,7 @@ def _command(words: list[str]) -> int:
 
 def _by_itself(words: list[str]) -> None:
     """A command in a process that was started for it, as a person does."""
-    command = [sys.executable, "-m", "lydite", "calibrate", *words]
+    command = [sys.executable, "-m", "lydite", *words]
     subprocess.run(command, check=True, timeout=PATIENCE)
 
 
@@ -250,10 +285,11 @@ def _awaited(child: int) -> int:
     raise AssertionError("a worker outlived its run")
 
 
-def _write_down_promises(path: Path) -> None:
-    """From now on what is called safe: committed items, samples in the state."""
+def _write_down_promises(path: Path, name: Name) -> None:
+    """From now on what is called safe: committed items, samples in the state, finished blocks."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     commit, collect, save = Writer.commit, Writer.collect, activations.save_state
+    add = Work.add
 
     def note(entries: Iterable[Entry]) -> None:
         os.write(handle, "".join(f"{e.key} {e.digest}\n" for e in entries).encode())
@@ -273,6 +309,13 @@ def _write_down_promises(path: Path) -> None:
         save(path, statistics)
         os.write(handle, f"{statistics.keys[-1]}\n".encode())
 
+    def added(self: Work, number: int, result: BlockResult) -> None:
+        add(self, number, result)
+        os.write(handle, f"{result.path}\n".encode())
+
+    Work.add = added
+    if name == "quantize":
+        return  # the sets that it draws for its evaluation end inside the result
     Writer.commit, Writer.collect = committed, collected
     activations.save_state = saved
     activations.collect = partial(activations.collect, share=0)  # a state after each sample

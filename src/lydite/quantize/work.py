@@ -26,7 +26,7 @@ from lydite.quantize.quantize_blocks import BlockResult
 from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.weights.quantized_format import Mode
 
-MARK = "work.txt"
+MARK, FINISHED = "work.txt", "finished.txt"
 JOB, BLOCKS, SET, MODEL, EVALUATION = "job.json", "blocks", "set", "model", "evaluation"
 _GRID = ("integers", "scales", "offsets")
 
@@ -82,9 +82,10 @@ class Work:
     def finish(self, out: Path) -> None:
         """Put the model with its evaluation in its place, and remove the folder."""
         move(self.folder / EVALUATION, self.folder / MODEL / EVALUATION)
+        write_atomic(self.folder / FINISHED, b"Only this folder is left to be removed.\n")
         move(self.folder / MODEL, out)
         self._lock.release()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
 
     def close(self) -> None:
         self._lock.release()
@@ -94,6 +95,26 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a result is complete though its run was stopped, and the folder of work was left."""
+    folder = work_folder(out)
+    left = (folder / FINISHED).is_file() and not (folder / MODEL).exists()
+    if not left or folder.is_symlink():
+        return False
+    _remove(folder)
+    return True
+
+
+def _remove(folder: Path) -> None:
+    """The file that says so goes last."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != FINISHED:
+            path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_ours(folder: Path) -> None:

@@ -106,10 +106,13 @@ def command(ctx: click.Context, **options: Any) -> None:
     Linears inside the blocks are rounded; those that compute modulation get 8 bits; embeddings,
     first and last layers stay. Interrupt it and run the same command again to resume it.
     """
-    from lydite.quantize.work import work_folder
+    from lydite.quantize.work import is_finished, work_folder
 
     out: Path = options["out"]
     if os.path.lexists(out):
+        if is_finished(out):
+            _say_finished(out, options["quiet"])
+            return
         raise FileError(f"{at(out)}: exists already. Give another --out.")
     model = absolute_model(options["model"], options["components"])
     check_options(ctx, options)
@@ -162,11 +165,8 @@ def _run(
         click.echo(_proof(record))
     resume = command_line("lydite", "quantize", *typed_arguments(ctx, ()))
     evaluate_export(model, opened, folder, options, resume)
-    out: Path = options["out"]
-    work.finish(out)
-    click.echo(f"report {out / REPORT}")
-    if not quiet:
-        click.echo(f"{out}: finished. Draw with it: lydite generate PROMPT --model {at(out)}")
+    work.finish(options["out"])
+    _say_finished(options["out"], quiet)
 
 
 def _round(quantization: "Quantization", quiet: bool) -> None:
@@ -206,6 +206,12 @@ def _tune(quantization: "Quantization", quiet: bool) -> None:
     if not quiet:
         verdict = "" if gained else "; nothing was gained, so nothing is changed"
         click.echo(f"network: error {error.nearest:.4f} → {error.after:.4f}{verdict}")
+
+
+def _say_finished(out: Path, quiet: bool) -> None:
+    click.echo(f"report {out / REPORT}")
+    if not quiet:
+        click.echo(f"{out}: finished. Draw with it: lydite generate PROMPT --model {at(out)}")
 
 
 def _proof(record: "Provenance") -> str:
