@@ -1,5 +1,6 @@
-"""Plans of a refiner, without a model: who may refine whom, and where it takes over."""
+"""Plans without a model: what is completed and refused, and where a refiner takes over."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.pipelines import planning
+from lydite.pipelines.family import Defaults, LatentSpace
 from lydite.pipelines.observer import Observer
-from lydite.pipelines.planning import check_refiner, hand_over
+from lydite.pipelines.planning import check_inputs, check_refiner, complete, hand_over
 from lydite.pipelines.steps import run_steps
 from lydite.sampling.sampler_types import Step
 
@@ -121,3 +123,134 @@ def test_no_refiner_goes_on_after_steps_that_the_sampler_chose(stop: int | None)
     else:
         with pytest.raises(InputError, match="sampler own chooses its own steps, so a refiner"):
             run_steps(run, denoise, start, Observer())
+
+
+IMAGE, MASK = np.zeros((40, 72, 3), np.uint8), np.zeros((40, 72), np.uint8)
+DEFAULTS = Defaults(
+    steps=5, guidance=2.5, text_length=7, strength=0.6, mask_strength=0.9, true_guidance=4.0
+)
+
+
+def whole(*, refiner: Any = None, guided: bool = True, **family: Any) -> Any:
+    """A pipeline as `plan` sees it before a schedule is made."""
+    known: dict[str, Any] = {"guidance": "cfg", "image": "start", "inpaints": True, "needs": ()}
+    known |= {"weighs_prompts": True, "skips_layers": True} | family
+    needs = known.pop("needs")
+    return SimpleNamespace(
+        family=SimpleNamespace(title="T", needs=lambda _: needs, **known),
+        model=None,
+        name="model",
+        defaults=replace(DEFAULTS, guided=guided),
+        scheduler=SimpleNamespace(sampler="euler", schedule="simple"),
+        latents=LatentSpace(4, 8, 2, default=(64, 32), largest=128),
+        refiner=refiner,
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "image", "mask", "message"),
+    [
+        ({}, None, None, ""),
+        ({}, IMAGE, None, ""),
+        ({}, IMAGE, MASK, ""),
+        ({}, None, MASK, "a mask without an image; add --image"),
+        ({}, IMAGE, IMAGE, r"a mask of shape \[40, 72, 3\]"),
+        ({"inpaints": False}, IMAGE, None, ""),
+        ({"inpaints": False}, IMAGE, MASK, "inpainting is not supported"),
+        ({"needs": ("image",)}, None, None, r"draws over an image; add --image FILE\.$"),
+        ({"needs": ("image",)}, IMAGE, None, ""),
+        ({"needs": ("image", "mask")}, None, None, "draws into an image; .* and --mask FILE"),
+        ({"needs": ("image", "mask")}, IMAGE, None, "draws under a mask; add --mask"),
+        ({"needs": ("image", "mask")}, IMAGE, MASK, ""),
+    ],
+)
+def test_images_and_masks_that_a_model_takes(
+    family: dict[str, Any], image: Any, mask: Any, message: str
+) -> None:
+    if not message:
+        check_inputs(whole(**family), image, mask)
+        return
+    with pytest.raises(InputError, match=message):
+        check_inputs(whole(**family), image, mask)
+
+
+@pytest.mark.parametrize(
+    ("parts", "changes", "message"),
+    [
+        ({"weighs_prompts": False}, {"weighting": "a1111"}, "weights in prompts are not"),
+        ({}, {"weighting": "a1111"}, ""),
+        ({"skips_layers": False}, {"clip_skip": 0}, "clip skip is not supported"),
+        ({}, {"clip_skip": 1}, ""),
+        ({}, {"refine_from": 0.5}, "without a refiner"),
+        ({"refiner": "second"}, {"refine_from": 0.5}, ""),
+        ({"guidance": "distilled"}, {"guidance_steps": (1.0,)}, "one guidance for all steps"),
+        ({}, {"guidance_steps": (9.0,)}, ""),
+        ({"guided": False}, {"guidance": 1.0}, ""),
+        ({"guided": False}, {"guidance": 1.01}, "distilled to run without guidance"),
+        ({"guided": False}, {"guidance_steps": (1.0, 1.01)}, "distilled to run without"),
+        ({"guided": False}, {"negative": "x"}, "distilled to run without"),
+        ({"guided": False}, {"guidance": -3.0, "guidance_steps": (0.0, 1.0)}, ""),
+    ],
+)
+def test_what_a_model_or_its_family_does_not_take(
+    parts: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    if not message:
+        planned = complete(whole(**parts), Request(**changes), None, None)
+        assert all(getattr(planned, name) == value for name, value in changes.items())
+        return
+    with pytest.raises(InputError, match=message):
+        complete(whole(**parts), Request(**changes), None, None)
+
+
+def test_what_is_not_asked_for_is_the_models_own() -> None:
+    found = complete(whole(), Request("a"), None, None)
+    own = Request(
+        "a", steps=5, guidance=2.5, width=64, height=32, sampler="euler", schedule="simple",
+        text_length=7,
+    )  # fmt: skip
+    assert found == own
+    asked = own.replace(
+        steps=1, guidance=0.0, width=16, height=128, sampler="heun", schedule="karras",
+        text_length=1,
+    )  # fmt: skip
+    assert complete(whole(), asked, None, None) == asked
+
+
+@pytest.mark.parametrize(
+    ("family", "image", "mask", "asked", "strength"),
+    [
+        ("start", None, None, 0.3, None),
+        ("start", IMAGE, None, None, 0.6),
+        ("start", IMAGE, MASK, None, 0.9),
+        ("start", IMAGE, None, 0.3, 0.3),
+        ("start", IMAGE, MASK, 0.0, 0.0),
+        ("reference", IMAGE, None, None, None),
+    ],
+)
+def test_the_strength_of_an_image(
+    family: str, image: Any, mask: Any, asked: float | None, strength: float | None
+) -> None:
+    found = complete(whole(image=family), Request(strength=asked), image, mask)
+    assert found.strength == strength
+    if image is not None:  # rounded down to what the model draws
+        assert (found.width, found.height) == (64, 32)
+
+
+def test_a_reference_image_has_no_strength() -> None:
+    with pytest.raises(InputError, match="leave out --strength"):
+        complete(whole(image="reference"), Request(strength=0.5), IMAGE, None)
+    complete(whole(image="reference"), Request(strength=0.5), None, None)
+
+
+def test_true_guidance_and_the_refiners_share() -> None:
+    for kind, negative, asked, found in (
+        ("distilled", "x", None, 4.0),
+        ("distilled", "x", 0.0, 0.0),
+        ("distilled", "", 3.0, None),
+        ("cfg", "x", 3.0, None),
+    ):
+        request = Request(negative=negative, true_guidance=asked)
+        assert complete(whole(guidance=kind), request, None, None).true_guidance == found
+    assert complete(whole(refiner="second"), Request(), None, None).refine_from == 0.8
+    assert complete(whole(), Request(), None, None).refine_from is None
