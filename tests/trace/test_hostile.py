@@ -188,6 +188,21 @@ def test_a_header_that_breaks_the_format_is_refused(
         Trace.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"), [({"dtype": "i64"}, "dtype is i64"), ({"shape": [4, 3]}, "shape is")]
+)
+def test_an_alias_is_of_the_same_kind_as_its_event(
+    tmp_path: Path, good: dict[str, bytes], change: dict[str, Any], says: str
+) -> None:
+    lay(tmp_path, good)
+    lines = [json.loads(line) for line in good["events.jsonl"].splitlines()]
+    assert lines[2]["alias_of"] == 1
+    lines[2] |= change
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(LyditeError, match=says):
+        read_everything(tmp_path)
+
+
 @pytest.mark.parametrize("target", [2, 3, 1, 99])
 def test_an_alias_points_to_an_earlier_event_with_values(
     tmp_path: Path, good: dict[str, bytes], target: int

@@ -114,6 +114,8 @@ def test_column_order_is_recognized(tmp_path: Path) -> None:
         (3, 0.0, "−0.0 became 0"),
         (4, 0.0, "1e-40 became 0 (subnormal numbers are flushed to zero)"),
         (7, np.inf, "65504 became inf"),
+        (5, -5.0, "1 became -5"),
+        (5, -0.0, "1 became −0.0"),
     ],
 )
 def test_changed_values_are_named(tmp_path: Path, index: int, value: float, says: str) -> None:

@@ -122,7 +122,7 @@ def test_a_line_appears_only_after_its_shard(
 
 
 def test_shards_are_sealed_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "SHARD_BYTES", 1000)
+    monkeypatch.setattr(writing, "SHARD_BYTES", 3 * 400)
     with TraceWriter(tmp_path / "run", Header()) as writer:
         for index in range(10):
             writer.add(str(index), np.full(50, index, np.float64))
@@ -175,7 +175,9 @@ def test_a_name_that_no_reader_would_take_is_refused(tmp_path: Path, name: str) 
         writer.add(name, np.zeros(1))
     with pytest.raises(TraceError, match="not a name"):
         writer.add("x", np.zeros(1), slot=name)
+    writer.add("x" * 1000, np.zeros(1), slot="y" * 1000)
     writer.close()
+    assert len(Trace.open(tmp_path / "run").events) == 1
 
 
 @pytest.mark.parametrize("value", [np.array(["text"]), np.array([object()]), np.zeros(2, "M8[s]")])
