@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -133,3 +134,24 @@ def test_a_changed_parameter_is_found_at_the_start_and_at_the_end(untrained: Pat
         session.require_unchanged()
     with pytest.raises(CalibrationError, match="not the one the set was made with"):
         require_model(settings, changed)
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "refused"),
+    [(4, {}, False), (3, {}, True), (5, {}, True), (4, {"rtol": 0.05}, True)],
+)
+def test_steps_are_counted_unless_a_sampler_adapts_them(
+    made: int, options: dict[str, float], refused: bool
+) -> None:
+    """Also where they happen to make as many as were asked for."""
+    sampler = SimpleNamespace(name="own", options=options, run=lambda *_, **__: iter(range(made)))
+    run: Any = SimpleNamespace(
+        schedule=SimpleNamespace(sigmas=np.linspace(1, 0, 5)),
+        prediction=SimpleNamespace(noise_model="flow"),
+        sampler=sampler, options={}, steps=4,
+    )  # fmt: skip
+    if refused:
+        with pytest.raises(InputError, match="own chooses its own steps"):
+            count_steps(run)
+    else:
+        assert count_steps(run) == 4

@@ -85,6 +85,7 @@ def test_a_run_ends_with_the_loss_after_the_last_that_is_taken_over(
         pool.handles.append(handle)
         pool.lost(handle)
         assert len(spawned) == len(notes) == losses and where in notes[-1]
+        assert list(pool.waiting) == ([] if task is None else [task] * losses)
     pool.handles.append(handle)
     with pytest.raises(CalibrationError, match=f"{MOST_LOSSES + 1} workers ended {where}"):
         pool.lost(handle)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from lydite.calibrate.run import Model
@@ -371,7 +372,17 @@ def test_a_block_whose_record_was_changed_is_damaged(tmp_path: Path) -> None:
     assert path.read_bytes() != data
     with pytest.raises(LyditeError, match="damaged"):
         read_result(path)
+    path.write_bytes(data)
     tensors = dict(load_file(path))
+    with safe_open(path, "numpy") as file:
+        record = file.metadata()
+    save_file(tensors, path, record)
+    assert read_result(path).path == "block"
+    turned = tensors["a.integers"]
+    for other in (turned.reshape(1, 64), turned.astype(np.int8)):  # the same bytes
+        save_file({**tensors, "a.integers": other}, path, record)
+        with pytest.raises(LyditeError, match="damaged"):
+            read_result(path)
     for changed in ({}, {"block": "{"}, {"block": "{}", "hash": "0"}):
         save_file(tensors, path, changed)
         with pytest.raises(LyditeError, match="damaged"):

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  bfloat16 of NumPy
+import numpy as np
 import pytest
 
 from lydite.core import files
 from lydite.core.errors import CalibrationError, FileError, InputError
 from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize import export as exports
 from lydite.quantize import quantize_network as networks
-from lydite.quantize.export import WEIGHTS, _files, export
+from lydite.quantize.export import WEIGHTS, _files, export, network_tensors
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.quantize_blocks import Settings
 from lydite.quantize.quantize_network import count_steps, quantize_network
@@ -108,3 +111,25 @@ def test_an_export_asks_for_room_and_replaces_what_a_killed_run_left(
     export(pipeline, weights, folder, named.append)
     assert (folder / "transformer" / WEIGHTS).is_file() and not (folder / "old").exists()
     assert sorted(named) == sorted([*map(str, _files(pipeline)), f"transformer/{WEIGHTS}"])
+
+
+@pytest.mark.parametrize(
+    ("source", "scales"), [("float32", "float16"), ("float16", "float16"), ("bfloat16", "bfloat16")]
+)
+def test_scales_have_the_precision_of_the_source(
+    pipeline: Pipeline, settings: Settings, source: str, scales: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with Work.open(tmp_path / "out.work") as work:
+        results = quantize_network(pipeline, None, [], settings, work)
+    weights = {path: weight for result in results for path, weight in result.weights.items()}
+    usual = exports.parameter
+    monkeypatch.setattr(
+        exports, "parameter", lambda *given: np.array(usual(*given)).astype(np.dtype(source))
+    )
+    tensors = network_tensors(pipeline.model.components["transformer"], weights)
+    path = "transformer_blocks.0.ff.net.2"
+    for part, dtype in (("scales", scales), ("biases", scales), ("bias", source)):
+        assert tensors[f"{path}.{part}"].dtype == np.dtype(dtype), part
+    assert tensors[f"{path}.weight"].dtype == np.uint32
+    assert tensors["pos_embed.proj.weight"].dtype == np.dtype(source)
