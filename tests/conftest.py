@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,12 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 ROOT = Path(__file__).parents[1]
 PATHS = [str(ROOT / "tests"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in PATHS if path)
+# On a CPU MLX keeps compiled kernels in one folder below TMPDIR, and reads what another process
+# still writes: a segmentation fault. Each worker of pytest has a folder of its own.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    own = Path(tempfile.gettempdir(), f"lydite-tests-{os.getuid()}", worker)
+    own.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = str(own)
 # A job in the background is started to ignore Ctrl-C; programs that tests run and stop are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test depends on how fast or busy the machine is.

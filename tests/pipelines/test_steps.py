@@ -95,7 +95,7 @@ assert not np.allclose(found[0], found[1]) and not np.allclose(found[1], found[3
 
 
 def test_a_compiled_network_rounds_inputs_by_the_range_of_each_step() -> None:
-    """In a process of its own: after other tests MLX 0.32.4 sometimes crashes here, on a CPU."""
+    """In a process of its own: a crash of MLX, which compiles for the CPU here, ends it alone."""
     environment = {**os.environ, GPU_BRANCHES: "1"}
     done = subprocess.run(
         [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True
