@@ -96,3 +96,12 @@ def test_pictures_of_two_sizes_and_small_ones() -> None:
         ms_ssim(one, one)
     with pytest.raises(InputError, match="at least 11"):
         ssim(one[:8], one[:8])
+
+
+def test_no_pair_is_nearer_than_equal_pictures() -> None:
+    one = np.full((256, 256, 3), 100, np.uint8)
+    other = one.copy()
+    other[7, 8, 1] += 1  # 101 dB
+    assert psnr(one, one) == psnr(one, other) == 100
+    other[:2] += 1
+    assert psnr(one, other) == pytest.approx(10 * np.log10(255**2 * 256 / 2), abs=0.1)
