@@ -13,7 +13,16 @@ from rich.table import Table
 
 from lydite.cli.main import lydite, main
 from lydite.cli.safe_streams import PipeClosed, SafeStream, escape, safe_streams
-from lydite.core.errors import InputError
+from lydite.core.errors import (
+    CalibrationError,
+    ConfigError,
+    FileError,
+    InputError,
+    NotFiniteError,
+    TensorFileError,
+    TraceError,
+    WeightsError,
+)
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b1A\r\u202e"
 
@@ -65,8 +74,16 @@ def test_an_error_is_one_line(
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(MemoryError(), 2), (OSError(28, "full"), 2), (KeyboardInterrupt(), 130), (PipeClosed(), 141)],
-)
+    [
+        (MemoryError(), 2), (OSError(28, "full"), 2), (KeyboardInterrupt(), 130),
+        (click.Abort(), 130), (PipeClosed(), 141), (SystemExit(3), 3), (SystemExit(None), 0),
+        (SystemExit("text"), 1), (click.exceptions.Exit(4), 4), (click.UsageError("no"), 2),
+        (RuntimeError("[metal] out of memory"), 2), (RuntimeError("unable to allocate 9"), 2),
+        *((kind("wrong"), 1) for kind in (WeightsError, NotFiniteError)),
+        *((kind("wrong"), 2) for kind in (FileError, InputError, TensorFileError, ConfigError,
+                                          TraceError, CalibrationError)),
+    ],
+)  # fmt: skip
 def test_exit_codes_of_the_whole_command(
     error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from lydite.calibrate.settings import Settings, plan_of
 from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import InputError
+from lydite.evaluate import evaluation
 from lydite.evaluate.distributions import (
     Moments,
     frechet_distance,
@@ -330,3 +331,17 @@ def test_sets_that_have_no_pictures_or_not_all_of_them(tmp_path: Path) -> None:
         pass
     with pytest.raises(InputError, match="2 images of the set are not drawn"):
         open_source(tmp_path / "begun")
+
+
+@pytest.mark.parametrize(("sizes", "warned"), [((3, 5), 3), ((5, 3), 3), ((4, 4), 0), ((5, 4), 0)])
+def test_a_fid_of_few_pictures_on_either_side_is_biased(
+    sizes: tuple[int, int], warned: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evaluation.FEW_FOR_FID == 10_000
+    monkeypatch.setattr(evaluation, "FEW_FOR_FID", 4)
+    one, other = (_plain(tmp_path / str(at), range(9, 9 + n)) for at, n in enumerate(sizes))
+    network: Any = _Means()
+    found = evaluate(one, other, None, Options(Networks(inception=network))).warnings
+    assert any(text.startswith(f"FID of {warned} pictures") for text in found) == bool(warned)
+    unequal = f"{sizes[0]} and {sizes[1]} pictures: distances of sets of two sizes are biased."
+    assert (unequal in found) == (sizes[0] != sizes[1])
