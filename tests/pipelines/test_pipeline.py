@@ -17,12 +17,14 @@ from lydite.core.errors import ConfigError, FileError, InputError, NotFiniteErro
 from lydite.core.request import LONGEST_PROMPT, Request
 from lydite.pipelines import planning
 from lydite.pipelines.model_files import find_components
-from lydite.pipelines.noise import MLXNoise
+from lydite.pipelines.noise import MLXNoise, sampler_noise
 from lydite.pipelines.observer import Debugger, FinishedStep, Observer, StepReporter
 from lydite.pipelines.picture import Picture
 from lydite.pipelines.pipeline import AHEAD, Pipeline
 from lydite.pipelines.planning import MOST_FEATHER
+from lydite.sampling.brownian import BrownianNoise
 from lydite.sampling.noise import StreamRule
+from lydite.sampling.program_conventions import CONVENTIONS
 from lydite.sampling.registry import SAMPLERS
 from lydite.weights.load import parameter_hash, parameters
 
@@ -397,6 +399,39 @@ def test_fresh_noise_of_the_sampler_has_a_seed_of_its_own() -> None:
     assert mx.array_equal(noise(1.0, 0.5), MLXNoise([8], (4, 2, 2)).first())
     below, above = (MLXNoise([seed], (4, 2, 2)).first() for seed in (-1, 2**64 - 1))
     assert mx.array_equal(below, above)  # as in torch
+
+
+def test_noise_of_each_image_or_of_the_whole_batch() -> None:
+    seeds, shape = [5, 6, 7], (4, 2, 3)
+    own, whole = MLXNoise(seeds, shape), MLXNoise(seeds, shape, StreamRule(batch="whole"))
+    for _ in range(2):  # the first noise, and what follows
+        ours, theirs = own.first(), whole.first()
+        assert ours.shape == theirs.shape == (3, 2, 3, 4)
+        assert not mx.array_equal(ours[:1], ours[1:2])
+        assert not mx.array_equal(theirs[:1], theirs[1:2])
+    alone = MLXNoise([6], shape)
+    assert mx.array_equal(alone.first(), MLXNoise(seeds, shape).first()[1:2])
+    other = MLXNoise([5, 0, 0], shape, StreamRule(batch="whole"))  # of the first seed alone
+    assert mx.array_equal(other.first(), MLXNoise(seeds, shape, StreamRule(batch="whole")).first())
+
+
+@pytest.mark.parametrize(
+    ("kind", "convention", "source"),
+    [
+        ("none", "lydite", "nothing"),
+        ("stream", "lydite", "run"),
+        ("path", "lydite", "path"),
+        ("path", "diffusers", "run"),
+        ("none", "diffusers", "nothing"),
+    ],
+)
+def test_where_a_samplers_noise_comes_from(kind, convention: str, source: str) -> None:
+    run = MLXNoise([1], (4, 2, 2))
+    found = sampler_noise(kind, CONVENTIONS[convention], [1], (4, 2, 2), run)
+    kinds = {"nothing": found is None, "run": found is run}
+    assert kinds | {"path": isinstance(found, BrownianNoise)} == {
+        name: name == source for name in ("nothing", "run", "path")
+    }
 
 
 def test_tokenizers_of_two_lengths_are_one_clear_error(untrained: Path, tmp_path: Path) -> None:
