@@ -25,6 +25,8 @@ from lydite.pipelines.memory import (
     TILE,
     TOKEN_ARRAYS,
     MemoryEstimate,
+    _channels,
+    _width,
     estimate,
     fit_in_memory,
 )
@@ -469,3 +471,11 @@ def test_the_advice_is_the_first_width_that_fits(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(memory, "available", lambda: 4_000_000_000)
     with pytest.raises(InputError, match="A smaller --size"):
         fit_in_memory(pipeline, [run], 1)
+
+
+def test_widths_are_read_off_any_config() -> None:
+    widths = SimpleNamespace(block_out_channels=(320, 1280, 640), widths=(5,))
+    assert [_width(SimpleNamespace(**{key: 7})) for key in ("inner_dim", "dim")] == [7, 7]
+    assert (_width(widths), _width(SimpleNamespace())) == (1280, 0)
+    assert _channels(widths) == 1280 and _channels(SimpleNamespace(widths=(3, 4, 9))) == 4
+    assert _channels(SimpleNamespace()) == 0

@@ -144,6 +144,24 @@ def test_seeds_mean_torchs_noise_unless_mlx_is_asked_for(pipeline) -> None:
     assert same(own, again) and not same(own, torch_like)
 
 
+@pytest.mark.parametrize("place", ["sigmas", "timesteps", "noise", "conditioning", "prediction"])
+def test_a_run_goes_on_with_what_an_observer_returns(pipeline, place: str) -> None:
+    seen: list[float | None] = []
+
+    class Change(Observer):
+        def observe(self, stage, value, *, name="", step=None, sigma=None):
+            if stage == "denoiser_input":
+                seen.append(sigma)
+            return value * 0.9 if stage == place else value
+
+    plain = next(pipeline.generate(REQUEST, [1]))
+    other = next(pipeline.generate(REQUEST, [1], observer=Change()))
+    assert not same(plain, other)
+    factor = 0.9 if place == "sigmas" else 1.0
+    sigmas = pipeline.plan(REQUEST).schedule.sigmas[:-1] * factor
+    assert seen == pytest.approx(sigmas.tolist(), rel=1e-12)
+
+
 def test_nan_is_caught_where_it_appears(untrained: Path) -> None:
     pipeline = Pipeline.open(untrained)
     transformer = pipeline.model.network("transformer")
