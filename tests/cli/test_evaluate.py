@@ -16,6 +16,7 @@ from lydite import embedded
 from lydite.calibrate.run import Model
 from lydite.calibrate.settings import digest
 from lydite.calibrate.store.reader import CalibrationSet
+from lydite.calibrate.store.writer import Writer
 from lydite.cli.evaluate import models
 from lydite.cli.evaluate.metric_options import SHOWN, print_evaluation
 from lydite.cli.evaluate.models import IMAGES, evaluated_images
@@ -27,6 +28,7 @@ from lydite.evaluate.evaluation import Distance, Evaluation, Pair, StepError
 from lydite.evaluate.flat_field import residual_noise
 from lydite.evaluate.intervals import Summary
 from lydite.pipelines.pipeline import Pipeline
+from support.calibration import SETTINGS, plan
 
 DRAW = ["--images", "3", "--steps", "2", "-q"]
 
@@ -128,7 +130,8 @@ def test_errors_are_one_line_each(tmp_path: Path, run: Path) -> None:
     empty.mkdir()
     other.mkdir()
     Image.new("RGB", (20, 20)).save(other / "x.png")
-    missing = tmp_path / "missing.pth"
+    missing, part = tmp_path / "missing.pth", tmp_path / "part"
+    Writer.start(part, SETTINGS, plan(1)).close()
     for arguments, text in (
         (("images", empty, other), "no picture"),
         (("images", other, tmp_path / "nowhere"), "no such"),
@@ -140,6 +143,8 @@ def test_errors_are_one_line_each(tmp_path: Path, run: Path) -> None:
         (("images", other, other, "--html", other / "page.html"), "input"),
         (("embedded", "--against", run / "reference", "--images", "3"), "own prompts"),
         (("set", other), "set.json"),
+        (("set", part), "1 images of the set are not drawn yet"),
+        (("embedded", "--against", part), "the set is not complete. Resume it first"),
     ):
         result = _run(*arguments)
         assert isinstance(result.exception, LyditeError), (arguments, result.output)
