@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lydite.diff.measure.axes import best_fit, fit_dims, possible_fits
+from lydite.diff.measure.axes import best_fit, fit_dims, fits_of, part_of, possible_fits
 
 
 @settings(deadline=None)  # a busy machine is slow
@@ -100,3 +100,26 @@ def test_a_large_value_is_searched_by_a_sample() -> None:
     fit, error = best_fit(possible_fits(port.shape, reference.shape), port, reference)
     assert fit is not None and error == 0.0
     assert np.array_equal(fit.apply(port), reference)
+
+
+@pytest.mark.parametrize(
+    ("port", "reference", "axis", "part"),
+    [
+        ((1, 5, 7), (2, 5, 7), 0, (1, 5, 7)), ((5, 7), (8, 5, 7), 0, (1, 5, 7)),
+        ((5, 7), (9, 5, 7), 0, None),  # too many parts
+        ((2, 5, 7), (2, 5, 7), 0, None), ((2, 5, 7), (1, 5, 7), 0, None),
+        ((7, 5), (2, 5, 7), 0, (1, 5, 7)), ((35,), (2, 5, 7), 0, None),
+        ((2, 5, 4), (2, 5, 8), -1, (2, 5, 4)), ((2, 5, 4), (2, 5, 12), -1, (2, 5, 4)),
+        ((2, 5, 3), (2, 5, 8), -1, None), ((4,), (8,), -1, None), ((4,), (8,), 0, (4,)),
+        ((0,), (8,), 0, None), ((4,), (), 0, None),
+    ],
+)  # fmt: skip
+def test_an_equal_part_of_the_references_value(
+    port: tuple[int, ...], reference: tuple[int, ...], axis: int, part: tuple[int, ...] | None
+) -> None:
+    assert part_of(port, reference, axis) == part
+    fits, (count, along) = fits_of(port, reference)
+    if part is not None and (axis == 0 or part_of(port, reference, 0) is None):
+        assert (count, along) == (reference[axis] // part[axis], axis) and fits
+    elif part is None and part_of(port, reference, -1 - axis) is None:
+        assert (count, along) == (1, 0)

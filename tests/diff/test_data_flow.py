@@ -1,10 +1,12 @@
 """From which recorded values a value was computed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from lydite.diff.data_flow import FEW, MAX_VISITED, DataFlow, Upstream
+from lydite.diff.data_flow import MAX_VISITED, DataFlow, Upstream
 from lydite.trace.events import Event, Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
@@ -53,14 +55,6 @@ def test_a_way_back_without_a_known_value_is_open(tmp_path: Path) -> None:
     assert not closed.is_open and closed.is_anchored
 
 
-def test_few_values_may_lie_between() -> None:
-    event = Event(i=0, name="a", shape=(1,), dtype="f32")
-    for count, anchored in ((FEW, True), (FEW + 1, False)):
-        assert Upstream((event,), (event,) * count, False).is_anchored == anchored
-    assert not Upstream((), (event,), False).is_anchored
-    assert not Upstream((event,), (), True).is_anchored
-
-
 def test_a_trace_without_inputs_is_a_chain_that_is_followed_so_far(tmp_path: Path) -> None:
     count = MAX_VISITED + 20
     events, known = flow(tmp_path / "run", *((f"v{n}", "out", n) for n in range(count)))
@@ -81,3 +75,18 @@ def test_a_sum_is_computed_from_all_its_terms(tmp_path: Path) -> None:
     numbers = {name: event.i for name, event in events.items()}
     found = known.upstream(events["net out"], {numbers["net.a out"], numbers["net.c out"]})
     assert set(names(found.nearest)) == {"net.a out", "net.c out"}
+
+
+@pytest.mark.parametrize(
+    ("nearest", "passed", "is_open", "closed", "anchored"),
+    [
+        (1, 0, False, True, True), (1, 16, False, True, True), (1, 17, False, True, False),
+        (0, 0, False, False, False), (1, 0, True, False, False),
+    ],
+)  # fmt: skip
+def test_known_values_on_every_way_and_few_operations_after_them(
+    nearest: int, passed: int, is_open: bool, closed: bool, anchored: bool
+) -> None:
+    events: Any = [None] * 20
+    way = Upstream(tuple(events[:nearest]), tuple(events[:passed]), is_open)
+    assert (way.is_closed, way.is_anchored) == (closed, anchored)

@@ -113,6 +113,26 @@ def test_an_error_that_is_carried_on_belongs_to_its_first_place(tmp_path: Path) 
     assert len(both.sources) == len({(row.site, row.slot) for row in both.sources})
 
 
+def test_errors_of_several_places_are_told_apart(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    right = {name: draw.standard_normal((2, 9)).astype("f4") for name in "abcdef"}
+    gaps = {name: 0.3 * draw.standard_normal((2, 9)).astype("f4") for name in "abc"}
+    carried = {"d": "b", "e": "a", "f": "c"}  # each has the error of one before it
+
+    def write(folder: Path, errors: dict[str, str]) -> Trace:
+        with TraceWriter(folder, Header()) as writer:
+            for name, value in right.items():
+                writer.add(f"net/{name}", value + gaps.get(errors.get(name, ""), 0))
+        return Trace.open(folder)
+
+    wrong = {**{name: name for name in "abc"}, **carried}
+    found = compare(write(tmp_path / "ref", {}), write(tmp_path / "port", wrong), isolated=True)
+    assert [row.site for row in found.sources] == ["net/a", "net/b", "net/c"]
+    notes = {row.site: row.note for row in found.rows}
+    for name, source in carried.items():
+        assert notes[f"net/{name}"] == f"same error as net/{source}"
+
+
 def test_a_wrong_input_is_a_place_too_though_it_is_put_right(tmp_path: Path) -> None:
     def write(folder: Path, noise: float) -> Trace:
         with TraceWriter(folder, Header()) as writer:

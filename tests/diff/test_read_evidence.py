@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lydite.diff import read_evidence
-from lydite.diff.compare import _why_ignored
+from lydite.diff.compare import _Comparer, _why_ignored
 from lydite.diff.divergence.first import NEARBY, values_nearby
-from lydite.diff.measure.aligned import Layouts
+from lydite.diff.measure.aligned import AlignedPair, Layouts
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.read_evidence import EvidenceReader
@@ -138,3 +139,25 @@ def test_why_a_wrong_value_is_not_the_bug() -> None:
     assert "differs, and no later value does" in _why_ignored(row(3.1e-6), [right])
     assert "has another shape, and no later" in _why_ignored(row(None), [right])
     assert "has another shape" in _why_ignored(row(None), [row(1.0)])
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "is_one"),
+    [(1.009, 0, False), (1.011, 0, True), (0.989, 0, True), (0.5, 0, True), (-1, 0, True),
+     (0.5, 0.9e-3, True), (0.5, 1.2e-3, False)],
+)  # fmt: skip
+def test_a_value_that_is_a_multiple_of_the_references(
+    factor: float, noise: float, is_one: bool
+) -> None:
+    right, other = value(40, 50), value(40, 50)
+    port = factor * (right + noise * np.linalg.norm(right) / np.linalg.norm(other) * other)
+    comparer: Any = object.__new__(_Comparer)
+
+    def judged(reference: Any, port: Any) -> bool:
+        pair = AlignedPair(reference, port)
+        comparer.reader = SimpleNamespace(values=lambda _: pair)
+        return comparer._is_multiple(None)
+
+    assert judged(right, port) == is_one
+    assert not judged(right, port[:, :9]) and not judged(np.zeros_like(right), port)
+    assert not judged(None, port) and not judged(right, None)
