@@ -1,7 +1,6 @@
 """LoRA files in every spelling, against diffusers' own names and against the definition."""
 
 import copy
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -183,42 +182,19 @@ def test_kohya_names_mean_what_the_reference_takes_them_for(model: Model) -> Non
     assert found == reference
 
 
-def peft(model: Model, pattern: str, networks: tuple[str, ...]) -> tuple[Tensors, dict[str, Any]]:
-    """A file with names after `pattern`, which has {network}, {module} and {role}."""
-    roles = ("A", "B") if "lora_{role}" in pattern else ("down", "up")
+def test_diffusers_and_peft_files(sd1: Model, tmp_path: Path) -> None:
     tensors: Tensors = {}
-    expected: dict[str, Any] = {name: {} for name in model.tables}
-    for name in networks:
-        for seed, (path, module) in enumerate(model.modules(name).items()):
+    expected: dict[str, dict[str, Any]] = {"unet": {}, "text_encoder": {}}
+    for name, found in expected.items():
+        for seed, (module_path, module) in enumerate(sd1.modules(name).items()):
             pair = draw_pair(module, seed)
-            for role, x in zip(roles, pair, strict=True):
-                tensors[pattern.format(network=name, module=path, role=role)] = x
-            expected[name][path] = definition(module, *pair, 1.0)
-    return tensors, expected
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "{network}.{module}.lora_{role}.weight",
-        "{network}.{module}.lora_{role}.default.weight",
-        "{network}.{module}.lora.{role}.weight",
-        "{network}.{module}.lora_linear_layer.{role}.weight",
-    ],
-)
-def test_diffusers_and_peft_files(sd1: Model, pattern: str, tmp_path: Path) -> None:
-    tensors, expected = peft(sd1, pattern, ("unet", "text_encoder"))
+            for role, x in zip("AB", pair, strict=True):
+                tensors[f"{name}.{module_path}.lora_{role}.weight"] = x
+            found[module_path] = definition(module, *pair, 1.0)
     path = tmp_path / "lora.safetensors"
     save(path, tensors)
-    for name in expected:
-        assert_changed(sd1, merged(sd1, path, name), name, expected[name])
-
-
-def test_a_network_alone_may_come_without_its_name(sd1: Model, tmp_path: Path) -> None:
-    tensors, expected = peft(sd1, "{module}.lora_{role}.weight", ("unet",))
-    path = tmp_path / "lora.safetensors"
-    save(path, tensors)
-    assert_changed(sd1, merged(sd1, path, "unet"), "unet", expected["unet"])
+    for name, found in expected.items():
+        assert_changed(sd1, merged(sd1, path, name), name, found)
 
 
 def test_names_of_diffusers_before_it_used_peft(sd1: Model, tmp_path: Path) -> None:
@@ -248,39 +224,6 @@ def test_names_of_diffusers_before_it_used_peft(sd1: Model, tmp_path: Path) -> N
     )
     modules = {n.split(".lora_")[0] for n in converted}
     assert modules == expected["unet"].keys()
-
-
-@pytest.mark.parametrize("rslora", [False, True])
-def test_alpha_of_peft_is_read_from_the_header(sd1: Model, tmp_path: Path, rslora: bool) -> None:
-    module = "mid_block.attentions.0.transformer_blocks.0.attn1"
-    tensors: Tensors = {}
-    expected: dict[str, Any] = {}
-    settings: dict[str, Any] = {
-        "unet.r": RANK,
-        "unet.lora_alpha": 6,
-        "unet.alpha_pattern": {
-            "attn1.to_k": 1,
-            f"^{module}.to_v": 2,
-            "^attn1.to_q": 3,
-            "n1.to_q": 4,
-        },
-    }
-    settings["unet.use_rslora"] = rslora
-    for settings_alpha, last in ((6, "to_q"), (1, "to_k"), (2, "to_v")):
-        pair = draw_pair(sd1.modules("unet")[f"{module}.{last}"], 1)
-        for role, x in zip("AB", pair, strict=True):
-            tensors[f"unet.{module}.{last}.lora_{role}.weight"] = x
-        expected[f"{module}.{last}"] = definition(
-            sd1.modules("unet")[f"{module}.{last}"],
-            *pair,
-            settings_alpha / (RANK**0.5 if rslora else RANK),
-        )
-    path = tmp_path / "lora.safetensors"
-    save(path, tensors, {"lora_adapter_metadata": json.dumps(settings)})
-    assert_changed(sd1, merged(sd1, path, "unet"), "unet", expected)
-    save(path, tensors, {"lora_adapter_metadata": json.dumps({"unet.use_dora": True})})
-    with pytest.raises(WeightsError, match="DoRA"):
-        read_lora(path, sd1.networks)
 
 
 def test_a_convolution_with_a_middle_part(sd1: Model, tmp_path: Path) -> None:

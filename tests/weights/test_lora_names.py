@@ -1,6 +1,7 @@
 """How files of LoRAs name a layer; networks of one weight, without the reference."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_names_from_before_diffusers_022(stored: str, module: str, tmp_path: Pat
     [
         ("{}", None, 1.0),
         ("{}", 4.0, 2.0),
-        ('{"unet.lora_alpha": 6}', None, 3.0),
+        ('{"unet.lora_alpha": 6, "unet.r": 2, "unet.use_dora": false}', None, 3.0),
         ('{"unet.lora_alpha": 6}', 4.0, 2.0),  # the tensor goes first
         ('{"unet.lora_alpha": 6, "unet.use_rslora": true}', None, 6 / 2**0.5),
         ('{"unet.use_rslora": true}', 4.0, 4 / 2**0.5),
@@ -110,10 +111,18 @@ def test_alpha_over_the_rank(
     metadata: str, alpha: float | None, scale: float, tmp_path: Path
 ) -> None:
     path, stem = tmp_path / "lora.safetensors", "unet.blocks.0.to_q"
-    tensors = {f"{stem}.lora_A.weight": DOWN, f"{stem}.lora_B.weight": UP}
+    tensors: dict[str, Any] = {f"{stem}.lora_A.weight": DOWN, f"{stem}.lora_B.weight": UP}
     if alpha is not None:
-        tensors[f"{stem}.alpha"] = np.float32(alpha).reshape(())
+        tensors[f"{stem}.alpha"] = np.array(alpha, np.float32)
     save(path, tensors, {"lora_adapter_metadata": metadata})
     (layer,) = read_lora(path, [network("unet")]).layers
     assert layer.scale == pytest.approx(scale)
     assert layer.change().max() == pytest.approx(2 * scale)
+
+
+def test_dora_is_refused_by_its_setting(tmp_path: Path) -> None:
+    path, stem = tmp_path / "lora.safetensors", "unet.blocks.0.to_q"
+    tensors = {f"{stem}.lora_A.weight": DOWN, f"{stem}.lora_B.weight": UP}
+    save(path, tensors, {"lora_adapter_metadata": '{"unet.use_dora": true}'})
+    with pytest.raises(WeightsError, match="is of DoRA, which is not supported"):
+        read_lora(path, [network("unet")])
