@@ -461,6 +461,11 @@ def test_the_largest_picture_decides_and_tiles_come_first(monkeypatch: pytest.Mo
     (note,) = fit_in_memory(pipeline, [large, planned()], 1)
     assert "8192×8192" in note and pipeline.tile == pipeline.refiner.tile == TILE
     assert not pipeline.model.low_memory
+    pipeline.tile = 4096  # the user's own stays, whether it fits or not
+    monkeypatch.setattr(memory, "available", lambda: 10)
+    with pytest.raises(InputError, match="this run needs about"):
+        fit_in_memory(pipeline, [large], 1)
+    assert pipeline.tile == 4096
 
 
 def test_the_advice_is_the_first_width_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,3 +145,32 @@ def test_a_tokenizer_is_read_once_for_each_length() -> None:
     assert model.tokenizer("text_encoder", 7) is first
     assert model.tokenizer("text_encoder") is not first
     assert read == [(Path("t"), 7), (Path("t"), None)]
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_no_run_starts_on_weights_that_would_be_found_wrong_at_its_end(
+    low_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Component, "check", lambda part: done.append(f"check {part.name}"))
+    monkeypatch.setattr(
+        Component, "load", lambda part, *_: done.append(f"load {part.name}") or Network(None)
+    )
+    parts = {name: component(name) for name in ("unet", "vae")}
+    model = Model(Path(), parts, {}, {}, low_memory=low_memory)
+    model.prepare()
+    word = "check" if low_memory else "load"
+    assert done == [f"{word} unet", f"{word} vae"]
+    assert model.loaded == (() if low_memory else ("unet", "vae"))
+    model.network("vae")
+    model.release("vae")
+    assert ("vae" in model.loaded) != low_memory
+    model.unload()
+    assert model.loaded == ()
+
+
+def test_what_a_config_declares_is_checked_before_weights_are_read() -> None:
+    wrong = component(declared={"bits": 8})
+    for use in (wrong.check, lambda: wrong.load(mx.float32)):
+        with pytest.raises(WeightsError, match="no weight of the file is quantized"):
+            use()

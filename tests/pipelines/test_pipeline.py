@@ -415,6 +415,8 @@ def test_fresh_noise_of_the_sampler_has_a_seed_of_its_own() -> None:
     first = noise.first()
     assert mx.array_equal(first, MLXNoise([5], (4, 2, 2)).first())
     assert mx.array_equal(noise(1.0, 0.5), MLXNoise([8], (4, 2, 2)).first())
+    again = MLXNoise([5], (4, 2, 2), StreamRule(delta=0))
+    assert mx.array_equal(again.first(), again(1.0, 0.5)) and not mx.array_equal(first, again(1, 0))
     below, above = (MLXNoise([seed], (4, 2, 2)).first() for seed in (-1, 2**64 - 1))
     assert mx.array_equal(below, above)  # as in torch
 
