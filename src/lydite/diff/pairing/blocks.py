@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from lydite.trace.events import Site
@@ -17,6 +18,7 @@ Choice = TypeVar("Choice")
 NUMBER = "\0"  # stands for the number in a template
 MIN_SUPPORT = 2  # examples with different numbers that make a rule
 MIN_SUPPORT_OF_ONE = 2  # pairs that make a rule where only one block has any: block 0 is block 0
+NAMES_AT_ONCE = 1 << 14  # of two traces; each is asked for many times
 MIN_SHARE = 0.9  # of the pairs in numbered blocks that have to agree on which block is which
 
 
@@ -84,28 +86,30 @@ class BlockMap:
     """Which numbered block of the port is which of the reference, by the pairs so far."""
 
     def __init__(self, pairs: Mapping[str, Sites]) -> None:
-        votes: dict[str, Counter[_Target]] = defaultdict(Counter)
-        numbers: dict[tuple[str, _Target], set[int]] = defaultdict(set)
+        votes: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)  # (prefix, shift)
+        numbers: dict[tuple[str, str, int], set[int]] = defaultdict(set)
         total: Counter[str] = Counter()
         for name, refs in pairs.items():
             for prefix, number in _block_prefixes(name):
                 total[prefix] += 1
                 for other, reference_number in _block_prefixes(refs[0].name):
-                    target = _Target((Site(other),), reference_number - number)
-                    votes[prefix][target] += 1
-                    numbers[prefix, target].add(number)
+                    shift = reference_number - number
+                    votes[prefix][other, shift] += 1
+                    numbers[prefix, other, shift].add(number)
         self.rules: dict[str, _Target] = {}
         self.numbers: dict[str, set[int]] = {}
         for prefix, counts in votes.items():
             supported = {
-                target: count
-                for target, count in counts.items()
-                if len(numbers[prefix, target]) >= MIN_SUPPORT
-                or (target.shift == 0 and count >= MIN_SUPPORT_OF_ONE)
+                (other, shift): count
+                for (other, shift), count in counts.items()
+                if len(numbers[prefix, other, shift]) >= MIN_SUPPORT
+                or (shift == 0 and count >= MIN_SUPPORT_OF_ONE)
             }
-            target, count = _winner(Counter(supported))
-            if target is not None and count >= MIN_SHARE * total[prefix]:
-                self.rules[prefix], self.numbers[prefix] = target, numbers[prefix, target]
+            won, count = _winner(Counter(supported))
+            if won is not None and count >= MIN_SHARE * total[prefix]:
+                other, shift = won
+                self.rules[prefix] = _Target((Site(other),), shift)
+                self.numbers[prefix] = numbers[prefix, other, shift]
 
     def allows(self, name: str, reference_name: str) -> bool:
         """Whether a pair respects the blocks: never block 4 with block 5."""
@@ -148,12 +152,13 @@ class BlockMap:
         return _winner(support)[0]
 
 
-def numbered_variants(name: str) -> list[tuple[str, int]]:
+@lru_cache(NAMES_AT_ONCE)
+def numbered_variants(name: str) -> tuple[tuple[str, int], ...]:
     """The templates of a name: for each of its numbers, the name with that number left open."""
-    return [
+    return tuple(
         (f"{name[: match.start()]}{NUMBER}{name[match.end() :]}", int(match[0]))
         for match in re.finditer(r"\d+", name)
-    ]
+    )
 
 
 def _targets(refs: Sites, number: int) -> Iterator[_Target]:
@@ -179,12 +184,13 @@ def _different_heads(name: str, reference_name: str) -> tuple[str, str]:
     return (name[:-same], reference_name[:-same]) if same else names
 
 
-def _block_prefixes(name: str) -> list[tuple[str, int]]:
+@lru_cache(NAMES_AT_ONCE)
+def _block_prefixes(name: str) -> tuple[tuple[str, int], ...]:
     """The beginnings of a name up to each of its numbers that can number a block."""
-    return [
+    return tuple(
         (name[: match.start()] + NUMBER, int(match[0]))
         for match in re.finditer(r"\d+(?=[ ._/\[\]]|$)", name)
-    ]
+    )
 
 
 def _begins_with(name: str, start: str) -> bool:
