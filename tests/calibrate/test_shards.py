@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,14 @@ import pytest
 from safetensors import safe_open
 
 from lydite.calibrate.settings import Description, Dtype
-from lydite.calibrate.store.shards import ItemBuilder, Shard, shard_header, shard_name, write_shard
+from lydite.calibrate.store.shards import (
+    ItemBuilder,
+    Shard,
+    read_shard_header,
+    shard_header,
+    shard_name,
+    write_shard,
+)
 from lydite.core.errors import CalibrationError, FileError
 from support.calibration import SETTINGS, items, latent, pixels, plan
 
@@ -172,3 +180,14 @@ def test_a_header_that_is_not_a_shards_is_refused(tmp_path: Path) -> None:
 def _head(path: Path) -> bytes:
     data = path.read_bytes()
     return data[8 : 8 + int.from_bytes(data[:8], "little")]
+
+
+@pytest.mark.parametrize("change", [-1, 1, 4096])
+def test_a_shard_of_another_length_is_damaged(tmp_path: Path, change: int) -> None:
+    name, size = write_shard(tmp_path, SETTINGS, items(MAKE, 1))
+    assert read_shard_header(tmp_path / name).bytes == size
+    os.truncate(tmp_path / name, size + change)
+    with pytest.raises(CalibrationError, match=f"{size + change} bytes; expected {size}"):
+        read_shard_header(tmp_path / name)
+    header = read_shard_header(tmp_path / name, complete=False)
+    assert header.bytes == size + change and len(header.entries) == 4

@@ -7,7 +7,7 @@ import numpy as np
 
 from lydite.models.mmdit import JointBlock, MMDiTConfig
 from lydite.quantize.grid import fit_grid
-from lydite.quantize.methods.awq import find_scales, fold_scales, value_pairs
+from lydite.quantize.methods.awq import RATIOS, find_scales, fold_scales, value_pairs
 from lydite.quantize.watch_modules import watch_calls
 
 CONFIG = MMDiTConfig(
@@ -97,3 +97,7 @@ def test_a_block_gives_the_same_before_rounding_and_less_error_after() -> None:
         for side in ((weights, biases), (changed, changed_biases))
     )
     assert scaled < 0.7 * plain
+
+
+def test_ratios_are_those_of_the_paper() -> None:
+    assert np.allclose(RATIOS, np.arange(20) / 19)  # from no scaling to all of it

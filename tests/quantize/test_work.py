@@ -1,6 +1,8 @@
 """The folder of work: what is finished is not done again, and only one process writes it."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes  # noqa: F401  bfloat16 of NumPy
@@ -133,3 +135,32 @@ def test_scales_have_the_precision_of_the_source(
         assert tensors[f"{path}.{part}"].dtype == np.dtype(dtype), part
     assert tensors[f"{path}.weight"].dtype == np.uint32
     assert tensors["pos_embed.proj.weight"].dtype == np.dtype(source)
+
+
+@pytest.mark.parametrize(("after", "kept"), [(0.1, 0.1), (0.3, 0.2)])
+def test_tuning_that_gains_nothing_changes_nothing(
+    pipeline: Pipeline, settings: Settings, after: float, kept: float,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    better = after < 0.2
+    calls: list[Any] = []
+
+    def tune(*given: Any) -> Any:
+        weights, recipe = given[2], given[3]
+        calls.append(recipe)
+        first = next(iter(weights))
+        changed = {first: replace(weights[first])} if better else {}
+        return SimpleNamespace(weights={**weights, **changed}, before=0.2, after=after)
+
+    monkeypatch.setattr(networks, "tune", tune)
+    tuned = replace(settings, tune=7, recipe=replace(settings.recipe, seed=5))
+    with Work.open(tmp_path / "out.work") as work:
+        results = quantize_network(pipeline, None, [], settings, work)
+        opened: Any = None
+        result = networks.tune_network(pipeline, opened, results, tuned, work)
+        assert (result.errors[0].nearest, result.errors[0].after) == (0.2, kept)
+        assert len(result.weights) == better
+        again = networks.tune_network(pipeline, opened, results, tuned, work)
+    (recipe,) = calls  # the second time it is taken from the folder
+    assert (recipe.iterations, recipe.seed, recipe.store) == (7, 5, settings.store)
+    assert again.errors == result.errors and again.weights.keys() == result.weights.keys()
