@@ -13,9 +13,16 @@ from lydite.core.request import Request
 from lydite.pipelines import planning
 from lydite.pipelines.family import Defaults, LatentSpace
 from lydite.pipelines.observer import Observer
-from lydite.pipelines.planning import check_inputs, check_refiner, complete, hand_over
+from lydite.pipelines.planning import (
+    check_inputs,
+    check_refiner,
+    complete,
+    hand_over,
+    plan_run,
+)
 from lydite.pipelines.steps import run_steps
 from lydite.sampling.sampler_types import Step
+from lydite.sampling.scheduler_config import read_scheduler_config
 
 TIMESTEPS, SIGMAS = np.array([900.0, 700, 500, 300]), np.array([9.0, 7, 5, 3, 0])
 
@@ -254,3 +261,47 @@ def test_true_guidance_and_the_refiners_share() -> None:
         assert complete(whole(guidance=kind), request, None, None).true_guidance == found
     assert complete(whole(refiner="second"), Request(), None, None).refine_from == 0.8
     assert complete(whole(), Request(), None, None).refine_from is None
+
+
+def scheduled(name: str, **keys: Any) -> Any:
+    """A pipeline whose checkpoint has this scheduler config."""
+    pipeline = whole(strength="diffusers")
+    raw = {"_class_name": f"{name}Scheduler", **keys}
+    pipeline.scheduler = read_scheduler_config(raw, where="scheduler_config.json")
+    return pipeline
+
+
+def run_of(pipeline: Any, **changes: Any) -> Any:
+    return plan_run(pipeline, complete(pipeline, Request("a", steps=10, **changes), None, None))
+
+
+def test_what_a_checkpoint_says_of_its_schedule_holds_for_that_schedule() -> None:
+    ddim = scheduled("DDIM", clip_sample=False, set_alpha_to_one=False, steps_offset=1)
+    lowest = float(ddim.scheduler.levels(0, 10).levels[0])
+    for changes in ({}, {"sampler": "euler"}):  # whatever the sampler
+        run = run_of(ddim, **changes)
+        assert (run.schedule.name, run.schedule.timesteps[-1]) == ("leading", 1)
+        assert run.schedule.sigmas[-1] == pytest.approx(lowest)
+        assert run.unit_variance and run.variance_preserving
+    other = run_of(ddim, schedule="karras")
+    assert (other.schedule.name, other.schedule.sigmas[-1]) == ("karras", 0)
+    assert not other.unit_variance and not other.variance_preserving
+
+
+def test_what_a_checkpoint_says_of_its_sampler_holds_for_that_sampler() -> None:
+    unipc = scheduled("UniPCMultistep", solver_order=3, disable_corrector=[0])
+    for changes in ({}, {"schedule": "karras"}):  # whatever the schedule
+        options = run_of(unipc, **changes).options
+        assert (options["order"], options["disable_corrector"]) == (3, (0,))
+    assert "order" not in run_of(unipc, sampler="euler").options
+    ddim = scheduled("DDIM", clip_sample=False)
+    assert run_of(ddim, options={"eta": 0.5}).options["eta"] == 0.5  # the user's word goes first
+
+
+def test_a_number_of_steps_that_the_checkpoints_own_scheduler_does_not_run() -> None:
+    ddim = scheduled("DDIM", clip_sample=False, timestep_spacing="trailing")
+    request = run_of(ddim).request.replace(steps=7)
+    with pytest.raises(InputError, match="7 steps of DDIMScheduler"):
+        plan_run(ddim, request)
+    for changes in ({"sampler": "euler"}, {"schedule": "karras"}):  # it is not its own then
+        assert plan_run(ddim, request.replace(**changes)).steps == 7
