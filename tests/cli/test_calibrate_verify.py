@@ -151,3 +151,14 @@ def test_status_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None
     )
     busy = printed(missing=5, lost=("a",), writer="pid 3")
     assert "writer    pid 3" in busy and "repair" not in busy and "resume" not in busy
+
+
+def test_a_manifest_that_cannot_be_written_is_found_before_the_export(tmp_path: Path) -> None:
+    draw(tmp_path / "set", 1)
+    taken = tmp_path / "manifest.json"
+    taken.write_text("mine")
+    words = ("export", tmp_path / "set", "--out", tmp_path / "npz", "--manifest", taken)
+    assert "exists" in str(calibrate(*words).exception)
+    assert not (tmp_path / "npz").exists() and taken.read_text() == "mine"
+    assert calibrate(*words, "--overwrite").exit_code == 0 and taken.read_text() != "mine"
+    assert "nothing to write" in str(calibrate("export", tmp_path / "set").exception)
