@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,7 @@ from lydite.tokenizers.tokenizer import Tokenizer
 from lydite.weights.audit import TensorView, audit, check_values, stored
 from lydite.weights.load import add_changes, load, parameter_specs
 from lydite.weights.lora import Lora, changes
-from lydite.weights.quantized_format import (
-    RANGE,
-    Formats,
-    bytes_in_memory,
-    contradictions,
-    formats_for,
-)
+from lydite.weights.quantized_format import RANGE, Formats, contradictions, formats_for
 from lydite.weights.rules import Rule, Shape
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -157,8 +152,8 @@ class Component:
         formats, total = self.formats or self._rounded(bits), 0
         keep = self.kind.keep_float32 if dtype == mx.float16 else ()
         for path, shape in self.expected.items():
-            wide = any(fnmatchcase(path, pattern) for pattern in keep)
-            total += bytes_in_memory({path: shape}, 4 if wide else dtype.size, formats)
+            size = 4 if any(fnmatchcase(path, pattern) for pattern in keep) else dtype.size
+            total += formats[path].nbytes(shape, size) if path in formats else prod(shape) * size
         return total
 
     def _rounded(self, bits: int | None) -> Formats:

@@ -103,12 +103,10 @@ class Pipeline:
             raise InputError("LoRAs change weights before they are rounded; leave out --bits.")
         networks = family.lora_networks(opened.components) if loras else []
         opened.loras = tuple((read_lora(Path(path), networks), weight) for path, weight in loras)
-        widths = {
-            name: opened.config(name).hidden_size
-            for name in family.embeddings.values()
-            if name in opened.components
-        }
-        opened.embeddings = read_embeddings(embeddings, family.embeddings, widths)
+        if embeddings:
+            encoders = [name for name in family.embeddings.values() if name in opened]
+            widths = {name: opened.config(name).hidden_size for name in encoders}
+            opened.embeddings = read_embeddings(embeddings, family.embeddings, widths)
         pipeline = cls(family, opened, defaults, str(model))
         pipeline.tile = None if tile is None else check_tile(tile, pipeline.latents.vae_factor)
         pipeline.components = str(components) if components else None

@@ -127,6 +127,8 @@ class Stored:
 def stored(source: TensorView, expected: Mapping[str, Shape], rules: Sequence[Rule]) -> Stored:
     """Find the quantized weights of a file, and how all parameters are made from its tensors."""
     resolution = resolve(source.tensors, rules)
+    if not any(info.dtype == "U32" for info in source.tensors.values()):
+        return Stored({}, expected, {}, resolution)  # no packed integers: nothing is quantized
     arrays = {name: _as_array(recipe) for name, recipe in resolution.recipes.items()}
     found: dict[str, tuple[str, Shape]] = {}
     for name, recipe in arrays.items():
