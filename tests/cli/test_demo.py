@@ -69,7 +69,7 @@ def test_chapters_run_and_an_earlier_demo_is_replaced(few, tmp_path, monkeypatch
 
 
 def test_a_chapter_that_is_not_fine_ends_with_1_after_the_page(few, tmp_path, monkeypatch) -> None:
-    wrong = ChapterResult(("wrong",), Chapter("t", "l"), fine=False)
+    wrong = ChapterResult(("wrong",), Chapter("t", "l"), passed=False)
     demo_chapter = DemoChapter("t", lambda settings: 0, lambda demo, tick: wrong)
     monkeypatch.setattr(page, "CHAPTERS", (demo_chapter,))
     assert run("-o", tmp_path).exit_code == 1

@@ -53,7 +53,7 @@ def test_without_diffusers_it_says_how_to_get_it_and_leaves_no_old_files(
     for name in FILES:
         (tmp_path / name).write_bytes(b"of an earlier run")
     result = against_diffusers.run(Demo(tmp_path, Settings(steps=2)), lambda: None)
-    assert result.fine and result.fact is None
+    assert result.passed and result.fact is None
     assert "Skipped: torch is not installed; pip install" in result.lines[0]
     assert not list(tmp_path.iterdir())
 
@@ -80,7 +80,7 @@ def test_the_difference_is_reported(
     theirs[5, 6, 1] += apart if theirs[5, 6, 1] < 128 else -apart
     monkeypatch.setattr(against_diffusers, "draw_reference", lambda *_: theirs.astype(np.uint8))
     result = against_diffusers.run(demo, lambda: None)
-    assert result.lines[0].startswith(words) and result.fine
+    assert result.lines[0].startswith(words) and result.passed
     assert result.fact and (result.fact.value, result.fact.tone) == (f"{apart} / 255", tone)
     assert all((demo.folder / name).is_file() for name in FILES)
 

@@ -51,7 +51,7 @@ def test_every_chapter_reports_its_findings(results: dict[str, Result]) -> None:
     assert any("2 pictures" in line for line in lines)
     assert any("pictures/02.png again: identical" in line for line in lines)
     assert "one-plus-missing, found at its place: transformer/transformer_blocks.1.norm1" in lines
-    assert all(result.fine for result in results.values())
+    assert all(result.passed for result in results.values())
 
 
 def test_the_numbers_of_a_network_in_4_bits_are_told_the_right_way_round(
@@ -59,7 +59,7 @@ def test_the_numbers_of_a_network_in_4_bits_are_told_the_right_way_round(
 ) -> None:
     result = results["The network in 4 bits"]
     numbers = re.fullmatch(
-        r".* takes ([\d.]+) times less room than in 16 bits.* rounds (\d+) % of .*",
+        r".* takes ([\d.]+) times less memory than in 16 bits.* rounds (\d+) % of .*",
         result.chapter.lead,
     )
     left = re.fullmatch(r"GPTQ leaves (\d+) % of the error .*", result.lines[0])
@@ -121,7 +121,7 @@ def test_a_picture_that_differs_from_its_replay_is_reported(demo: Demo, results:
         result = reproduce_from_png.run(demo, lambda: None)
     finally:
         path.write_bytes(kept)
-    assert not result.fine and "DIFFERENT" in result.lines[0]
+    assert not result.passed and "DIFFERENT" in result.lines[0]
 
 
 def test_prompts_of_the_sheet_are_read_to_their_end(demo: Demo) -> None:

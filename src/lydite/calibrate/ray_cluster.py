@@ -123,8 +123,8 @@ def _run_all(
     while waiting or running:
         if callbacks.stopping():
             raise KeyboardInterrupt  # a task cannot be asked to finish its step: it is dropped
-        room = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)  # machines may be added
-        while waiting and len(running) < room:
+        limit = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)  # machines may be added
+        while waiting and len(running) < limit:
             task = waiting.popleft()
             running[remote.remote(*arguments, task)] = task
         for reference in ray.wait(list(running), timeout=POLL)[0]:

@@ -1,6 +1,6 @@
 """The network of a set's model, run again on stored latents and watched from outside.
 
-Recording is the trace room's: classes are swapped while it lasts and given back on any exit,
+Values are recorded as for a trace: classes are exchanged meanwhile and given back on any exit,
 nothing is written into the model, compilation is off meanwhile.
 """
 

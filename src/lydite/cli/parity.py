@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lydite.trace.writer import Capture
 
 PROMPT = "a large red star above a small blue ring"
-UNSTEADY = 0.1  # no rounding of float32 is this large
+LARGEST_ROUNDING = 0.1  # relative, of float32
 DTYPES = ("float32", "bfloat16", "float16")
 TRACES = ("reference", "floor", "port")  # folders in --keep-traces
 
@@ -184,7 +184,7 @@ def check_reference(verdict: "Verdict") -> None:
     from lydite.reference.jobs import ReferenceFailed
 
     for row in verdict.rows:
-        if row.floor is not None and row.floor > UNSTEADY:
+        if row.floor is not None and row.floor > LARGEST_ROUNDING:
             raise ReferenceFailed(
                 f"diffusers differs from itself by {row.floor:.2g} at {row.name}, step {row.step}, "
                 "between float32 and float64, so it is no reference. Is something in it random, "

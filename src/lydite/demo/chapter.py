@@ -43,7 +43,7 @@ class Result:
     lines: tuple[str, ...]
     chapter: Chapter
     fact: Fact | None = None
-    fine: bool = True  # False: the numbers are wrong, and the demo ends with status 1
+    passed: bool = True  # False: the numbers are wrong, and the demo ends with status 1
 
 
 @dataclass(frozen=True)

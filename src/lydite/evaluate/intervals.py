@@ -56,8 +56,8 @@ def mean_interval(values: ArrayLike) -> tuple[float, float] | None:
     if error == 0:
         return mean, mean
     if x.size < FEWEST_BOOTSTRAP:
-        reach = STUDENT[x.size - 2] * error
-        return mean - reach, mean + reach
+        half_width = STUDENT[x.size - 2] * error
+        return mean - half_width, mean + half_width
     low, high = np.quantile(_studentized(x), (0.025, 0.975))
     return mean - float(high) * error, mean - float(low) * error
 
@@ -80,8 +80,8 @@ def share_interval(right: Sequence[bool]) -> tuple[float, float]:
     """The 95 % interval of a share: Wilson's, which is not empty where all are right."""
     n, share, z = len(right), float(np.mean(right)), 1.959964
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    reach = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
-    return max(centre - reach, 0.0), min(centre + reach, 1.0)
+    half_width = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+    return max(centre - half_width, 0.0), min(centre + half_width, 1.0)
 
 
 def growth(errors: Sequence[float]) -> float | None:

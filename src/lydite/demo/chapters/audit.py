@@ -69,7 +69,7 @@ def run(demo: Demo, tick: Tick) -> Result:
         "bad" if wrong else "good",
     )
     fact = Fact(str(tensors), "tensors accounted for", "bad" if wrong else "note")
-    return Result((line,), Chapter(TITLE, lead, (table, verdict)), fact, fine=not wrong)
+    return Result((line,), Chapter(TITLE, lead, (table, verdict)), fact, passed=not wrong)
 
 
 CHAPTER = DemoChapter(TITLE, lambda settings: 0, run)

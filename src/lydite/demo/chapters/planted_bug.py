@@ -87,7 +87,7 @@ def _result(demo: Demo, verdict: Verdict, pictures: tuple[Pixels, Pixels]) -> Re
         f"{BUG}, {where}: {verdict.site}",
         f"what it does to the picture: {demo.folder / FILE}",
     )
-    return Result(lines, Chapter(TITLE, lead, blocks), fine=found)
+    return Result(lines, Chapter(TITLE, lead, blocks), passed=found)
 
 
 def _steps(settings: Settings) -> int:

@@ -71,7 +71,7 @@ def run(demo: Demo, tick: Tick) -> Result:
     )
     lead = (
         f"The linears of the transformer in {BITS} bits with groups of {GROUP}, those of the "
-        f"modulation in 8: the network takes {share:.1f} times less room than in 16 bits. GPTQ "
+        f"modulation in 8: the network takes {share:.1f} times less memory than in 16 bits. GPTQ "
         f"looks at {SAMPLES} samples of a calibration set of {CALIBRATED} pictures that was drawn "
         f"here, and rounds {100 * changed:.0f} % of the integers otherwise than to nearest."
     )

@@ -52,7 +52,7 @@ def run(demo: Demo, tick: Tick) -> Result:
         (f"{name} again: {verdict}",),
         Chapter(TITLE, lead, (Figures(figures), settings, callout, command)),
         Fact(verdict, "a picture drawn again from its PNG", "good" if same else "bad"),
-        fine=same,
+        passed=same,
     )
 
 
