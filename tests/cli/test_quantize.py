@@ -26,7 +26,8 @@ from lydite.core.errors import FileError, InputError, LyditeError
 from lydite.core.files import size_text
 from lydite.pipelines.model_files import DEFAULTS, find_components
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize import quantize_network
+from lydite.quantize import quantize_model, quantize_network
+from lydite.quantize.export import export
 from lydite.quantize.grid import Grid
 from lydite.quantize.plan import LayerPlan, Plan
 from lydite.quantize.provenance import read_provenance
@@ -198,7 +199,15 @@ def test_methods_end_in_models_that_run(
     calibration: Path,
     against: tuple[str, Path],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    made: dict[str, QuantizedWeight] = {}
+
+    def keep(pipeline: Pipeline, weights: dict[str, QuantizedWeight], folder: Path) -> None:
+        made.update(weights)
+        export(pipeline, weights, folder)
+
+    monkeypatch.setattr(quantize_model, "export", keep)
     _done(small, *words, "--set", calibration, *against, "--out", tmp_path / "out", "-q")
     record = read_provenance(tmp_path / "out")
     simulated = {"--act-bits", "--quantize-input"} & set(words)
@@ -209,6 +218,10 @@ def test_methods_end_in_models_that_run(
     layer: Any = layers["transformer_blocks.0.ff.net.2"]
     assert layer.quantize_input == ("--quantize-input" in words)
     assert ("input_times" in layer) == ("--act-groups" in words)
+    for path, weight in made.items():
+        for name, array in weight.arrays().items():  # what was found is what is loaded
+            found = np.array(layers[path][name])
+            np.testing.assert_array_equal(found, array.astype(found.dtype), f"{path}.{name}")
 
 
 def test_bits_by_sensitivity_and_scales_that_are_tuned(
