@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from msgspec.structs import fields
 
 from lydite.cli.main import lydite
 from lydite.cli.parity import (
+    TRACES,
     ImageDifference,
     _print,
     by_component,
@@ -134,6 +136,36 @@ def test_a_reference_that_differs_from_itself_proves_nothing() -> None:
     check_reference(Verdict("agree", "", rows=(row("a", 1e-3, floor=1e-2),)))
     with pytest.raises(ReferenceFailed, match=r"differs from itself by 0\.9 at b"):
         check_reference(Verdict("agree", "", rows=(row("b", 0.8, floor=0.9),)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_command_compares_with_both_runs_of_the_reference(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = SimpleNamespace(model=SimpleNamespace(path=tmp_path))
+    given: list[Any] = []
+
+    def record(*words: Any, quiet: bool) -> None:
+        for name in TRACES:
+            with TraceWriter(words[4] / name, Header(side=name)) as writer:
+                writer.add("vae/x", np.zeros(3, np.float32))
+
+    def compared(theirs: Trace, ours: Trace, *, floor: Trace, checkpoint: Path) -> Verdict:
+        given.append([trace.folder.name for trace in (theirs, ours, floor)])
+        assert checkpoint == tmp_path
+        return Verdict("agree", "", rows=(row("b", 0.8, floor=0.9),))
+
+    module = "lydite.cli.parity"
+    monkeypatch.setattr("lydite.reference.jobs.check_installed", lambda: None)
+    monkeypatch.setattr(f"{module}.plan_recording", lambda *_: (opened, None, 0))
+    monkeypatch.setattr(f"{module}._record", record)
+    monkeypatch.setattr("lydite.diff.compare.compare", compared)
+    result = run("--dtype", dtype)
+    assert given == [["reference", "port", "floor"]]
+    if dtype == "float32":  # rounding of 0.9 is none
+        assert isinstance(result.exception, ReferenceFailed)
+    else:
+        assert result.exit_code == 0 and "picture: not compared" in result.stdout
 
 
 def test_without_the_extra_it_says_so_first(monkeypatch) -> None:

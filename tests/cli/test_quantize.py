@@ -85,6 +85,7 @@ def test_an_export_is_a_model_with_its_proof(exported: Path) -> None:
     assert record.bytes_after < 0.55 * record.bytes_before
     evaluation = json.loads((exported / "evaluation.json").read_text())
     assert evaluation["paired"]["psnr"]["n"] == 2
+    assert evaluation["record"]["seeds"]["first"] == 1_000_000  # apart from calibration
     assert not exported.with_name("gptq.work").exists()
     assert CliRunner().invoke(lydite, ["audit", str(exported)]).exit_code == 0
 

@@ -300,3 +300,23 @@ def test_many_sites_are_counted_not_listed(examined: Any) -> None:
 
     sentence = examined(write)["all-zero"].sentence
     assert "and 36 more" in sentence and len(sentence) < 300
+
+
+@pytest.mark.parametrize(("keys", "noted"), [(16, True), (15, False)])
+@pytest.mark.parametrize(("entropy", "collapsed"), [(0.019, True), (0.021, False)])
+def test_attention_on_one_key_is_noted(
+    entropy: float, collapsed: bool, keys: int, noted: bool, tmp_path: Path
+) -> None:
+    def measured(rest: float) -> float:
+        p = np.r_[1 - rest, np.full(keys - 1, rest / (keys - 1))]
+        return float(-(p * np.log(p)).sum() / np.log(keys))
+
+    rest = float(min(np.linspace(1e-6, 0.05, 20_000), key=lambda r: abs(measured(r) - entropy)))
+    row = np.r_[1 - rest, np.full(keys - 1, rest / (keys - 1))]
+    rows = np.stack([np.roll(row, n % keys) for n in range(keys)]).astype(np.float32)
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        writer.add("t/attn_weights", rows[None])
+    with Trace.open(tmp_path / "run") as trace:
+        (remark,) = (each for each in examine(trace) if each.kind == "attention")
+    assert ("nearly every query attends to one" in remark.sentence) == (collapsed and noted)
+    assert not remark.serious

@@ -4,10 +4,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from lydite.diff.findings.affine import _name_factor
 from lydite.diff.findings.degenerate_values import constant, repeated
 from lydite.diff.findings.displaced import _moves
+from lydite.diff.findings.per_channel import scaled_per_channel, shifted_per_channel
 from lydite.diff.findings.precision import clipped, low_precision, not_clipped, rounded, truncated
 from lydite.diff.findings.regions import border, slice_of_axis
+from lydite.diff.findings.token_ids import other_vocabulary
 from support.findings import Array, evidence
 
 DRAW = np.random.default_rng(3)
@@ -142,3 +145,38 @@ def test_shifts_that_are_tried() -> None:
     assert {tuple(axis for axis, _ in moves) for moves in pairs} == {(1, 2)}
     reach = [sum(abs(by) for _, by in moves) for moves in pairs]
     assert reach == sorted(reach) and len(pairs) == 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("off", "tolerance", "named"),
+    [(1.9e-3, 1.0, True), (2.1e-3, 1.0, False), (0.9e-5, 0.0, True), (1.1e-5, 0.0, False),
+     (0.9e-4, 1e-4, True), (1.1e-4, 1e-4, False)],
+)  # fmt: skip
+@pytest.mark.parametrize(("factor", "name"), [(2.0, "2"), (-0.5, "−1/2"), (12**0.5, "√12")])
+def test_factors_are_named_within_their_tolerance(
+    factor: float, name: str, off: float, tolerance: float, named: bool
+) -> None:
+    assert _name_factor(factor * (1 + off), tolerance, (7, 12)) == (name if named else None)
+
+
+@pytest.mark.parametrize(("rows", "found"), [(3, False), (4, True)])
+def test_enough_numbers_for_each_fitted_one(rows: int, found: bool) -> None:
+    x = DRAW.standard_normal((rows, 64))
+    port = x + DRAW.standard_normal(64)
+    assert (shifted_per_channel(evidence(x, port)) is not None) == found
+
+
+@pytest.mark.parametrize(("times", "found"), [(95, True), (105, False)])
+def test_a_factor_that_no_weight_has_is_a_fit_of_noise(times: float, found: bool) -> None:
+    factors = np.full(50, 1.3)
+    factors[[3, 9]] = 1.3 * times, 1.2
+    assert (scaled_per_channel(evidence(X, X * factors)) is not None) == found
+
+
+@pytest.mark.parametrize(("tokens", "found"), [((2, 3), False), ((2, 3, 4), True)])
+def test_enough_tokens_repeat_to_show_another_vocabulary(
+    tokens: tuple[int, ...], found: bool
+) -> None:
+    ids = np.array([[1, 2, 3, 4, 5, 6, *tokens, 7, 0, 0, 0, 0]])
+    told = other_vocabulary(evidence(ids, np.where(ids, ids * 3 + 5, 0), kind="ids"))
+    assert (told is not None) == found
