@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import lydite  # noqa: F401  loads the BLAS of the program, whichever test imports MLX first
+from lydite.core.device import GPU_BRANCHES
 
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # torch bf16 dies on some CPUs without it
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny matrices: threads would mostly wait for each other
@@ -64,10 +65,11 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def on_the_cpu() -> Iterator[None]:
-    """For tests of what is arranged for the CPU, where a GPU is MLX's default."""
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests of what is arranged for the CPU, where a GPU or its branches are the default."""
     import mlx.core as mx
 
+    monkeypatch.delenv(GPU_BRANCHES, raising=False)
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     yield

@@ -390,7 +390,11 @@ def test_other_dtypes_and_shapes_take_the_plain_form(switched_on: None) -> None:
 
 
 @pytest.mark.parametrize("cuda", [True, False])
-def test_joined_weights_are_the_linears_own(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_weights_are_the_linears_own(
+    cuda: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if not cuda:
+        request.getfixturevalue("on_the_cpu")
     model, inputs = _mmdit()
     before = model(*inputs)
     if cuda:
