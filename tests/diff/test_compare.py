@@ -248,3 +248,17 @@ def test_a_trace_that_fails_its_self_test_is_not_compared(tmp_path: Path) -> Non
         found = judge(reference, port)
         assert (found.verdict, found.exit_code) == ("cannot-compare", 2)
         assert f"the {side}" in found.sentence and "self-test" in found.sentence
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, 0), (9, 1), (12, 4)])
+def test_assumptions_are_listed_but_not_all(count: int, more: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    right = {
+        f"net/v{n}": draw.standard_normal((n + 3, n + 4)).astype(np.float32) for n in range(count)
+    }
+    turned = {name: np.ascontiguousarray(value.T) for name, value in right.items()}
+    found = judge(written(tmp_path / "ref", right), written(tmp_path / "port", turned))
+    assert found.verdict == "agree"
+    assert sum("axis order" in remark for remark in found.remarks) == count - more
+    told = [remark for remark in found.remarks if "more assumptions of this kind" in remark]
+    assert told == ([f"{more} more assumptions of this kind"] if more else [])

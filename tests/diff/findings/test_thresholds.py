@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from lydite.diff.findings.affine import _name_factor
+from lydite.diff.findings.attention import mask
 from lydite.diff.findings.degenerate_values import constant, repeated
 from lydite.diff.findings.displaced import _moves
+from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.findings.per_channel import scaled_per_channel, shifted_per_channel
 from lydite.diff.findings.precision import clipped, low_precision, not_clipped, rounded, truncated
 from lydite.diff.findings.regions import border, slice_of_axis
@@ -180,3 +182,21 @@ def test_enough_tokens_repeat_to_show_another_vocabulary(
     ids = np.array([[1, 2, 3, 4, 5, 6, *tokens, 7, 0, 0, 0, 0]])
     told = other_vocabulary(evidence(ids, np.where(ids, ids * 3 + 5, 0), kind="ids"))
     assert (told is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("count", "found"), [(2, True), (6, True), (9, True), (10, False), (11, False)]
+)
+def test_into_how_many_chunks_an_axis_is_split(count: int, found: bool) -> None:
+    x = DRAW.standard_normal((2, 12, 8 * count))
+    assert (parts_reordered(evidence(x, np.roll(x, 8, axis=-1))) is not None) == found
+
+
+@pytest.mark.parametrize(("masked", "found"), [(15, False), (16, True)])
+def test_enough_positions_are_masked_on_one_side(masked: int, found: bool) -> None:
+    scores = np.exp(DRAW.standard_normal((8, 20)))
+    cut = scores.copy()
+    cut.reshape(-1)[:masked] = 0  # of the first row
+    right, wrong = (side / side.sum(-1, keepdims=True) for side in (scores, cut))
+    assert (mask(evidence(right, wrong)) is not None) == found
+    assert (mask(evidence(wrong, right)) is not None) == found
