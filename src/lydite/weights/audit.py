@@ -332,7 +332,8 @@ def _fresh(array: Array, sample: Array) -> str | None:
         return None
     if 0.97 * bound < peak < 1.005 * bound and abs(std * math.sqrt(3) / bound - 1) < noise:
         return f"looks freshly initialised (uniform ±{bound:.4g} = 1/√fan_in)"
-    kurtosis = float(((sample - mean) ** 4).mean()) / std**4
+    squares = np.square(sample - mean)
+    kurtosis = float(np.square(squares).mean()) / std**4  # ** 4 takes ten times as long
     if abs(kurtosis - 3) < 6 * math.sqrt(24 / sample.size):
         for sigma in (0.02, 1.0):
             if abs(std / sigma - 1) < noise:
