@@ -76,6 +76,9 @@ def test_a_problem_comes_back_as_it_was_written(problem: Problem, tmp_path: Path
         ({"training_steps": 100_001}, "training_steps"),
         ({"shape": [0, 3, 4]}, "shape"),
         ({"noise": [0.0]}, "noise has 1 values"),
+        ({"denoiser": {"name": "zero", "surprise": 1}}, "surprise"),
+        ({"guidance": {"scale": 2.0, "uncond": {"name": "zero"}, "surprise": 1}}, "surprise"),
+        ({"guidance": {"scale": 2e6, "uncond": {"name": "zero"}}}, "scale"),
         ({"surprise": 1}, "surprise"),
     ],
 )

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +25,14 @@ from lydite.conform.measure import (
     timestep_limit,
     within,
 )
-from lydite.conform.replay import plan_for, run
+from lydite.conform.replay import (
+    place_of,
+    plan_for,
+    right_timestep,
+    run,
+    sigma_of,
+    timestep_of,
+)
 from lydite.conform.result import Row, Verdict
 from lydite.core.errors import InputError
 from lydite.sampling.named_models import find_model
@@ -164,5 +172,50 @@ def test_errors_fall_with_the_order_of_the_sampler() -> None:
         found = errors(name, "karras", model, "gaussian", counts, np.array([1.0, -0.5]))
         slopes = -np.diff(np.log2(found))
         assert len(found) == 3 and slopes[-1] == pytest.approx(order, abs=0.4)
+    same = [
+        errors(name, "karras", model, "gaussian", (4,), np.array([1.0]))
+        for name in ("euler", "euler_ancestral")
+    ]
+    assert same[0] == pytest.approx(same[1])  # which adds noise, but with eta 0 none
     with pytest.raises(InputError, match="expected one of"):
         denoiser_for("nothing", model)
+
+
+@pytest.mark.parametrize(
+    ("model", "timesteps"),
+    [
+        ("edm", {0.0: 1.0, 0.5: math.exp(2), 5.0: math.exp(12), -5.0: math.exp(-12)}),
+        ("cosmos", {0.5: 1.0, 0.75: 3.0, 0.0: 1e-4 / (1 - 1e-4), 1.0: (1 - 1e-4) / 1e-4}),
+        ("flow", {1000.0: 1.0, 250.0: 0.25, 0.0: 1e-4}),
+    ],
+)
+def test_what_the_network_takes_a_timestep_for(model: str, timesteps: dict[float, float]) -> None:
+    problem = make_problem(ProblemSpec(None, model=model, steps=3))
+    for timestep, sigma in timesteps.items():
+        assert sigma_of(problem, timestep) == pytest.approx(sigma)
+    for sigma in (0.01, 0.3, 0.9):
+        assert sigma_of(problem, place_of(problem, sigma)) == pytest.approx(sigma)
+
+
+def test_timesteps_between_the_entries_of_a_table() -> None:
+    problem = make_problem(ProblemSpec(None, model="sd15", steps=3))
+    first, last = problem.table[0], problem.table[-1]
+    assert [sigma_of(problem, t) for t in (-1, 0, 999, 2000)] == pytest.approx(
+        [first, first, last, last]
+    )
+    between = math.sqrt(problem.table[10] * problem.table[11])
+    assert sigma_of(problem, 10.5) == pytest.approx(between)
+    assert place_of(problem, between) == pytest.approx(10.5)
+    assert [place_of(problem, sigma) for sigma in (0.0, 1e9)] == [0, 999]
+    sigma = sigma_of(problem, 10.7)
+    for rule, found in (("interpolate", 10.7), ("truncate", 10), ("nearest", 11), ("round", 11)):
+        changed = msgspec.structs.replace(problem, rule=rule)
+        assert timestep_of(changed, sigma) == pytest.approx(found)
+
+
+def test_the_problems_own_timesteps_hold_at_its_own_sigmas() -> None:
+    problem = make_problem(ProblemSpec(None, model="sd15", steps=3))
+    odd = msgspec.structs.replace(problem, timesteps=(7.0, 8.0, 9.0))
+    assert [right_timestep(odd, sigma) for sigma in odd.sigmas[:3]] == [7, 8, 9]
+    near = odd.sigmas[1] * 1.0001
+    assert right_timestep(odd, near) == timestep_of(odd, near) > 9

@@ -249,7 +249,7 @@ def explain_tables(plan: Plan, candidate: Candidate) -> tuple[Finding, ...]:
             if len(replayed) == len(timesteps) and np.abs(replayed - timesteps).max() <= most:
                 says = f"The candidate {mistake.says}. Its timesteps are those."
                 result.setdefault(mistake.cause, Finding(mistake.cause, says, mistake.fix))
-    return tuple(result.values())[:4] or _table_findings(
+    return tuple(result.values())[:MOST_FINDINGS] or _table_findings(
         plan.problem, None if alone else sigmas, timesteps
     )
 

@@ -12,7 +12,7 @@ from lydite.conform.answers import (
     read_candidate,
     recorded_before,
 )
-from lydite.conform.explain import JUDGED, explain, explain_tables
+from lydite.conform.explain import JUDGED, MOST_FINDINGS, explain, explain_tables
 from lydite.conform.measure import (
     SIGMA,
     UNIT,
@@ -27,8 +27,6 @@ from lydite.conform.replay import CannotReplay, Run, plan_for, run
 from lydite.conform.result import Finding, Row, Verdict
 from lydite.core.errors import InputError, at
 from lydite.trace.reader import Trace
-
-MOST_FINDINGS = 4
 
 
 def judge_path(problem: Problem, path: Path) -> Verdict:
