@@ -16,7 +16,7 @@ from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
-from lydite.diff.result import Row
+from lydite.diff.result import Finding, Row
 from lydite.trace.events import Event, Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
@@ -161,3 +161,35 @@ def test_a_value_that_is_a_multiple_of_the_references(
     assert judged(right, port) == is_one
     assert not judged(right, port[:, :9]) and not judged(np.zeros_like(right), port)
     assert not judged(None, port) and not judged(right, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"i": 18}, True), ({"i": 2}, True), ({"i": 19}, False), ({"i": 1}, False),  # eight beside
+        ({"step": 1}, False), ({"shape": (9,)}, False), ({"slot": "in.0"}, False),
+        ({"slot": "out.1"}, True), ({"name": "here"}, False), ({"hash": "taken"}, False),
+    ],
+)  # fmt: skip
+def test_another_counterpart_is_looked_for_beside_a_guess(
+    changes: dict[str, Any], found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def event(**more: Any) -> Any:
+        known = {"i": 10, "step": 0, "shape": (2,), "slot": "out", "name": "other", "hash": None}
+        return SimpleNamespace(**known | more)
+
+    here, other = event(name="here"), event(**{"i": 12} | changes)
+    pair = Pair((here,), (here,), "order")
+    paired = Pair((event(name="paired", hash="taken"),), (here,), "name")
+    forgotten: list[Pair] = []
+    comparer: Any = object.__new__(_Comparer)
+    comparer.reader = SimpleNamespace(
+        forget=forgotten.append, evidence=lambda pair, _: pair.reference[0]
+    )
+    comparer.pairing = SimpleNamespace(pairs=(pair, paired))
+    comparer.traces = SimpleNamespace(reference=SimpleNamespace(events=[here, other]))
+    finding = Finding("a", "b", "c")
+    monkeypatch.setattr("lydite.diff.compare.replayed", lambda e: (finding,) if e is other else ())
+    told, evidence, findings = comparer._other_counterpart(pair, row(1.0), "own")
+    assert forgotten == [pair] and findings == ((finding,) if found else ())
+    assert (told.site, evidence) == ((other.name, other) if found else ("v", "own"))
