@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.pairing.blocks import BlockMap, SiblingRules
@@ -186,3 +187,24 @@ def test_an_axis_order_found_in_one_step_holds_in_the_next(tmp_path: Path) -> No
     )
     row = compare(reference, port).rows[1]
     assert row.error is not None and row.error < 0.1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "known"),
+    [
+        ([(0, 0)], False), ([(0, 0)] * 2, True),  # block 0 is block 0
+        ([(0, 1)] * 5, False), ([(0, 1), (1, 2)], True),  # a shift needs two blocks
+        ([(0, 0)] * 9 + [(1, 2)], True), ([(0, 0)] * 8 + [(1, 2)], False),  # nine of ten agree
+        ([(n, n + 1) for n in range(9)] + [(9, 3)], True),
+        ([(n, n + 1) for n in range(8)] + [(9, 3)], False),
+    ],
+)  # fmt: skip
+def test_most_pairs_have_to_agree_on_which_block_is_which(
+    pairs: list[tuple[int, int]], known: bool
+) -> None:
+    named = {f"p.{a}.x{n}": sites(f"r.{b}.y{n}") for n, (a, b) in enumerate(pairs)}
+    blocks = BlockMap(named)
+    assert blocks.knows("p.7.z") == known
+    shift = pairs[0][1] - pairs[0][0]
+    assert blocks.allows("p.4.z", f"r.{4 + shift}.z")
+    assert blocks.allows("p.4.z", f"r.{5 + shift}.z") == (not known)
