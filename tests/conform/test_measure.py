@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import msgspec
@@ -26,10 +27,12 @@ from lydite.conform.measure import (
     within,
 )
 from lydite.conform.replay import (
+    BoundSampler,
     place_of,
     plan_for,
     right_timestep,
     run,
+    sigma_by_timestep,
     sigma_of,
     timestep_of,
 )
@@ -219,3 +222,44 @@ def test_the_problems_own_timesteps_hold_at_its_own_sigmas() -> None:
     assert [right_timestep(odd, sigma) for sigma in odd.sigmas[:3]] == [7, 8, 9]
     near = odd.sigmas[1] * 1.0001
     assert right_timestep(odd, near) == timestep_of(odd, near) > 9
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "roughness"),
+    [
+        ("euler", {}, 0.0),
+        ("deis", {"order": 2}, 5e-7 * 10),
+        ("deis", {"order": 3}, 5e-9 * 1000),
+        ("deis", {"order": 1}, 0.0),
+        ("deis_tab", {"order": 3}, 1e-4),
+    ],
+)
+def test_coefficients_that_float32_makes_rough_widen_the_limits(
+    sampler: str, options: dict[str, Any], roughness: float
+) -> None:
+    problem = make_problem(ProblemSpec(sampler, steps=10, options=options))
+    plan = plan_for(problem)
+    assert isinstance(plan.method, BoundSampler)
+    assert plan.method.roughness == pytest.approx(roughness)
+    limits = [bound.limit for key, bound in bounds(plan, run(plan), "f32").items() if key[0] == "x"]
+    assert min(limits) >= max(LEAST, roughness)
+
+
+def test_eta_is_rounded_by_a_unit_where_there_is_one() -> None:
+    problem = make_problem(ProblemSpec("euler_ancestral", steps=3, options={"eta": 0.5}))
+    less, more = BoundSampler(problem, "euler_ancestral", {"eta": 0.5}).with_eta_rounded()
+    assert less.options["eta"] < 0.5 < more.options["eta"]
+    assert more.options["eta"] - less.options["eta"] == pytest.approx(2.0**-23)
+    assert BoundSampler(problem, "euler", {}).with_eta_rounded() == ()
+
+
+def test_sigmas_that_are_found_by_their_timestep() -> None:
+    problem = make_problem(ProblemSpec(None, model="sd15", steps=3))
+    middle = sigma_by_timestep(problem, "pndm", "middle", {"middle": "timestep"})
+    first, second = (sigma_of(problem, timestep) for timestep in (800, 401))
+    assert place_of(problem, middle(first, second)) == pytest.approx(600.5)
+    for options, found in (({"gamma": 0.25}, 600), ({"gamma": 0.0}, 800), ({}, None)):
+        below = sigma_by_timestep(problem, "tcd", "below", {"below": "timestep", **options})
+        gamma = find_sampler("tcd").options["gamma"]
+        wanted = math.floor((1 - gamma) * 800) if found is None else found
+        assert place_of(problem, below(first)) == pytest.approx(wanted)
