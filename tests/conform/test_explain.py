@@ -10,7 +10,7 @@ import pytest
 from lydite.conform.answers import Candidate
 from lydite.conform.judge import judge
 from lydite.conform.make_problem import ProblemSpec, make_problem
-from lydite.conform.replay import plan_for, run
+from lydite.conform.replay import plan_for, restarted, run
 from lydite.sampling.registry import SAMPLERS
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
 
@@ -207,3 +207,27 @@ def test_tables_backwards_and_scaled() -> None:
     ):
         verdict = judge(problem, Candidate({}, {"sigmas": table}, "f32", complete=True))
         assert verdict.findings[0].cause == cause
+
+
+@pytest.mark.parametrize(
+    ("sampler", "wrong", "says", "fix"),
+    [
+        ("euler", (0, 1, 2), "every step but the last", "what depends on the next sigma"),
+        ("heun", (0, 1, 2), "every step but the last", "of their second call"),
+        ("euler", (1,), "step 1 would", "the first or the last step, a branch"),
+        ("heun", (0, 3), "steps 0, 3 would", "the first or the last step, a branch"),
+    ],
+)
+def test_steps_that_are_wrong_by_themselves_are_listed(
+    sampler: str, wrong: tuple[int, ...], says: str, fix: str
+) -> None:
+    problem = make_problem(ProblemSpec(sampler, denoiser="gaussian", steps=4))
+    plan = plan_for(problem)
+    xs = [problem.start()] * 4
+    for step in range(4):  # each from the one before it, as the candidate has it
+        moved = np.random.default_rng(step).uniform(0.01, 0.02, problem.shape)
+        xs[step] = run(restarted(plan, xs)).x(step) + moved * (step in wrong)
+    values = {("x", step, 0): x for step, x in enumerate(xs)}
+    (finding,) = judge(problem, Candidate(values, {}, "f32", True)).findings
+    assert finding.cause == "some-steps"
+    assert says in finding.evidence and fix in finding.fix
