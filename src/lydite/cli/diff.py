@@ -19,6 +19,7 @@ from rich.table import Table
 
 from lydite.cli.request_options import overwrite_option
 from lydite.cli.safe_streams import progress_stream
+from lydite.cli.tables import wide_console
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def _print_layers(
         first, last = layer.by_step[0], layer.by_step[-1]
         name = layer.site.replace("[", "\\[")
         table.add_row(name, local, f"{layer.accumulated:.3g}", f"{first:.3g}", f"{last:.3g}")
-    _wide_console().print(table)
+    wide_console().print(table)
     if len(layers) > MAX_LAYERS and not everything:
         click.echo(f"… and {len(layers) - MAX_LAYERS} more (--all)")
     if not isolated:
@@ -328,13 +329,7 @@ def _print_rows(rows: "Sequence[Row]", verdict: "Verdict") -> None:
             "" if row.floor is None else f"{row.floor:.1e}",
             times,
         )
-    _wide_console().print(table)
-
-
-def _wide_console() -> Console:
-    """Names are long: files and pipes get them in full, a terminal shortens them."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+    wide_console().print(table)
 
 
 def _print_unpaired(side: str, names: Sequence[str], everything: bool) -> None:

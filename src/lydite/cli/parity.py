@@ -31,6 +31,7 @@ from lydite.cli.request_options import (
     revision_option,
     typed_arguments,
 )
+from lydite.cli.tables import wide_console
 from lydite.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
@@ -282,7 +283,6 @@ def _print(
 
 
 def _print_components(components: Sequence[Component]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     colors = {"agree": "green", "diverge": "red", "follow": "yellow"}
@@ -298,7 +298,7 @@ def _print_components(components: Sequence[Component]) -> None:
             "" if each.ratio is None else f"{each.ratio:.2g}",
             f"[{colors[each.verdict]}]{each.verdict}[/]",
         )
-    Console(highlight=False).print(table)
+    wide_console().print(table)
 
 
 def _to_json(

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from lydite.cli.request_options import apply_options, overwrite_option
+from lydite.cli.tables import wide_console
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def print_evaluation(
     if options["as_json"]:
         click.echo(evaluation.to_json().decode(), nl=False)
         return
-    console = Console(highlight=False)
+    console = wide_console()
     if evaluation.paired:
         console.print(_paired_table(evaluation))
     if evaluation.distribution:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from lydite.cli.request_options import overwrite_option
 from lydite.cli.safe_streams import escape
+from lydite.cli.tables import wide_console
 from lydite.core.errors import InputError
 
 
@@ -62,7 +62,7 @@ def command(
     table = Table(*HEAD, box=None)
     for row in table_rows(exports):
         table.add_row(*map(escape, row))
-    Console(highlight=False).print(table)
+    wide_console().print(table)
     for warning in warnings:
         click.echo(f"note: {warning}", err=True)
     if html is not None:

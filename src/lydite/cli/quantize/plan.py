@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from lydite.cli.calibrate.draw_missing import (
@@ -17,6 +16,7 @@ from lydite.cli.calibrate.draw_missing import (
 from lydite.cli.calibrate.model_options import SampleBar, note_on_stop
 from lydite.cli.quantize.settings import METHODS, group_size
 from lydite.cli.request_options import components_option, device_option, overwrite_option
+from lydite.cli.tables import wide_console
 from lydite.core.errors import InputError
 from lydite.core.files import size_text
 from lydite.weights.quantized_format import BITS
@@ -200,7 +200,7 @@ def _print(
     from lydite.quantize.mixed import expected_error
 
     if sensitivity is not None:
-        Console(highlight=False).print(_table(shapes, sensitivity, plan))
+        wide_console().print(_table(shapes, sensitivity, plan))
         click.echo(
             "error: relative, of the latents at the end, when only this layer is rounded to "
             f"nearest; {sensitivity.images} images."

@@ -14,8 +14,8 @@ from lydite.cli.sampler.options import (
     read_options,
     shared_noise_models,
     start,
-    wide_console,
 )
+from lydite.cli.tables import wide_console
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:

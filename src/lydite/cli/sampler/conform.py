@@ -11,7 +11,8 @@ from rich.table import Table
 
 from lydite.cli.complete import complete_convention, complete_sampler, complete_schedule
 from lydite.cli.request_options import overwrite_option
-from lydite.cli.sampler.options import MODEL_HELP, finite, read_options, wide_console
+from lydite.cli.sampler.options import MODEL_HELP, finite, read_options
+from lydite.cli.tables import wide_console
 from lydite.core.errors import InputError
 
 if TYPE_CHECKING:

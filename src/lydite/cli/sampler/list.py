@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 
 from lydite.cli.aliases import AliasedOption
-from lydite.cli.sampler.options import wide_console
+from lydite.cli.tables import wide_console
 
 if TYPE_CHECKING:
     from lydite.sampling.registry import Sampler, ScheduleKind

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from lydite.core.errors import InputError
 
@@ -86,12 +85,6 @@ def start(sigma: float) -> "NDArray[Any]":
     import numpy as np
 
     return np.array([1.4, 0.35, -0.6, -1.1]) * sigma
-
-
-def wide_console() -> Console:
-    """Tables are wide: a file or a pipe gets them whole, a terminal what it has room for."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=240)
 
 
 def finite(value: Any) -> Any:

@@ -13,8 +13,8 @@ from lydite.cli.sampler.options import (
     model_options,
     read_options,
     start,
-    wide_console,
 )
+from lydite.cli.tables import wide_console
 
 if TYPE_CHECKING:
     from lydite.sampling.schedules.schedule import ModelSigmas, Schedule
