@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from lydite.diff.findings.evidence import Recorded
+from lydite.diff.findings.replay.layer_input import _rearrangements
+from lydite.diff.findings.replay.sampler_steps import _contributes
 from lydite.diff.findings.replay.variants import (
     Candidate,
+    Source,
     allowed,
     apart_of,
     fit_tolerance,
@@ -133,3 +136,30 @@ def test_what_an_operation_may_have_taken() -> None:
     (source,) = sources(e)
     assert source.name == "t as a picture"
     assert np.array_equal(source.x, tokens.swapaxes(1, 2).reshape(1, 4, 2, 3))
+
+
+def test_positions_in_which_a_layer_may_take_its_input() -> None:
+    x = DRAW.standard_normal((1, 12, 5))
+    tried = {each.name: each.value for each in _rearrangements(x)}
+    assert np.array_equal(tried.pop(next(iter(tried))), x)  # as it is, first
+    moves = {name for name in tried if name.startswith("moved by") and "axis 1" in name}
+    assert moves == {f"moved by {sign}{by} along axis 1" for by in (1, 2, 3) for sign in ("", "−")}
+    assert not any(name.endswith("axis 0") for name in tried)  # of one row there is one order
+    assert np.array_equal(tried["moved by 2 along axis 1"], np.roll(x, 2, 1))
+    assert np.array_equal(tried["moved by −3 along axis 2"], np.roll(x, -3, 2))
+    assert np.array_equal(tried["backwards along axis 2"], x[..., ::-1])
+    halves = tried["with the parts [1, 0] of axis 1"]
+    assert np.array_equal(halves, np.concatenate([x[:, 6:], x[:, :6]], 1))
+    turned = tried["with axis 1 read as 3 × 4 and transposed"]
+    assert np.array_equal(turned, x.reshape(1, 3, 4, 5).swapaxes(1, 2).reshape(x.shape))
+    assert len([name for name in tried if "parts [" in name]) == 1 + 5 + 23  # in 2, 3 and 4
+
+
+@pytest.mark.parametrize(("share", "counts"), [(1.1e-3, True), (0.9e-3, False)])
+def test_a_term_of_a_step_contributes_something(share: float, counts: bool) -> None:
+    terms = [
+        Source(name, x, lambda: None) for name, x in zip("abc", (RIGHT, WRONG, OTHER), strict=True)
+    ]
+    value = RIGHT + WRONG
+    factor = share * float(np.linalg.norm(value)) / float(np.linalg.norm(OTHER))
+    assert _contributes(tuple(terms), np.array([1.0, 1.0, factor]), value) == counts
