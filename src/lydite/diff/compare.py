@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lydite.core.files import open_regular
 from lydite.diff import preconditions
@@ -45,13 +47,15 @@ from lydite.diff.verdict_text import (
     uncovered_text,
     undecided_text,
 )
-from lydite.trace.events import EventId, dtype_name
+from lydite.trace.events import Event, EventId, dtype_name
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
 BESIDE = 8  # events around a guessed counterpart among which the right one is searched
 MAX_INPUTS = 6  # values of a reproduction, where the inputs themselves are not recorded
 MAX_NOTES = 8  # assumptions listed as remarks
+IN_ORDER = 0.8  # of neighbouring pairs that a port computes in the reference's order
+SAME_ERROR = 0.999  # cosine between the errors of two values
 
 
 def compare(
@@ -239,19 +243,37 @@ class _Comparer:
             is_mispaired=lambda index: is_misplaced(index, self._taken(self.pairs[index])),
             is_anchored=lambda index: self._is_anchored(rows, index),
             spoils=spoils,
+            is_whole=lambda index: self._is_whole(self.pairs[index].event),
+            port_order=self._port_order(),
         )
         first = divergence.first
         if first is not None and (own := self._wrong_by_itself(rows, first)) is not None:
             divergence = Divergence(own, (*divergence.ignored, first))
-        if (scaled := self._scaled_before(rows, divergence)) is not None:
-            ignored = tuple(index for index in divergence.ignored if index != scaled)
-            divergence = Divergence(scaled, ignored)
+        if (passed_on := self._same_error_before(rows, divergence)) is not None:
+            ignored = tuple(index for index in divergence.ignored if index != passed_on)
+            divergence = Divergence(passed_on, ignored)
         self.ignored_rows = tuple(rows[index] for index in divergence.ignored)
         names = {rows[index].name for index in explained}
         for index in divergence.ignored:
             if rows[index].name not in names:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _is_whole(self, event: Event) -> bool:
+        """Whether all that a call of a module returns is compared."""
+        compared = {e.hash or e.i for pair in self.pairs for e in pair.reference}
+        call = (event.name, event.step, event.call)
+        return all(
+            (other.hash or other.i) in compared
+            for other in self.traces.reference.events
+            if (other.name, other.step, other.call) == call and other.slot.startswith("out")
+        )
+
+    def _port_order(self) -> list[int] | None:
+        """The number of each pair's event in the port; None where most are in another order."""
+        order = [min(event.i for event in pair.port) for pair in self.pairs]
+        rising = sum(a < b for a, b in pairwise(order))
+        return order if rising >= IN_ORDER * (len(order) - 1) else None
 
     def _wrong_by_itself(self, rows: Sequence[Row], first: int) -> int | None:
         """The value after a guessed copy, where it is another form of what the reference has.
@@ -276,10 +298,11 @@ class _Comparer:
         others = (each for each in self.pairs if each.port_event.name != pair.port_event.name)
         return {event.hash for other in others for event in other.reference if event.hash}
 
-    def _scaled_before(self, rows: Sequence[Row], divergence: Divergence) -> int | None:
-        """A value that feeds the first wrong one and is a multiple of the reference's.
+    def _same_error_before(self, rows: Sequence[Row], divergence: Divergence) -> int | None:
+        """A value that feeds the first wrong one and has its error.
 
-        A norm takes the factor out again, so that the values after it agree; a residual does not.
+        A norm takes a factor or a constant out again, so that the values after it agree; a residual
+        passes it on.
         """
         if divergence.first is None:
             return None
@@ -290,25 +313,28 @@ class _Comparer:
             for event in pair.reference
         }
         ignored = {self.pairs[index].event.i for index in divergence.ignored}
-        first = self.pairs[divergence.first].event
-        upstream = self.traces.flow.upstream(first, agreeing | ignored)
+        first = self.pairs[divergence.first]
+        upstream = self.traces.flow.upstream(first.event, agreeing | ignored)
         feeding = {event.hash or event.i for event in upstream.nearest}
         for index in divergence.ignored:
             event = self.pairs[index].event
             feeds = (event.hash or event.i) in feeding
-            if index < divergence.first and feeds and self._is_multiple(self.pairs[index]):
+            if index < divergence.first and feeds and self._has_error_of(first, self.pairs[index]):
                 return index
         return None
 
-    def _is_multiple(self, pair: Pair) -> bool:
-        values = self.reader.values(pair)
-        if values.reference is None or values.port is None:
-            return False
-        reference, port = wide(values.reference), wide(values.port)
-        if reference.shape != port.shape or not reference.any():
-            return False
-        factor = float(np.vdot(reference, port)) / float(np.vdot(reference, reference))
-        return abs(factor - 1) > 1e-2 and relative_error(port, factor * reference) < 1e-3
+    def _has_error_of(self, pair: Pair, other: Pair) -> bool:
+        """Whether two errors are multiples of each other, or `other` is one of the reference's."""
+        known: list[NDArray[Any]] = []
+        for values in map(self.reader.values, (pair, other)):
+            if values.reference is None or values.port is None:
+                return False
+            if values.reference.shape != values.port.shape:
+                return False
+            right, wrong = (wide(side).reshape(-1) for side in (values.reference, values.port))
+            known += [right, wrong - right]
+        _, error, right, own_error = known
+        return _are_parallel(error, own_error) or _are_parallel(right, own_error)
 
     def _is_anchored(self, rows: Sequence[Row], index: int) -> bool:
         """Whether the values before this one show that its error is no rounding."""
@@ -512,6 +538,12 @@ class _Comparer:
             health=tuple(health),
             **fields,
         )
+
+
+def _are_parallel(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether one array is a multiple of the other."""
+    sizes = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    return a.size == b.size and sizes > 0 and abs(float(a @ b)) > SAME_ERROR * sizes
 
 
 def _why_ignored(row: Row, later: Sequence[Row]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from lydite.diff.divergence.first import UNRELATED, Coverage
+from lydite.diff.divergence.first import RELATED, Coverage
 from lydite.diff.measure.rounding import FINE
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.result import Finding, Row
@@ -55,7 +55,7 @@ def undecided_text(rows: Sequence[Row], row: Row, *, estimated: bool) -> str:
     """That an error may be rounding, or the pair wrong, and how to find out."""
     assert row.error is not None and row.limit is not None
     step = f" at step {row.step}" if len({other.step for other in rows}) > 1 else ""
-    if row.error > UNRELATED:
+    if row.error > RELATED:
         return (
             f"Not decided: {row.full_name}{step} has the error {error_text(row.error)}, and the "
             "pair is a guess: the value is wrong, or it is not the counterpart. Give its name in "

@@ -30,8 +30,9 @@ ESTIMATE_MARGIN = 3.0  # times the limit: by how much an estimated limit may be 
 OPEN_MARGIN, OPEN_MARGIN_COARSE = 100.0, 20.0
 CLOSED_MARGIN = 10.0  # the same where all that came in is known, over many operations
 SMALL_FINE = 1e-4  # an error in float32 that sines of large angles give
+LARGE_FINE = 3e-3  # an error in float32 that no rounding gives
 SPREAD = 12.0  # largest over mean error of rounding, which is in every number
-UNRELATED = 1.0  # relative error of a guessed pair from which it may be no pair
+RELATED = 0.9  # relative error of a guessed pair above which it may be no pair
 JUMP = 300.0  # times the largest error over limit before it: not the same error, grown
 JUMP_OF_ESTIMATE = 20.0  # the same where the limit before it may be too low
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
@@ -61,34 +62,59 @@ def first_divergence(
     is_mispaired: Test | None = None,
     is_anchored: Test = lambda _: True,
     spoils: Test = lambda _: False,
+    is_whole: Test = lambda _: True,
+    port_order: Sequence[int] | None = None,
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
 
     `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed` whether
     its pair is a guess, `is_mispaired` whether a guess is false, `is_anchored` whether the values
-    it was computed from agree, `spoils` whether what is computed from it is wrong. With
-    `estimated` limits, a value a little above its limit is ignored when no later value is.
+    it was computed from agree, `spoils` whether what is computed from it is wrong, `is_whole`
+    whether all that its module returns is compared. With `estimated` limits, a value a little above
+    its limit is ignored when no later value is. `port_order` has the number of each row's event in
+    the port: of two wrong values that the sides compute in another order, neither is computed from
+    the other, and the port's first is named.
     """
     ignored: list[int] = []
     is_mispaired = is_mispaired or is_misplaced
+
+    def is_ignored(index: int) -> bool:
+        row = rows[index]
+        agrees_after = not spoils(index) and _agrees_after(rows, index)
+        return (
+            (agrees_after and (row.error is None or is_misplaced(index)))
+            or (estimated and _is_marginal(rows, index))
+            or (is_guessed(index) and (agrees_after or is_mispaired(index)))
+            or _is_overtaken(rows, index, estimated=estimated)
+            or _outer_module_agrees(rows, index, is_whole)
+        )
+
     for index, row in enumerate(rows):
         if not row.wrong:
             continue
-        agrees_after = not spoils(index) and _agrees_after(rows, index)
-        misplaced = agrees_after and (row.error is None or is_misplaced(index))
-        marginal = estimated and _is_marginal(rows, index)
-        mispaired = is_guessed(index) and (agrees_after or is_mispaired(index))
-        overtaken = _is_overtaken(rows, index, estimated=estimated)
-        if misplaced or marginal or mispaired or overtaken or _outer_module_agrees(rows, index):
+        if is_ignored(index):
             ignored.append(index)
             continue
         small = estimated or _is_small(rows[index])
-        certain = [rows[at] for at in range(index + 1, len(rows)) if not is_guessed(at)]
         # Two values that have nothing in common may be no counterparts.
-        doubtful = is_guessed(index) and (row.error is None or row.error > UNRELATED)
-        certain += [] if doubtful else [row]
+        certain = [
+            rows[at]
+            for at in range(index, len(rows))
+            if not is_guessed(at) or (rows[at].error or inf) <= RELATED
+        ]
         near = all(_may_be_rounding(other) for other in certain if other.wrong)
         unsure = small and near and not is_anchored(index)
+        if port_order is not None and not unsure:
+            earlier = [
+                at
+                for at in range(index + 1, len(rows))
+                if rows[at].wrong
+                and (rows[at].step, rows[at].scope) == (row.step, row.scope)
+                and port_order[at] < port_order[index]
+                and not is_guessed(at)
+                and not is_ignored(at)
+            ]
+            index = min((*earlier, index), key=lambda at: port_order[at])
         return Divergence(index, tuple(ignored), unsure)
     return Divergence(None, tuple(ignored))
 
@@ -132,6 +158,8 @@ def _may_be_rounding(row: Row) -> bool:
     """Whether an error is near its limit, and in all numbers of the value, not in a few."""
     if row.dtype not in UNIT or row.error is None or (row.peak or 0.0) > SPREAD * row.error:
         return False
+    if row.dtype in FINE and row.error > LARGE_FINE:
+        return False
     return over_limit(row) <= open_margin(row.dtype)
 
 
@@ -155,8 +183,10 @@ def over_limit(row: Row) -> float:
     return row.error / row.limit if row.limit else inf if row.error else 0.0
 
 
-def _outer_module_agrees(rows: Sequence[Row], index: int) -> bool:
+def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> bool:
     """Whether a module around this one returns what it should: nothing else sees the error.
+
+    All that it returns has to be compared: of two streams, the other one may be right.
 
     Where later values are wrong too, what is left of the error could be their cause: it has to be
     gone. That is so where tokens are in another order inside of the module.
@@ -164,11 +194,11 @@ def _outer_module_agrees(rows: Sequence[Row], index: int) -> bool:
     row, later = rows[index], rows[index + 1 :]
     left = (GONE if any(other.wrong for other in later) else DILUTED) * (row.error or inf)
     returned: dict[str, list[bool]] = {}  # all that a module returns has to agree
-    for other in later:
+    for at, other in enumerate(later, index + 1):
         is_around = row.site.startswith((f"{other.site}.", f"{other.site}/"))
         same_call = (other.step, other.call) == (row.step, row.call)
         if is_around and same_call and other.slot.startswith("out") and other.error is not None:
-            agrees = other.agrees and other.error <= left
+            agrees = other.agrees and other.error <= left and is_whole(at)
             returned.setdefault(other.site, []).append(agrees)
     return any(map(all, returned.values()))
 

@@ -1,8 +1,9 @@
 """Pair names that share nothing, by order of execution, shape and content."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from math import prod
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import MAX_PARTS, Shape, best_fit, possible_fits
+from lydite.diff.measure.distance import correlation, relative_error, wide
 from lydite.diff.pairing.blocks import BlockMap, Sites
 from lydite.diff.pairing.name_matching import tokens
 from lydite.diff.pairing.similarity import CLOSE, EQUAL, Comparer, is_input
@@ -68,11 +70,12 @@ def _scores(
 def fused_values(
     comparer: Comparer, reference: ReferenceEvents, port: PortEvents, blocks: BlockMap
 ) -> Iterator[tuple[str, Sites]]:
-    """Port names whose value is two or three of the reference's concatenated: fused qkv."""
+    """Port names whose value is two to four of the reference's concatenated: fused qkv."""
     taken: set[Site] = set()
     reference_trace, port_trace = comparer.reference.trace, comparer.port.trace
+    groups = _groups(reference, reference_trace)
     for name, event in port.items():
-        for parts in _sibling_runs(reference, event, taken):
+        for parts in _runs(groups, reference, event, taken):
             if not all(blocks.allows(name, part.name) for part in parts):
                 continue
             readable = all(reference_trace.has_values(reference[part]) for part in parts)
@@ -90,20 +93,72 @@ def fused_values(
 def fused_by_shape(
     comparer: Comparer, reference: ReferenceEvents, port: PortEvents, blocks: BlockMap
 ) -> Iterator[tuple[str, Sites]]:
-    """Wrong fused values: the only to_q, to_k, to_v of their block that make up the shape."""
+    """Wrong fused values: the only to_q, to_k, to_v of their block that make up the shape.
+
+    They differ in a letter, or are all in the block that take one value.
+    """
     shapes = {event.shape for event in reference.values()}
+    groups = _groups(reference, comparer.reference.trace)
     for name, event in port.items():
         if event.shape in shapes or not blocks.knows(name):
             continue
-        candidates = [
-            parts
-            for parts in _sibling_runs(reference, event, set())
-            if all(blocks.same_block(name, part.name) for part in parts)
-            and reference[parts[0]].shape[:-1] == event.shape[:-1]
-            and _differ_in_one_letter([part.name for part in parts])
+        own = [[site for site in g if blocks.same_block(name, site.name)] for g in groups]
+        whole = {frozenset(group) for group in own}
+        candidates = {
+            parts: _joined_correlation(comparer, [reference[part] for part in parts], event)
+            for parts in _runs(own, reference, event, set())
+            if reference[parts[0]].shape[:-1] == event.shape[:-1]
+            and (_differ_in_one_letter([part.name for part in parts]) or {*parts} in whole)
+        }
+        if len({frozenset(parts) for parts in candidates}) == 1:
+            yield name, max(candidates, key=lambda parts: candidates[parts])
+
+
+def _joined_correlation(comparer: Comparer, parts: Sequence[Event], port: Event) -> float:
+    """The correlation of the values of some parts, side by side, with a value of the port."""
+    if not all(map(comparer.reference.can_read, parts)) or not comparer.port.can_read(port):
+        return 0.0
+    joined = np.concatenate([comparer.reference.read(part) for part in parts], axis=-1)
+    return correlation(wide(comparer.port.read(port)), wide(joined))
+
+
+def joined_tokens(
+    comparer: Comparer, reference: ReferenceEvents, port: PortEvents, blocks: BlockMap
+) -> Iterator[tuple[str, Sites]]:
+    """Port names whose value has the tokens of two of the reference's: text and image."""
+
+    def parts_at(name: str, tokens: Iterable[int], value: NDArray[Any], start: int) -> list[Site]:
+        """Where the reference has the tokens of a value from `start` on."""
+        return [
+            site
+            for count in tokens
+            for site in by_shape.get((value.shape[0], count, value.shape[2]), ())
+            if blocks.allows(name, site.name)
+            and start + count <= value.shape[1]
+            and relative_error(
+                wide(comparer.reference.read(reference[site])),
+                wide(value[:, start : start + count]),
+            )
+            < EQUAL
         ]
-        if len(candidates) == 1:
-            yield name, candidates[0]
+
+    by_shape: dict[Shape, list[Site]] = defaultdict(list)
+    for site, event in reference.items():
+        if len(event.shape) == 3 and comparer.reference.can_read(event):
+            by_shape[event.shape].append(site)
+    for name, event in port.items():
+        if len(event.shape) != 3 or not comparer.port.can_read(event):
+            continue
+        shapes = [s for s in by_shape if (s[0], s[2]) == (event.shape[0], event.shape[2])]
+        counts = {shape[1] for shape in shapes}
+        pairs = {(n, event.shape[1] - n) for n in counts if event.shape[1] - n in counts}
+        value = comparer.port.read(event) if pairs else None
+        for first, rest in pairs if value is not None else ():
+            firsts = parts_at(name, (first,), value, 0)
+            rests = parts_at(name, (rest,), value, first) if firsts else []
+            if rests:
+                yield name, (firsts[0], rests[0])
+                break
 
 
 def _differ_in_one_letter(names: Sequence[str]) -> bool:
@@ -113,22 +168,47 @@ def _differ_in_one_letter(names: Sequence[str]) -> bool:
     return sum(len(set(letters)) > 1 for letters in zip(*names, strict=True)) == 1
 
 
-def _sibling_runs(
-    reference: ReferenceEvents, event: Event, taken: Collection[Site]
-) -> Iterator[Sites]:
-    """Runs of sibling reference values that together have the size of `event`."""
+def _groups(reference: ReferenceEvents, trace: Trace) -> list[list[Site]]:
+    """Reference values that a port may compute at once: of sibling modules, or of one input."""
     siblings: dict[tuple[str, ...], list[Site]] = defaultdict(list)
+    takers: dict[str, list[Site]] = defaultdict(list)
+    inputs: dict[str, set[str]] = defaultdict(set)
+    for event in trace.events:
+        if is_input(event.site) and event.hash and event.call == 0:
+            inputs[event.name].add(event.hash)
     for site, other in reference.items():
-        if site not in taken and other.shape:
+        if site.slot == "out" and other.shape:
             siblings[tokens(site.name)[:-1]].append(site)
-    for group in siblings.values():
-        for count in (3, 2):
-            for start in range(len(group) - count + 1):
-                parts = tuple(group[start : start + count])
+            if len(inputs[site.name]) == 1:
+                takers[next(iter(inputs[site.name]))].append(site)
+    return [*siblings.values(), *(group for group in takers.values() if len(group) > 1)]
+
+
+def _runs(
+    groups: Sequence[Sequence[Site]],
+    reference: ReferenceEvents,
+    event: Event,
+    taken: Collection[Site],
+) -> Iterator[Sites]:
+    """Neighbours of one group that together have the size of `event`."""
+    for group in groups:
+        free = [site for site in group if site not in taken]
+        for count in (4, 3, 2):
+            for start in range(len(free) - count + 1):
+                parts = tuple(free[start : start + count])
                 same = len({reference[part].shape[:-1] for part in parts}) == 1
                 size = sum(prod(reference[part].shape) for part in parts)
                 if same and size == prod(event.shape):
-                    yield parts
+                    yield from _orders(parts)
+
+
+def _orders(parts: Sites) -> Iterator[Sites]:
+    """The orders in which values may be joined: those of one module stay in theirs."""
+    modules: dict[tuple[str, ...], list[Site]] = defaultdict(list)
+    for part in parts:
+        modules[tokens(part.name)[:-1]].append(part)
+    for order in permutations(modules.values()):
+        yield tuple(part for module in order for part in module)
 
 
 @dataclass(frozen=True)
@@ -157,7 +237,7 @@ class PairsByPosition:
         for name, event in self.port.items():
             streams[event.shape[:-1]][name] = event
         known = dict(pairs)
-        several = (values for leading, values in streams.items() if len(leading) > 1)
+        several = (values for leading, values in streams.items() if leading)
         for values in (self.port, *several):
             found = self._between(values, known)
             known |= {name: (site,) for name, site in found.items()}

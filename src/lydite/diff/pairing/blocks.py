@@ -82,6 +82,26 @@ class ScopeRules:
         return None if head is None else Site(self.rules[head] + name[len(head) :])
 
 
+class LastWords:
+    """How the last words of names translate: `gn1` is `norm1`."""
+
+    def __init__(self, pairs: Mapping[str, Sites]) -> None:
+        votes: dict[str, Counter[Site]] = defaultdict(Counter)
+        for name, refs in pairs.items():
+            if len(refs) == 1:
+                votes[last_word(name)][Site(last_word(refs[0].name), refs[0].slot)] += 1
+        winners = ((word, _winner(counts)) for word, counts in votes.items())
+        self.rules = {word: won for word, (won, count) in winners if won and count >= MIN_SUPPORT}
+
+    def of(self, name: str) -> Site | None:
+        """The last word of the counterpart, and its slot."""
+        return self.rules.get(last_word(name))
+
+    def fit(self, name: str, site: Site) -> bool:
+        """Whether a site ends as the counterpart of this name should."""
+        return self.rules.get(last_word(name)) == Site(last_word(site.name), site.slot)
+
+
 class BlockMap:
     """Which numbered block of the port is which of the reference, by the pairs so far."""
 
@@ -159,6 +179,18 @@ def numbered_variants(name: str) -> tuple[tuple[str, int], ...]:
         (f"{name[: match.start()]}{NUMBER}{name[match.end() :]}", int(match[0]))
         for match in re.finditer(r"\d+", name)
     )
+
+
+def last_word(name: str) -> str:
+    """What follows the last number of a block; the word of the block and a sign where nothing does.
+
+    `level.2.unit.0.gn1` ends in `gn1`, `level.2.unit.0` in `unit.#`.
+    """
+    parts = re.split(r"[./]|_(?=\d+(?:[._/]|$))|(?<=\d)_", name)
+    if parts[-1].isdigit():
+        return f"{parts[-2]}.#" if len(parts) > 1 else "#"
+    numbers = [at for at, part in enumerate(parts) if re.fullmatch(r"\d+", part)]
+    return ".".join(parts[numbers[-1] + 1 :] if numbers else parts[-1:])
 
 
 def _targets(refs: Sites, number: int) -> Iterator[_Target]:

@@ -23,7 +23,8 @@ from lydite.diff.pairing.similarity import Comparer, name_similarity
 from lydite.trace.events import Event, Site
 
 MIN_CORRELATION = 0.25  # that supports a pair
-MIN_CORRELATION_OF_PART = 0.9  # where one value would be a part of the other's batch
+MIN_CORRELATION_OF_PARTS = 0.5  # where values would be parts of the other's
+MIN_CORRELATION_OF_PART = 0.9  # the same where there is one value only
 MIN_LEAD = 0.03  # over the next best, for either side
 NAME_WEIGHT = 0.3  # of an equal name beside content
 SIZE_WEIGHT = 0.3  # of values ten times larger or smaller than each other
@@ -116,8 +117,10 @@ class _RoleComparer:
             correlation = fmean(
                 self.comparer.correlation(other, value) for value, other in pairs[:MAX_BLOCKS]
             )
-            is_part = len(pairs) == 1 and port_role.size != role.size
-            if correlation < (MIN_CORRELATION_OF_PART if is_part else MIN_CORRELATION):
+            least = MIN_CORRELATION
+            if any(prod(a.shape) != prod(b.shape) for a, b in pairs):
+                least = MIN_CORRELATION_OF_PARTS if len(pairs) > 1 else MIN_CORRELATION_OF_PART
+            if correlation < least:
                 continue
             value, other = pairs[0]
             score = correlation + NAME_WEIGHT * name_similarity(other.name, value.name)

@@ -3,12 +3,23 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import inf, log10, prod
+
+import numpy as np
 
 from lydite.diff.measure.axes import MAX_PARTS, part_of, possible_fits
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents, same_axes
-from lydite.diff.pairing.blocks import BlockMap, ScopeRules, SiblingRules, Sites, numbered_variants
+from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents, best_path, same_axes
+from lydite.diff.pairing.blocks import (
+    BlockMap,
+    LastWords,
+    ScopeRules,
+    SiblingRules,
+    Sites,
+    numbered_variants,
+)
+from lydite.diff.pairing.mutual_similarity import Positions
 from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
 from lydite.diff.pairing.similarity import (
     EQUAL,
@@ -34,6 +45,7 @@ GUESSED = (
     "similarity",
 )  # siblings correct these
 WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
+SOON_TAKEN = 8  # paired values after one among which it is taken
 MANY = 3  # inputs of one shape
 SIMILAR = 0.45  # names of results: prompt_embeds and prompt_features
 ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
@@ -62,6 +74,7 @@ class NamePairs:
         self.port_events = first_outputs(self.port, self.port_names)
         self.comparer = Comparer.of(self.reference, self.port)
         self.copies = self._names_of_copies()
+        self.returned = {name for name in self.copies if self._only_returns(name)}
 
     def _names_of_copies(self) -> set[str]:
         """Names of the port whose value an earlier name has too.
@@ -79,6 +92,17 @@ class NamePairs:
                 seen.add((event.step, content))
         return copies
 
+    def _only_returns(self, name: str) -> bool:
+        """Whether a name has the value of a part of it: then no operation of its own is missing."""
+        event = self.port_events[name]
+        content = self.comparer.port.content
+        return any(
+            other.startswith((f"{name}.", f"{name}/"))
+            and self.port_events[other].step == event.step
+            and content(self.port_events[other]) == content(event)
+            for other in self.port_events
+        )
+
     def add(self, pairs: Mapping[str, Site], how: str) -> None:
         """Pair these names; names that are paired already stay."""
         for name, site in pairs.items():
@@ -87,9 +111,8 @@ class NamePairs:
 
     def add_fused(self, find: FindFused) -> None:
         """Pair values that are several of the reference's concatenated."""
-        reference = {s: event for s, event in self.free_events().items() if s.slot == "out"}
         port = self.left_events(copies=False)
-        fused = find(self.comparer, reference, port, BlockMap(self.refs()))
+        fused = find(self.comparer, self.free_events(), port, BlockMap(self.refs()))
         for name, parts in fused:
             if set(parts) <= set(self.free()):
                 self.found[name] = Rename(parts, how="parts")
@@ -315,10 +338,91 @@ class NamePairs:
         wanted = {n: (site,) for n, site in predicted if site and site in self.reference_events}
         self._add_possible(wanted, "spelling")
 
+    def pair_last_words(self) -> None:
+        """Names that end as others do, with the reference's that end as their counterparts, in order.
+
+        A bug spoils all that follows, but `gn1` is `norm1` in the blocks before it.
+        """
+        words = LastWords(
+            {name: r.ref for name, r in self.found.items() if r.ref and r.how not in WEAK}
+        )
+        left = {n: e for n, e in self.left_events(copies=False).items() if words.of(n)}
+        free = self.free_events(inputs=False)
+        known = self.refs()
+        blocks = BlockMap(known)
+        positions = Positions(self.reference_events, self.port_events, known)
+        scores = np.zeros((len(left), len(free)))
+        for row, (name, event) in enumerate(left.items()):
+            for column, (site, other) in enumerate(free.items()):
+                if (
+                    words.fit(name, site)
+                    and same_axes(event, other)
+                    and blocks.allows(name, site.name)
+                    and positions.permit(event, other)
+                ):
+                    scores[row, column] = 1 + max(0.0, self.comparer.correlation(other, event))
+        names, sites = list(left), list(free)
+        self.add({names[row]: sites[column] for row, column in best_path(scores)}, "siblings")
+
+    def pair_joined(self) -> None:
+        """Wrong values with the tokens of two of the reference's: what a block returns, or takes.
+
+        A block that returns two values has one with all tokens at its end in the port. A value
+        before the modules that take its parts is what these take.
+        """
+        blocks = BlockMap(self.refs())
+        modules: dict[str, list[Site]] = defaultdict(list)
+        free = self.free_events()
+        for site in free:
+            modules[site.name] += [] if is_input(site) else [site]
+        left = self.left_events(copies=False)
+        for name, event in reversed(left.items()):
+            if len(event.shape) != 3 or not blocks.knows(name):
+                continue
+            whole = [
+                tuple(sites)
+                for module, sites in modules.items()
+                if blocks.same_block(name, module)
+                and _joins(event, [self.reference_events[site] for site in sites])
+            ]
+            if len(whole) == 1:
+                self.found[name] = Rename(whole[0], how="siblings")
+                modules = {module: s for module, s in modules.items() if tuple(s) != whole[0]}
+            elif not whole and (parts := self._taken_after(name, free)):
+                self.found[name] = Rename(parts, how="siblings")
+                free = {site: other for site, other in free.items() if site not in parts}
+
+    def _taken_after(self, name: str, free: Mapping[Site, Event]) -> Sites:
+        """The inputs of the next paired modules that have the tokens of a value together."""
+        event = self.port_events[name]
+        after = [n for n, e in self.port_events.items() if e.i > event.i and n in self.found]
+        takes = [
+            Site(site.name, "in.0")
+            for other in after[:SOON_TAKEN]
+            for site in self.found[other].ref[:1]
+            if Site(site.name, "in.0") in free
+        ]
+        for first, second in combinations(takes, 2):
+            for parts in ((first, second), (second, first)):
+                if _joins(event, [free[site] for site in parts]):
+                    return self._in_usual_order(parts)
+        return ()
+
+    def _in_usual_order(self, parts: Sites) -> Sites:
+        """Two parts in the order in which other values of the port have theirs: by their sizes."""
+        shapes = [
+            tuple(self.reference_events[site].shape[1] for site in rename.ref)
+            for rename in self.found.values()
+            if len(rename.ref) == 2 and all(site in self.reference_events for site in rename.ref)
+            and all(len(self.reference_events[site].shape) == 3 for site in rename.ref)
+        ]
+        own = tuple(self.reference_events[site].shape[1] for site in parts)
+        return parts[::-1] if own[::-1] in shapes and own not in shapes else parts
+
     def pair_shapes(self) -> None:
         """Values that are the only ones of their shape in a block, on both sides."""
         blocks = BlockMap(self.refs())
-        left, free = self.left_events(), self.free_events(copies=False)
+        left, free = self.left_events(copies=False), self.free_events(copies=False)
         for name, event in left.items():
             sites = {
                 self._numbers(other): site
@@ -422,6 +526,15 @@ def _by_path(names: Iterable[str]) -> dict[str, str]:
     counts = Counter(name.rpartition("/")[2] for name in names)
     unique = {path: name for name in names if counts[path := name.rpartition("/")[2]] == 1}
     return unique | {name: name for name in names}
+
+
+def _joins(whole: Event, parts: Sequence[Event]) -> bool:
+    """Whether values of (batch, tokens, width) have together the tokens of another."""
+    shapes = [part.shape for part in parts]
+    if len(parts) != 2 or any(len(shape) != 3 for shape in (*shapes, whole.shape)):
+        return False
+    ends = {(shape[0], shape[2]) for shape in (*shapes, whole.shape)}
+    return len(ends) == 1 and sum(shape[1] for shape in shapes) == whole.shape[1]
 
 
 def compatible(port: Event, reference: Sequence[Event]) -> bool:

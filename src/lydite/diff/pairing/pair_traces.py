@@ -17,6 +17,7 @@ from lydite.diff.pairing.alignment import (
     align,
     fused_by_shape,
     fused_values,
+    joined_tokens,
     repeated_names,
 )
 from lydite.diff.pairing.blocks import BlockMap, numbered_variants
@@ -126,6 +127,7 @@ def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
 def _pair_other_names(names: NamePairs) -> None:
     """By values, order and siblings."""
     names.add_fused(fused_values)
+    names.add_fused(joined_tokens)
     port = names.left_events(copies=False)
     equal, close = align(names.comparer, names.free_events(), port, names.refs())
     names.add(equal, "equal")
@@ -139,7 +141,9 @@ def _pair_other_names(names: NamePairs) -> None:
     names.pair_other_parts()
     names.pair_siblings()
     names.pair_scopes()
+    names.pair_last_words()
     names.add_fused(fused_by_shape)
+    names.pair_joined()
     names.pair_kinds()
     names.add(_pair_roles(names), "similarity")
     names.add(_pair_by_position(names), "position")
@@ -167,11 +171,12 @@ def _pair_roles(names: NamePairs) -> dict[str, Site]:
     )
     late = {name for name, site in pairs.items() if not _is_in_order(names, name, site)}
     templates = {template for name in late for template, _ in numbered_variants(name)}
-    # Further outputs of a module compete for a value, but a guess does not pair them.
+    # Further outputs of a module compete for a value, but a guess alone does not pair them.
+    modules = {site for refs in known.values() for site in refs} | {*pairs.values()}
     return {
         name: site
         for name, site in pairs.items()
-        if (site.slot == "out" or is_input(site))
+        if (is_input(site) or Site(site.name) in modules)
         and name not in late
         and not templates & {template for template, _ in numbered_variants(name)}
     }
@@ -196,7 +201,7 @@ def _pair_by_position(names: NamePairs) -> dict[str, Site]:
     events = names.reference_events
     reference = {site: event for site, event in events.items() if not names.is_one_of_many(site)}
     # An input that is a value of another name has no place of its own.
-    idle = names.ignored | (names.copies & names.inputs.keys())
+    idle = names.ignored | names.returned | (names.copies & names.inputs.keys())
     port = {name: e for name, e in names.port_events.items() if name not in idle}
     repeated = repeated_names(names.reference) | repeated_names(names.port)
 

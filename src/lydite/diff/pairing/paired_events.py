@@ -70,13 +70,26 @@ def pair_events(
         elif first.name in reference_events:
             events = reference_events[first.name]
             pairs += _one_to_one(events, port_events[name], rename, offset)
-    pairs.sort(key=lambda pair: pair.event.i)
+    made = _made(reference)
+    pairs.sort(key=lambda pair: (made[pair.event.i], pair.event.i))
     return Pairing(
         tuple(pairs),
         unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
         unpaired(port, {event.i for pair in pairs for event in pair.port}, ignored),
         remarks,
     )
+
+
+def _made(reference: Trace) -> dict[int, int]:
+    """When each value was computed: that of a module which only returns a part's, with the part."""
+    names = {event.i: event.name for event in reference.events}
+    return {
+        event.i: twin
+        if (twin := event.alias_of) is not None
+        and names[twin].startswith((f"{event.name}.", f"{event.name}/"))
+        else event.i
+        for event in reference.events
+    }
 
 
 def _one_to_one(
@@ -120,12 +133,20 @@ def _fused(
             part
             for ref in rename.ref
             for part in reference.get(ref.name, ())
-            if part.slot == "out" and (part.step, part.call) == call
+            if part.slot == ref.slot and (part.step, part.call) == call
         ]
         if len(parts) == len(rename.ref):
-            yield Pair(
-                tuple(parts), (event,), rename.how, rename.axis, rename.dims, rename.ref_dims
-            )
+            axis = rename.axis if rename.how == "map" else joined_axis(event, parts)
+            yield Pair(tuple(parts), (event,), rename.how, axis, rename.dims, rename.ref_dims)
+
+
+def joined_axis(whole: Event, parts: Sequence[Event]) -> int:
+    """The axis along which values are joined: the tokens where the width is theirs, else the last.
+
+    (batch, tokens, width) has its tokens on axis 1.
+    """
+    shapes = {part.shape[-1:] for part in parts}
+    return 1 if len(whole.shape) == 3 and shapes == {whole.shape[-1:]} else -1
 
 
 def _match_slots(

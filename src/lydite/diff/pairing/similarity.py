@@ -21,6 +21,7 @@ from lydite.diff.measure.axes import (
     possible_fits,
 )
 from lydite.diff.pairing.name_matching import close_stats, tokens
+from lydite.diff.pairing.paired_events import joined_axis
 from lydite.trace.events import Event, Site, Stats
 from lydite.trace.reader import Trace
 from lydite.trace.statistics import measure
@@ -133,7 +134,8 @@ class Comparer:
         )
         if not readable or 1 not in (len(reference), len(port)):
             return None
-        expected = _concatenated([self.reference.read(event) for event in reference], -1)
+        axis = joined_axis(port[0], reference)
+        expected = _concatenated([self.reference.read(event) for event in reference], axis)
         parts = [self.port.read(event) for event in port]
         fits = possible_fits(_concatenated(parts, 0).shape, expected.shape)
         if not fits:

@@ -243,10 +243,18 @@ def _of_other_parts(e: Evidence, a: Source, b: Source, right: Array) -> Finding 
     if not all(stems) or "of the batch" not in a.name:
         return None
     parts = [
-        [source for source in _terms(e) if source.name.rpartition(", ")[0] == stem]
+        {
+            words: source
+            for source in _terms(e)
+            for start, _, words in [source.name.rpartition(", ")]
+            if start == stem
+        }
         for stem in stems
     ]
-    for x, y in zip(*parts, strict=True):
+    for words, x in parts[0].items():
+        y = parts[1].get(words)
+        if y is None:
+            continue
         value = (right[0] * x.own + right[1] * y.own).reshape(e.port.shape)
         if apart_of(e.values[1], value) <= allowed(e):
             used, wanted = (source.name.rpartition(", ")[2].rstrip(")") for source in (x, a))
