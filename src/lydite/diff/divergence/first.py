@@ -32,7 +32,7 @@ CLOSED_MARGIN = 10.0  # the same where all that came in is known, over many oper
 SMALL_FINE = 1e-4  # an error in float32 that sines of large angles give
 LARGE_FINE = 3e-3  # an error in float32 that no rounding gives
 SPREAD = 12.0  # largest over mean error of rounding, which is in every number
-RELATED = 0.9  # relative error of a guessed pair above which it may be no pair
+RELATED = 1.0  # relative error of a guessed pair above which it may be no pair
 JUMP = 300.0  # times the largest error over limit before it: not the same error, grown
 JUMP_OF_ESTIMATE = 20.0  # the same where the limit before it may be too low
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
@@ -228,8 +228,23 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
     own = [
         other for other in following if len(row.shape) > 2 and other.shape[:-1] == row.shape[:-1]
     ][:1]
+    if not own and _is_end_of_stream(rows, index):
+        return False
     following = following[:FOLLOWING]
     return bool(following) and not any(other.wrong for other in (*following, *own))
+
+
+def _is_end_of_stream(rows: Sequence[Row], index: int) -> bool:
+    """Whether a value is the last of its tokens, and later ones are wrong: those of both streams.
+
+    Then the values right after it are those of another stream and show nothing about it.
+    """
+    row = rows[index]
+    if len(row.shape) < 3 or not any(other.wrong for other in rows[index + 1 :]):
+        return False
+    leading = row.shape[:-1]
+    same = [other.shape[:-1] == leading and other.step == row.step for other in rows]
+    return any(same[:index]) and not any(same[index + 1 :])
 
 
 def misplaced_value(

@@ -278,11 +278,13 @@ class PairsByPosition:
                 alike = [other for other in gap if same_axes(port[other], port[name])]
                 taken_in = [other for other in alike if other in self.inputs]
                 rivals = [other for other in alike if (other in taken_in) == (name in taken_in)]
+                possible = [s for s in between if same_axes(reference[s], port[name])]
+                if not possible:  # heads may be apart on one side
+                    possible = [s for s in between if merges_axes(reference[s], port[name])]
                 candidates = [
                     site
-                    for site in between
-                    if same_axes(reference[site], port[name])
-                    and self.comparer.both_normed(reference[site], port[name])
+                    for site in possible
+                    if self.comparer.both_normed(reference[site], port[name])
                     and (not taken_in or is_input(site) == (name in taken_in))
                 ]
                 candidates = without_copies(candidates, reference, taken)
@@ -347,6 +349,14 @@ def same_axes(a: Event, b: Event) -> bool:
     """Whether two values are of one kind and have the same axes, in any order."""
     sizes, other_sizes = (sorted(n for n in event.shape if n != 1) for event in (a, b))
     return a.kind == b.kind and sizes == other_sizes
+
+
+def merges_axes(a: Event, b: Event) -> bool:
+    """Whether the last axes of one value are those of the other merged, as heads are."""
+    long, short = sorted((a.shape, b.shape), key=len, reverse=True)
+    end = len(short) - 1
+    same = a.kind == b.kind and len(short) > 2 and len(long) == len(short) + 1
+    return same and long[:end] == short[:end] and prod(long[end:]) == short[end]
 
 
 def repeated_names(trace: Trace) -> set[str]:

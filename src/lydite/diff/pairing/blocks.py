@@ -6,7 +6,7 @@ reference. It is learned from pairs that were found otherwise, and holds where a
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -83,23 +83,25 @@ class ScopeRules:
 
 
 class LastWords:
-    """How the last words of names translate: `gn1` is `norm1`."""
+    """How the last words of names translate: `gn1` is `norm1`, `qkv` is `to_q`, `to_k`, `to_v`."""
 
     def __init__(self, pairs: Mapping[str, Sites]) -> None:
-        votes: dict[str, Counter[Site]] = defaultdict(Counter)
+        votes: dict[str, Counter[Sites]] = defaultdict(Counter)
         for name, refs in pairs.items():
-            if len(refs) == 1:
-                votes[last_word(name)][Site(last_word(refs[0].name), refs[0].slot)] += 1
-        winners = ((word, _winner(counts)) for word, counts in votes.items())
-        self.rules = {word: won for word, (won, count) in winners if won and count >= MIN_SUPPORT}
+            votes[last_word(name)][_last_words(refs)] += 1
+        winners = ((word, _winner(counts)[0]) for word, counts in votes.items())
+        self.rules = {word: won for word, won in winners if won}
 
-    def of(self, name: str) -> Site | None:
-        """The last word of the counterpart, and its slot."""
-        return self.rules.get(last_word(name))
-
-    def fit(self, name: str, site: Site) -> bool:
-        """Whether a site ends as the counterpart of this name should."""
-        return self.rules.get(last_word(name)) == Site(last_word(site.name), site.slot)
+    def counterparts(self, name: str, sites: Collection[Site]) -> list[Sites]:
+        """The sites of one place each that end as the counterpart of this name should."""
+        wanted = self.rules.get(last_word(name), ())
+        starts = {
+            site.name.removesuffix(wanted[0].name): None
+            for site in sites
+            if wanted and _last_words((site,)) == wanted[:1]
+        }
+        places = (tuple(Site(start + w.name, w.slot) for w in wanted) for start in starts)
+        return [place for place in places if all(site in sites for site in place)]
 
 
 class BlockMap:
@@ -155,15 +157,24 @@ class BlockMap:
         blocks = {_fill(prefix, number) for prefix, number in _block_prefixes(reference_name)}
         return expected <= blocks
 
-    def from_other_blocks(self, name: str, pairs: Mapping[str, Sites]) -> Sites | None:
-        """The counterpart that the name has in other blocks, moved to its own block."""
+    def from_other_blocks(
+        self,
+        name: str,
+        pairs: Mapping[str, Sites],
+        counts: Callable[[str], bool] = lambda _: True,
+    ) -> Sites | None:
+        """The counterpart that the name has in other blocks, moved to its own block.
+
+        Of the names in other blocks only those that count.
+        """
         support: Counter[Sites] = Counter()
         for prefix, number in _block_prefixes(name):
             target = self.rules.get(prefix)
             rest = name[len(_fill(prefix, number)) :]
             for other in self.numbers.get(prefix, ()):
-                refs = pairs.get(_fill(prefix, other) + rest)
-                if target is None or other == number or not refs:
+                sibling = _fill(prefix, other) + rest
+                refs = pairs.get(sibling)
+                if target is None or other == number or not refs or not counts(sibling):
                     continue
                 there, here = target.at(other)[0].name, target.at(number)[0].name
                 if all(_begins_with(ref.name, there) for ref in refs):
@@ -182,15 +193,16 @@ def numbered_variants(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def last_word(name: str) -> str:
-    """What follows the last number of a block; the word of the block and a sign where nothing does.
+    """What follows the last number of a block, or the last word; nothing where a name ends in one.
 
-    `level.2.unit.0.gn1` ends in `gn1`, `level.2.unit.0` in `unit.#`.
+    `level.2.unit.0.gn1` ends in `gn1`, `blocks.3.attn.to_q` in `attn.to_q`.
     """
-    parts = re.split(r"[./]|_(?=\d+(?:[._/]|$))|(?<=\d)_", name)
-    if parts[-1].isdigit():
-        return f"{parts[-2]}.#" if len(parts) > 1 else "#"
-    numbers = [at for at, part in enumerate(parts) if re.fullmatch(r"\d+", part)]
-    return ".".join(parts[numbers[-1] + 1 :] if numbers else parts[-1:])
+    numbers = [match.end() for match in re.finditer(r"(?<![^._/])\d+(?:[._/]|$)", name)]
+    return name[numbers[-1] :] if numbers else re.split(r"[./]", name)[-1]
+
+
+def _last_words(refs: Sites) -> Sites:
+    return tuple(Site(last_word(ref.name), ref.slot) for ref in refs)
 
 
 def _targets(refs: Sites, number: int) -> Iterator[_Target]:

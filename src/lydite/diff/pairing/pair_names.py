@@ -279,6 +279,7 @@ class NamePairs:
         holders = {site: name for name, rename in self.found.items() for site in rename.ref}
         for name in self.left():
             owner = self.found.get(self.inputs.get(name, ""))
+            owner = None if owner and owner.how in WEAK[1:] else owner
             result = first.get(owner.ref[0]) if owner and len(owner.ref) == 1 else None
             event = self.port_events.get(name)
             if result is None or event is None:
@@ -320,8 +321,18 @@ class NamePairs:
     def _by_siblings(self, pairs: Mapping[str, Sites], blocks: BlockMap) -> dict[str, Sites]:
         """The counterparts of names that have none, or a guess, by their siblings among `pairs`."""
         rules = SiblingRules(pairs)
+
+        def from_other_blocks(name: str) -> Sites | None:
+            # An equal value is that of another name only if earlier blocks show it: the first
+            # block is computed before the bug.
+            is_equal = name in self.found and self.found[name].how == "equal"
+            at = self.port_events[name].i if is_equal else inf
+            return blocks.from_other_blocks(
+                name, pairs, lambda other: other in self.port_events and self.port_events[other].i < at
+            )
+
         predicted = (
-            (name, rules.predict(name) or blocks.from_other_blocks(name, pairs))
+            (name, rules.predict(name) or from_other_blocks(name))
             for name in self.port_events
             if name not in self.found or self.found[name].how in GUESSED
         )
@@ -346,23 +357,59 @@ class NamePairs:
         words = LastWords(
             {name: r.ref for name, r in self.found.items() if r.ref and r.how not in WEAK}
         )
-        left = {n: e for n, e in self.left_events(copies=False).items() if words.of(n)}
-        free = self.free_events(inputs=False)
         known = self.refs()
         blocks = BlockMap(known)
         positions = Positions(self.reference_events, self.port_events, known)
-        scores = np.zeros((len(left), len(free)))
+        free, left = self.free_events(), self.left_events(copies=False)
+        places = {name: words.counterparts(name, free) for name in left}
+        columns = list(dict.fromkeys(place for found in places.values() for place in found))
+        columns.sort(key=lambda place: free[place[0]].i)
+        at = {place: column for column, place in enumerate(columns)}
+        scores = np.zeros((len(left), len(columns)))
         for row, (name, event) in enumerate(left.items()):
-            for column, (site, other) in enumerate(free.items()):
+            for place in places[name]:
+                others = [free[site] for site in place]
                 if (
-                    words.fit(name, site)
-                    and same_axes(event, other)
-                    and blocks.allows(name, site.name)
-                    and positions.permit(event, other)
+                    compatible(event, others)
+                    and (len(others) > 1 or same_axes(event, others[0]))
+                    and blocks.allows(name, place[0].name)
+                    and positions.permit(event, others[0])
                 ):
-                    scores[row, column] = 1 + max(0.0, self.comparer.correlation(other, event))
-        names, sites = list(left), list(free)
-        self.add({names[row]: sites[column] for row, column in best_path(scores)}, "siblings")
+                    scores[row, at[place]] = 1 + self._correlation(others, event)
+        names = list(left)
+        for row, column in best_path(scores):
+            self.found[names[row]] = Rename(columns[column], how="siblings")
+
+    def _correlation(self, reference: Sequence[Event], port: Event) -> float:
+        """The correlation of a value with one of the reference's; 0 where it is negative."""
+        one = len(reference) == 1
+        return max(0.0, self.comparer.correlation(reference[0], port)) if one else 0.0
+
+    def pair_sequences(self) -> None:
+        """Values of one shape without counterparts, in order, where both sides have as many."""
+        sides = (self.left_events(copies=False), self.free_events(copies=False))
+        first = {self._numbers(event): site for site, event in reversed(sides[1].items())}
+        free = {site: sides[1][site] for site in sides[1] if first[self._numbers(sides[1][site])] == site}
+        positions = Positions(self.reference_events, self.port_events, self.refs())
+        blocks = BlockMap(self.refs())
+        shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name, event in sides[0].items():
+            if name not in self.inputs and event.kind == "activation" and prod(event.shape) >= MIN_RESULT:
+                shapes[tuple(sorted(n for n in event.shape if n != 1))].append(name)
+        for names in shapes.values():
+            event = sides[0][names[0]]
+            sites = [site for site, other in free.items() if same_axes(other, event)]
+            outputs = [site for site in sites if not is_input(site)]
+            for chosen in (sites, outputs):
+                pairs = [*zip(names, chosen, strict=False)]
+                if len(names) == len(chosen) > 1 and all(
+                    positions.permit(sides[0][name], free[site])
+                    and blocks.allows(name, site.name)
+                    and self.comparer.both_normed(free[site], sides[0][name])
+                    for name, site in pairs
+                ):
+                    self.add(dict(pairs), "position")
+                    break
 
     def pair_joined(self) -> None:
         """Wrong values with the tokens of two of the reference's: what a block returns, or takes.

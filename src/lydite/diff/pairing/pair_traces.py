@@ -144,6 +144,7 @@ def _pair_other_names(names: NamePairs) -> None:
     names.pair_last_words()
     names.add_fused(fused_by_shape)
     names.pair_joined()
+    names.pair_sequences()
     names.pair_kinds()
     names.add(_pair_roles(names), "similarity")
     names.add(_pair_by_position(names), "position")
@@ -163,7 +164,7 @@ def _pair_roles(names: NamePairs) -> dict[str, Site]:
     free = names.free_events(copies=False)
     pairs = pair_roles(
         names.comparer,
-        {site: event for site, event in free.items() if not names.is_one_of_many(site)},
+        free,
         names.left_events(copies=False),
         (names_of(names.reference), names.port_names),
         Positions(names.reference_events, names.port_events, known),

@@ -148,8 +148,8 @@ class Comparer:
         return error < (EQUAL if coarse else EQUAL_FINE)
 
     def _parts(self, reference: Event, cut: Cut) -> list[NDArray[Any]]:
-        count, axis = cut
-        return np.split(self.reference.read(reference), count, axis)
+        value = self.reference.read(reference)
+        return [value] if cut == WHOLE else np.split(value, *cut)  # one number has no axis to split
 
 
 def _concatenated(parts: Sequence[NDArray[Any]], axis: int) -> NDArray[Any]:
