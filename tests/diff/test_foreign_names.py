@@ -10,7 +10,7 @@ import pytest
 from lydite.diff.compare import compare
 from lydite.diff.divergence.first import first_divergence
 from lydite.diff.divergence.write_injection import isolate
-from lydite.diff.pairing.blocks import BlockMap, ScopeRules
+from lydite.diff.pairing.blocks import BlockMap, LastWords, ScopeRules
 from lydite.diff.pairing.name_matching import StepsFromNames
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pairing
@@ -70,7 +70,8 @@ def test_the_first_wrong_value_has_its_name(tmp_path: Path, block: int) -> None:
 def test_likeness_pairs_where_nothing_is_equal(tmp_path: Path) -> None:
     net = Net()
     reference = write(tmp_path / "ref", net.run(REFERENCE))
-    port = write(tmp_path / "port", net.run(PORT, lambda x, i: x + 0.7 * np.roll(x, 1, axis=1)))
+    events = net.run(PORT, lambda x, i: x + 0.7 * np.roll(x, 1, axis=1))
+    port = write(tmp_path / "port", [*events, ("more", net.x**2, {})])  # no count of values helps
     found = pair_traces(reference, port)
     wanted = {PORT[n].format(i): REFERENCE[n].format(i) for n in PORT for i in range(BLOCKS)}
     assert wanted.items() <= names(found).items()
@@ -479,3 +480,104 @@ def test_a_result_of_another_layer_is_no_agreement(
     ours = [("l0", first, {}), ("l1", second, {}), (own, second, {}), ("pool", pooled, {})]
     found = compare(write(tmp_path / "ref", theirs), write(tmp_path / "port", ours))
     assert (found.verdict, found.site) == ("diverge" if site else "agree", site)
+
+
+def test_as_many_values_of_one_shape_are_paired_in_order(tmp_path: Path) -> None:
+    net, draw = Net(), np.random.default_rng(3)
+    reference = write(tmp_path / "ref", net.run(REFERENCE))
+    noise = [
+        (name, value if name in ("noise", "head") else draw.standard_normal(value.shape), more)
+        for name, value, more in net.run(PORT)
+    ]
+    found = pair_traces(reference, write(tmp_path / "port", noise))
+    wanted = {PORT[n].format(i): REFERENCE[n].format(i) for n in PORT for i in range(BLOCKS)}
+    assert wanted.items() <= names(found).items()
+
+
+def streams(wrong: bool, *, port: bool) -> list[tuple[Any, ...]]:
+    """Two blocks that join text and image tokens, and return both; the port keeps them joined."""
+    draw = np.random.default_rng(8)
+    weights = draw.standard_normal((2, WIDTH, WIDTH)) / 4
+    text, image = draw.standard_normal((1, 3, WIDTH)), draw.standard_normal((1, 5, WIDTH))
+    events: list[tuple[Any, ...]] = [("noise", image, {"kind": "input"})]
+    both = np.concatenate([text, image], 1)
+    for i, weight in enumerate(weights):
+        mixed = both @ weight
+        mixed = np.roll(mixed, 1, 1) if wrong and i else mixed
+        both = both + np.tanh(mixed)
+        if port:
+            events += [(f"b{i}/mix", mixed, {}), (f"b{i}/end", both, {})]
+        else:
+            events += [(f"net/blocks.{i}.mix", mixed, {})]
+            events += [(f"net/blocks.{i}", both[:, :3], {})]
+            events += [(f"net/blocks.{i}", both[:, 3:], {"slot": "out.1"})]
+    return [*events, ("net/head" if not port else "last", both[:, 3:] ** 3, {})]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_tokens_of_two_values_in_one(tmp_path: Path, wrong: bool) -> None:
+    reference = write(tmp_path / "ref", streams(False, port=False))
+    port = write(tmp_path / "port", streams(wrong, port=True))
+    ends = [p for p in pair_traces(reference, port).pairs if p.port_event.name.endswith("/end")]
+    assert [[event.slot for event in pair.reference] for pair in ends] == [["out", "out.1"]] * 2
+    found = compare(reference, port)
+    assert (found.verdict, found.port_site) == (("diverge", "b1/mix") if wrong else ("agree", None))
+
+
+def test_last_words_tell_counterparts_in_other_places() -> None:
+    words = LastWords(
+        {
+            "words.0.mixer.qkv": (Site("a/refiner.0.attn.to_q"), Site("a/refiner.0.attn.to_k")),
+            "words.0.mid": (Site("a/refiner.0.norm2", "in.0"),),
+        }
+    )
+    sites = [
+        Site("a/layers.0.attn.to_q"), Site("a/layers.0.attn.to_k"), Site("a/layers.0.norm2", "in.0")
+    ]  # fmt: skip
+    assert words.counterparts("pix.0.mixer.qkv", sites) == [tuple(sites[:2])]
+    assert words.counterparts("pix.0.mid", sites) == [(sites[2],)]
+    assert words.counterparts("pix.0.other", sites) == []
+
+
+def test_of_two_streams_the_ports_first_wrong_value_is_named(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 6, WIDTH))
+    text, image = ("net/text", np.tanh(x[:, :2])), ("net/image", np.sin(x[:, 2:]))
+    rest = [(f"net/later.{i}", x + i) for i in range(8)]
+
+    def record(folder: str, values: list[tuple[str, Any]], wrong: float) -> Trace:
+        events = [("net/in", x), *((name, value + wrong) for name, value in values), *rest]
+        return write(tmp_path / folder, [(name, value, {}) for name, value in events])
+
+    reference = record("ref", [text, image], 0.0)
+    found = compare(reference, record("port", [image, text], 0.5))
+    assert found.port_site == "net/image"
+
+
+def test_an_error_that_a_norm_hides_and_a_residual_passes_on(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    x = draw.standard_normal((2, 8, WIDTH))
+
+    def run(shift: float) -> list[tuple[Any, ...]]:
+        start = np.tanh(x) + shift
+        normed = start - start.mean(-1, keepdims=True)
+        inner = [(f"net/block.mlp.{i}", normed * (i + 2), {}) for i in range(5)]
+        return [
+            ("net/start", start, {}),
+            ("net/block", start, {"slot": "in.0"}),
+            ("net/block.norm", normed, {}),
+            *inner,
+            ("net/block", start + normed * 6, {}),
+        ]
+
+    found = compare(write(tmp_path / "ref", run(0.0)), write(tmp_path / "port", run(0.4)))
+    assert (found.verdict, found.site) == ("diverge", "net/start")
+
+
+def test_one_number_against_an_axis_of_one(tmp_path: Path) -> None:
+    reference = write(
+        tmp_path / "ref", [("net/a", np.float32(3.0), {}), ("net/b", np.arange(20.0), {})]
+    )
+    port = write(
+        tmp_path / "port", [("first", np.full((1, 1), 3.0), {}), ("second", np.arange(20.0), {})]
+    )
+    assert compare(reference, port).verdict == "agree"

@@ -96,6 +96,13 @@ def test_which_values_are_sinusoids() -> None:
         assert not is_sinusoid(np.asarray(value))
 
 
+def test_one_rounding_to_bfloat16_is_about_its_unit() -> None:
+    values = np.random.default_rng(0).standard_normal(10_000)
+    rounded = values.astype(ml_dtypes.bfloat16).astype(np.float64)
+    error = np.linalg.norm(rounded - values) / np.linalg.norm(values)
+    assert 0.7 * UNIT["bf16"] < error < UNIT["bf16"]
+
+
 def test_references_finer_than_the_port_do_not_measure_its_rounding(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((4, 64))
     reference = write(tmp_path / "f32", {"a": x.astype(np.float32)}, "float32")

@@ -1,5 +1,7 @@
 """Tables of sigmas and timesteps, as samplers get them wrong."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -68,7 +70,25 @@ def test_sigmas_that_belong_to_timesteps(steps: int) -> None:
 def test_an_offset_of_one() -> None:
     times = np.arange(1, 1000, 50)[::-1].astype(np.float32)
     findings = found(times, times - 1)
-    assert "reference + -1" in findings["shifted"]
+    assert "plus -1" in findings["timestep-offset"]
+
+
+def test_karras_sigmas_with_another_rho_or_end() -> None:
+    def table(rho: float, end: float) -> Any:
+        return np.append(np.linspace(14.6 ** (1 / rho), end ** (1 / rho), 12) ** rho, 0.0)
+
+    assert "ρ = 5" in found(table(7, 0.03), table(5, 0.03))["karras-rho"]
+    assert "0.1" in found(table(7, 0.03), table(7, 0.1))["karras-ends"]
+
+
+def test_a_table_in_16_bits() -> None:
+    sigmas = np.linspace(14.6**0.2, 0.03**0.2, 12) ** 5
+    assert "float16" in found(sigmas, sigmas.astype(np.float16))["low-precision"]
+
+
+def test_timesteps_rounded_down() -> None:
+    times = np.array([999.0, 851.7, 640.2, 455.9, 211.6, 12.2])
+    assert "down" in found(np.round(times), np.floor(times))["timestep-rounding"]
 
 
 @pytest.mark.parametrize("unit", [1.0, 1000.0])

@@ -6,8 +6,7 @@ As in diffusers 0.42.1: DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultiste
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import pairwise, product
-from math import cos, pi
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,8 @@ from numpy.typing import NDArray
 
 from lydite.diff.findings.evidence import Evidence
 from lydite.diff.result import Finding
+from lydite.sampling.schedules.curves import exponential_between, karras_between
+from lydite.sampling.schedules.table import betas
 
 Table = NDArray[Any]
 
@@ -45,18 +46,9 @@ SPACINGS: dict[str, Callable[[int], Table]] = {
 OFFSETS = {"": 0, " and an offset of 1": 1, " and an offset of −1": -1}
 
 
-def _even(low: float, high: float, power: int = 1) -> Table:
-    return np.linspace(low ** (1 / power), high ** (1 / power), STEPS) ** power
-
-
-def _cosine() -> Table:
-    bars = [cos((t / STEPS + 0.008) / 1.008 * pi / 2) ** 2 for t in range(STEPS + 1)]
-    return np.array([min(1 - b / a, 0.999) for a, b in pairwise(bars)])
-
-
 @lru_cache
 def _betas() -> dict[str, Table]:
-    table = {"a squared cosine": _cosine()}
+    table = {"a squared cosine": betas("squaredcos_cap_v2", 0.0, 0.0)}
     for low, high in (
         (1e-4, 0.02),
         (8.5e-4, 0.012),
@@ -64,8 +56,8 @@ def _betas() -> dict[str, Table]:
         (8.5e-4, 0.02),
         (1.5e-3, 0.0195),
     ):
-        table[f"linear betas from {low:g} to {high:g}"] = _even(low, high)
-        table[f"scaled linear betas from {low:g} to {high:g}"] = _even(low, high, 2)
+        table[f"linear betas from {low:g} to {high:g}"] = betas("linear", low, high)
+        table[f"scaled linear betas from {low:g} to {high:g}"] = betas("scaled_linear", low, high)
     return table
 
 
@@ -77,8 +69,8 @@ LEVELS: dict[str, Callable[[Table], Table]] = {  # of the cumulated product of 1
 }
 LINES: dict[str, Callable[[Table], Table]] = {
     "at the timesteps": lambda s: s,
-    "with Karras spacing": lambda s: np.linspace(s[0] ** (1 / 7), s[-1] ** (1 / 7), s.size) ** 7,
-    "with exponential spacing": lambda s: np.exp(np.linspace(np.log(s[0]), np.log(s[-1]), s.size)),
+    "with Karras spacing": lambda s: karras_between(s[0], s[-1], s.size),
+    "with exponential spacing": lambda s: exponential_between(s[0], s[-1], s.size),
 }
 ENDS: dict[str, Callable[[Table, Table], Table]] = {  # of the sigmas, and of all of training
     "0": lambda s, _: np.append(s, 0.0),
@@ -174,12 +166,12 @@ def _sigmas(count: int, first: float) -> Iterator[Made]:
     """Tables of noise levels that begin with about this one."""
     spaced = _spaced(count)
     starts = np.array([times[0] for _, times in spaced])
-    for (betas, beta), (level, function) in product(_betas().items(), LEVELS.items()):
+    for (words, beta), (level, function) in product(_betas().items(), LEVELS.items()):
         every = function(np.cumprod(1 - beta))
         begins = np.interp(starts, np.arange(STEPS), every)
         for at in np.flatnonzero(np.abs(begins - first) <= 2 * CLOSE * abs(first)):
             settings, times = spaced[at]
             plain = np.interp(times, np.arange(STEPS), every)
             for (line, lie), (end, ended) in product(LINES.items(), ENDS.items()):
-                made = Settings(settings.spacing, settings.rounding, betas, level, line, end)
+                made = Settings(settings.spacing, settings.rounding, words, level, line, end)
                 yield made, ended(lie(plain), every)

@@ -4,6 +4,7 @@ from math import log, log2
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from lydite.diff.findings.evidence import BITS, FEW, Evidence, Hypothesis
@@ -73,6 +74,80 @@ def off_by_one(e: Evidence) -> Finding | None:
                 "(leading, trailing, linspace) differs.",
             )
     return None
+
+
+def displaced_entries(e: Evidence) -> Finding | None:
+    """Every entry plus one number, or whole numbers that are rounded in the other direction."""
+    right, wrong = _tables(e)
+    if right.size != wrong.size or right.size < 3:
+        return None
+    apart = wrong - right
+    if apart[0] and abs(apart[0]) >= 0.5 and _agree(e, wrong, right + apart[0]):
+        return Finding(
+            "timestep-offset",
+            f"Every entry of the port is the reference's plus {apart[0]:g}: it starts at "
+            f"{wrong[0]:g}, the reference at {right[0]:g}.",
+            "Check the offset of the timesteps (steps_offset): counting from 0 or 1.",
+        )
+    kinds = {int(step) for step in apart} if (apart == np.round(apart)).all() else set()
+    whole = (right == np.round(right)).all()
+    if whole and kinds in ({0, -1}, {0, 1}) and np.ptp(right) > 10 * right.size:
+        how = "down" if -1 in kinds else "up"
+        return Finding(
+            "timestep-rounding",
+            f"{int(np.count_nonzero(apart))} of {right.size} timesteps are one "
+            f"{'smaller' if how == 'down' else 'larger'} than the reference's: the port rounds "
+            f"them {how} where the reference does not.",
+            "Round the timesteps as the reference does: to the nearest whole number, or down.",
+        )
+    return None
+
+
+def coarse_table(e: Evidence) -> Finding | None:
+    """The reference's entries in 16 bits."""
+    right, wrong = _tables(e)
+    if right.size != wrong.size or right.size < 3:
+        return None
+    for name, dtype in (("float16", np.float16), ("bfloat16", bfloat16)):
+        rounded = right.astype(np.float32).astype(dtype).astype(np.float64)
+        if not np.array_equal(rounded, right) and np.allclose(wrong, rounded, rtol=1e-6, atol=0):
+            return Finding(
+                "low-precision",
+                f"The port is the reference rounded to {name}: {wrong[0]:.8g} where the reference "
+                f"has {right[0]:.8g}.",
+                "Make the table in float32 or float64.",
+            )
+    return None
+
+
+def other_rho(e: Evidence) -> Finding | None:
+    """Karras sigmas, even in σ^(1/ρ), with another ρ or other ends."""
+    right, wrong = (table[table > 0] for table in _tables(e))
+    if right.size != wrong.size or right.size < 5:
+        return None
+    theirs, ours = _rho(right), _rho(wrong)
+    if theirs is None or ours is None or theirs == 1:
+        return None
+    words = f"The reference's sigmas are Karras sigmas, even in σ^(1/ρ) with ρ = {theirs:g}"
+    if ours != theirs:
+        return Finding(
+            "karras-rho",
+            f"{words}; the port's with ρ = {ours:g}.",
+            f"Use ρ = {theirs:g}.",
+        )
+    return Finding(
+        "karras-ends",
+        f"{words}, from {right[0]:.6g} to {right[-1]:.6g}; the port's have the same ρ, from "
+        f"{wrong[0]:.6g} to {wrong[-1]:.6g}.",
+        "Check the first and last sigma, and whether the even steps reach both.",
+    )
+
+
+def _rho(sigmas: Table) -> float | None:
+    """ρ of sigmas that are even in σ^(1/ρ), a whole number; None where there is none."""
+    bends = {rho: float(_bend(sigmas ** (1 / rho))) for rho in range(1, 13)}
+    best = min(bends, key=lambda rho: bends[rho])
+    return float(best) if bends[best] < 1e-4 else None
 
 
 def thousandfold(e: Evidence) -> Finding | None:
@@ -193,15 +268,19 @@ def stretched(e: Evidence) -> Finding | None:
 
 
 def evenly_spaced(e: Evidence) -> Finding | None:
-    """Evenly spaced between the reference's ends, where the reference is not."""
+    """Evenly spaced from the reference's first entry on, where the reference is not."""
     right, wrong = _tables(e)
     if right.size != wrong.size or right.size < 5:
         return None
     inner = slice(None, -1 if right[-1] == wrong[-1] == 0 else None)
     right, wrong = right[inner], wrong[inner]
     reach = abs(right[0] - right[-1])
-    ends = max(abs(right[0] - wrong[0]), abs(right[-1] - wrong[-1]))
-    if reach == 0 or ends > 0.02 * reach or _bend(wrong) > 1e-3 or _bend(right) < 1e-2:
+    if (
+        reach == 0
+        or abs(right[0] - wrong[0]) > 0.02 * reach
+        or _bend(wrong) > 1e-3
+        or _bend(right) < 1e-2
+    ):
         return None
     return Finding(
         "evenly-spaced",
@@ -217,11 +296,14 @@ SCHEDULES: tuple[Hypothesis, ...] = (
     reversed_table,
     other_length,
     off_by_one,
+    coarse_table,
     thousandfold,
     sigma_for_timestep,
     flow_shifted,
     stretched,
     other_settings,
+    other_rho,
+    displaced_entries,
     evenly_spaced,
 )
 

@@ -111,7 +111,10 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
     if fit is None:
         return _align_part(value, expected)
     layouts.add(fit, pair.event.site)
-    names = ", ".join(event.name.rpartition(".")[2] for event in pair.reference)
+    names = ", ".join(
+        event.name.rpartition(".")[2] if event.slot == "out" else str(event.site)
+        for event in pair.reference
+    )
     fused = f"fused: equals {names} concatenated" if len(pair.reference) > 1 else ""
     note = "; ".join(text for text in (fit.note, fused) if text)
     return AlignedPair(expected, fit.apply(value), fit, note)

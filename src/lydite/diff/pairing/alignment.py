@@ -1,7 +1,7 @@
 """Pair names that share nothing, by order of execution, shape and content."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import prod
@@ -126,39 +126,31 @@ def joined_tokens(
     comparer: Comparer, reference: ReferenceEvents, port: PortEvents, blocks: BlockMap
 ) -> Iterator[tuple[str, Sites]]:
     """Port names whose value has the tokens of two of the reference's: text and image."""
-
-    def parts_at(name: str, tokens: Iterable[int], value: NDArray[Any], start: int) -> list[Site]:
-        """Where the reference has the tokens of a value from `start` on."""
-        return [
-            site
-            for count in tokens
-            for site in by_shape.get((value.shape[0], count, value.shape[2]), ())
-            if blocks.allows(name, site.name)
-            and start + count <= value.shape[1]
-            and relative_error(
-                wide(comparer.reference.read(reference[site])),
-                wide(value[:, start : start + count]),
-            )
-            < EQUAL
-        ]
-
     by_shape: dict[Shape, list[Site]] = defaultdict(list)
     for site, event in reference.items():
         if len(event.shape) == 3 and comparer.reference.can_read(event):
             by_shape[event.shape].append(site)
+
+    def equal(name: str, tokens: NDArray[Any]) -> Site | None:
+        """Where the reference has these tokens."""
+        for site in by_shape.get(tokens.shape, ()):
+            value = wide(comparer.reference.read(reference[site]))
+            if blocks.allows(name, site.name) and relative_error(wide(tokens), value) < EQUAL:
+                return site
+        return None
+
     for name, event in port.items():
         if len(event.shape) != 3 or not comparer.port.can_read(event):
             continue
-        shapes = [s for s in by_shape if (s[0], s[2]) == (event.shape[0], event.shape[2])]
-        counts = {shape[1] for shape in shapes}
-        pairs = {(n, event.shape[1] - n) for n in counts if event.shape[1] - n in counts}
-        value = comparer.port.read(event) if pairs else None
-        for first, rest in pairs if value is not None else ():
-            firsts = parts_at(name, (first,), value, 0)
-            rests = parts_at(name, (rest,), value, first) if firsts else []
-            if rests:
-                yield name, (firsts[0], rests[0])
-                break
+        rows, count, width = event.shape
+        for first in sorted({shape[1] for shape in by_shape}):
+            if (rows, first, width) in by_shape and (rows, count - first, width) in by_shape:
+                value = comparer.port.read(event)
+                start = equal(name, value[:, :first])
+                end = equal(name, value[:, first:]) if start else None
+                if start and end:
+                    yield name, (start, end)
+                    break
 
 
 def _differ_in_one_letter(names: Sequence[str]) -> bool:

@@ -12,16 +12,6 @@ from itertools import takewhile
 
 from lydite.diff.data_flow import DataFlow
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.alignment import (
-    PairsByPosition,
-    align,
-    fused_by_shape,
-    fused_values,
-    joined_tokens,
-    repeated_names,
-)
-from lydite.diff.pairing.blocks import BlockMap, numbered_variants
-from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.name_matching import (
     StepsFromNames,
     with_calls_in_names,
@@ -29,7 +19,7 @@ from lydite.diff.pairing.name_matching import (
 )
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events, unpaired
-from lydite.diff.pairing.similarity import is_input, names_of
+from lydite.diff.pairing.pairing_methods import MODULES, OTHER_NAMES
 from lydite.trace.events import Site
 from lydite.trace.reader import Trace
 
@@ -109,112 +99,19 @@ def _pairs_of_modules(names: NamePairs, renames: Mapping[str, Rename]) -> NamePa
             names.found[name] = rename
         else:
             names.ignored.add(name)
-    names.pair_spelling()
-    names.pair_weights()
+    for method in MODULES:
+        method(names)
     return names
 
 
 def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
-    if names.left():
-        _pair_other_names(names)
+    for method in OTHER_NAMES if names.left() else ():
+        method(names)
     pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
     if strays := _wrong_guesses(names, pairing) - renames.keys():
         names.drop(strays, UNSEEN)
         pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
     return pairing
-
-
-def _pair_other_names(names: NamePairs) -> None:
-    """By values, order and siblings."""
-    names.add_fused(fused_values)
-    names.add_fused(joined_tokens)
-    port = names.left_events(copies=False)
-    equal, close = align(names.comparer, names.free_events(), port, names.refs())
-    names.add(equal, "equal")
-    positions = Positions(names.reference_events, names.port_events, names.refs())
-    in_order = {
-        name: site
-        for name, site in close.items()
-        if positions.permit(names.port_events[name], names.reference_events[site])
-    }
-    names.add(in_order, "order")
-    names.pair_other_parts()
-    names.pair_siblings()
-    names.pair_scopes()
-    names.pair_last_words()
-    names.add_fused(fused_by_shape)
-    names.pair_joined()
-    names.pair_sequences()
-    names.pair_kinds()
-    names.add(_pair_roles(names), "similarity")
-    names.add(_pair_by_position(names), "position")
-    names.pair_shapes()
-    names.pair_siblings()
-    names.pair_scopes()
-    names.pair_ends()
-    names.pair_inputs()
-    copies = names.left_events()
-    equal, _ = align(names.comparer, names.free_events(), copies, names.refs())
-    names.add(equal, "equal")
-    names.pair_results()
-
-
-def _pair_roles(names: NamePairs) -> dict[str, Site]:
-    known = names.refs()
-    free = names.free_events(copies=False)
-    pairs = pair_roles(
-        names.comparer,
-        free,
-        names.left_events(copies=False),
-        (names_of(names.reference), names.port_names),
-        Positions(names.reference_events, names.port_events, known),
-        BlockMap(known),
-    )
-    late = {name for name, site in pairs.items() if not _is_in_order(names, name, site)}
-    templates = {template for name in late for template, _ in numbered_variants(name)}
-    # Further outputs of a module compete for a value, but a guess alone does not pair them.
-    modules = {site for refs in known.values() for site in refs} | {*pairs.values()}
-    return {
-        name: site
-        for name, site in pairs.items()
-        if (is_input(site) or Site(site.name) in modules)
-        and name not in late
-        and not templates & {template for template, _ in numbered_variants(name)}
-    }
-
-
-def _is_in_order(names: NamePairs, name: str, site: Site) -> bool:
-    """Whether a guess comes after the last equal value of its shape on both sides."""
-    event = names.port_events[name]
-    before = [
-        (earlier.i, names.reference_events[rename.ref[0]].i)
-        for other, rename in names.found.items()
-        if rename.how == "equal"
-        and rename.ref[0] in names.reference_events
-        and (earlier := names.port_events.get(other)) is not None
-        and earlier.i < event.i
-        and earlier.shape == event.shape
-    ]
-    return not before or names.reference_events[site].i > max(before)[1]
-
-
-def _pair_by_position(names: NamePairs) -> dict[str, Site]:
-    events = names.reference_events
-    reference = {site: event for site, event in events.items() if not names.is_one_of_many(site)}
-    # An input that is a value of another name has no place of its own.
-    idle = names.ignored | names.returned | (names.copies & names.inputs.keys())
-    port = {name: e for name, e in names.port_events.items() if name not in idle}
-    repeated = repeated_names(names.reference) | repeated_names(names.port)
-
-    def differs(name: str) -> bool:
-        sites = names.refs().get(name, ())
-        events = [reference[site] for site in sites if site in reference]
-        return bool(events) and names.comparer.are_equal(events, [port[name]]) is False
-
-    positions = PairsByPosition(
-        names.comparer, reference, port, repeated, names.copies, names.inputs, differs
-    )
-    return positions.add_to(names.refs())
 
 
 def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:

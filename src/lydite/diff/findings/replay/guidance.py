@@ -8,7 +8,7 @@ from itertools import combinations, permutations, product
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.replay.sampler_steps import weighted_sum
+from lydite.diff.findings.replay.sampler_steps import solve, weighted_sum
 from lydite.diff.findings.replay.selections import patch_orders
 from lydite.diff.findings.replay.variants import (
     GLANCE,
@@ -24,6 +24,7 @@ from lydite.diff.findings.replay.variants import (
 )
 from lydite.diff.result import Finding
 
+NEARLY_PARALLEL = 5e-7  # as `DEPENDENT`: predictions with and without the prompt are nearly one
 MAX_PREDICTIONS = 6  # recorded values of the shape that are tried as predictions
 
 
@@ -37,12 +38,12 @@ def other_combination(e: Evidence) -> Finding | None:
     limit = fit_tolerance(e)
     for a, b in combinations(values, 2):
         x, y = a.x.reshape(-1), b.x.reshape(-1)
-        if _solve(x[at], y[at], reference[at], limit) is None:
+        if solve((x[at], y[at]), reference[at], limit, NEARLY_PARALLEL) is None:
             continue
-        right = _solve(x, y, reference, limit)
+        right = solve((x, y), reference, limit, NEARLY_PARALLEL)
         if right is None or min(np.abs(right)) < 1e-3:
             continue  # one of the two is not in the sum
-        wrong = _solve(a.own.reshape(-1), b.own.reshape(-1), port, limit)
+        wrong = solve((a.own, b.own), port, limit, NEARLY_PARALLEL)
         names = a.name, b.name
         if wrong is None:
             found = _in_some_channels(e, a, b, right, limit) or _of_other_parts(e, a, b, right)
@@ -292,19 +293,6 @@ def _in_some_channels(
             "Combine the two in all channels.",
         )
     return None
-
-
-def _solve(a: Array, b: Array, value: Array, limit: float) -> Array | None:
-    """The two factors of value = f·a + g·b; None where it is no such sum, or a is b."""
-    aa, bb, ab = float(a @ a), float(b @ b), float(a @ b)
-    determinant = aa * bb - ab * ab
-    if determinant < 1e-6 * aa * bb:
-        return None
-    av, bv = float(a @ value), float(b @ value)
-    factors = np.array([bb * av - ab * bv, aa * bv - ab * av]) / determinant
-    left = float(np.linalg.norm(value - factors[0] * a - factors[1] * b))
-    size = float(np.linalg.norm(value))
-    return factors if left <= limit * size else None
 
 
 def _numbers(numbers: list[int]) -> str:

@@ -22,6 +22,7 @@ from lydite.diff.result import Finding
 
 MAX_TERMS = 12  # recorded values that a step may be a sum of
 STEP = re.compile(r", step (\d+)")
+DEPENDENT = 1e-5  # eigenvalue from which values are taken for independent
 LEAST = 1e-4  # of the value that a term contributes
 
 
@@ -72,14 +73,19 @@ def _step(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def solve(values: list[Array], target: Array, limit: float) -> Array | None:
-    """The factors of a sum of values; None where it is no such sum, or the values depend."""
+def solve(
+    values: Sequence[Array], target: Array, limit: float, dependent: float = DEPENDENT
+) -> Array | None:
+    """The factors of a sum of values; None where it is no such sum, or the values depend.
+
+    They do where the smallest eigenvalue of their products, each of length 1, is `dependent`.
+    """
     columns = np.stack([value.reshape(-1) for value in values], -1)
     sizes = np.linalg.norm(columns, axis=0)
     if not sizes.all():
         return None
     gram = (columns / sizes).T @ (columns / sizes)
-    if np.linalg.eigvalsh(gram)[0] < 1e-5:
+    if np.linalg.eigvalsh(gram)[0] < dependent:
         return None
     factors = np.linalg.solve(gram, (columns / sizes).T @ target) / sizes
     left = float(np.linalg.norm(target - columns @ factors))

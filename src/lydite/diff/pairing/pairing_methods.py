@@ -1,0 +1,568 @@
+"""The methods of pairing names, in the order in which they are tried.
+
+Each takes what is paired so far and adds to it; `by_siblings` also corrects what others guessed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from math import inf, log10, prod
+
+import numpy as np
+
+from lydite.diff.measure.axes import possible_fits
+from lydite.diff.name_map import Rename
+from lydite.diff.pairing.alignment import (
+    PairsByPosition,
+    align,
+    best_path,
+    fused_by_shape,
+    fused_values,
+    joined_tokens,
+    repeated_names,
+    same_axes,
+)
+from lydite.diff.pairing.blocks import (
+    BlockMap,
+    LastWords,
+    ScopeRules,
+    SiblingRules,
+    Sites,
+    numbered_variants,
+)
+from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
+from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
+from lydite.diff.pairing.pair_names import NamePairs, compatible
+from lydite.diff.pairing.similarity import EQUAL, is_input, name_similarity, names_of
+from lydite.trace.events import Event, Site
+
+Method = Callable[[NamePairs], None]
+
+GUESSED = (
+    "parts",
+    "equal",
+    "order",
+    "siblings",
+    "position",
+    "copy",
+    "similarity",
+)  # siblings correct these
+WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
+SOON_TAKEN = 8  # paired values after one among which it is taken
+SIMILAR = 0.45  # names of results: prompt_embeds and prompt_features
+ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
+MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
+MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
+
+
+def by_spelling(names: NamePairs) -> None:
+    """Names that are equal, or differ in spelling or leading scopes only."""
+    by_name = {s.name if s.slot == "out" else f"{s.name}.{s.slot}": s for s in names.free()}
+    matched = match_spelling(names.left(), by_name)
+    names.add({a: by_name[b] for a, b in matched.items() if a == b}, "name")
+    names.add({a: by_name[b] for a, b in matched.items() if a != b}, "spelling")
+
+
+def by_parameters(names: NamePairs) -> None:
+    """Modules that have the same parameters."""
+    weights, reference_weights = names.port.weights(), names.reference.weights()
+    if not weights or not reference_weights:
+        return
+    modules = module_renames(match_weights(weights, reference_weights))
+    by_path = _by_path(site.name for site in names.free() if site.slot == "out")
+    for name in names.left():
+        for module in (name, name.rpartition("/")[2]):
+            target = by_path.get(modules.get(module, ""))
+            if target and names.is_possible(name, (Site(target),)):
+                names.found[name] = Rename((Site(target),), how="weights")
+
+
+def by_fused_values(names: NamePairs) -> None:
+    """Values that are two to four of the reference's side by side: fused projections."""
+    names.add_fused(fused_values)
+
+
+def by_joined_tokens(names: NamePairs) -> None:
+    """Values that have the tokens of two of the reference's: text and image."""
+    names.add_fused(joined_tokens)
+
+
+def by_values(names: NamePairs) -> None:
+    """Equal values; then values that are close, or similar names, in order between these."""
+    port = names.left_events(copies=False)
+    equal, close = align(names.comparer, names.free_events(), port, names.refs())
+    names.add(equal, "equal")
+    positions = Positions(names.reference_events, names.port_events, names.refs())
+    in_order = {
+        name: site
+        for name, site in close.items()
+        if positions.permit(names.port_events[name], names.reference_events[site])
+    }
+    names.add(in_order, "order")
+
+
+def by_fused_shapes(names: NamePairs) -> None:
+    """Wrong fused values: the only values of a block that make up the shape."""
+    names.add_fused(fused_by_shape)
+
+
+def by_copies(names: NamePairs) -> None:
+    """Further names of a value with further names of the reference's."""
+    equal, _ = align(names.comparer, names.free_events(), names.left_events(), names.refs())
+    names.add(equal, "equal")
+
+
+def by_other_parts(names: NamePairs) -> None:
+    """Values that are another part of a reference value of which one part is paired."""
+    remaining = names.unpaired_sizes()
+    for name, event in names.left_events(copies=False).items():
+        size = prod(event.shape)
+        for site in [site for site, count in remaining.items() if count >= size]:
+            if names.comparer.score(names.reference_events[site], event)[1] < EQUAL:
+                names.found[name] = Rename((site,), how="equal")
+                remaining[site] -= size
+                break
+
+
+def by_siblings(names: NamePairs) -> None:
+    """Drop pairs that their siblings contradict, and pair by the siblings' rule."""
+    pairs = names.refs()
+    strong = {name: refs for name, refs in pairs.items() if names.found[name].how not in WEAK}
+    blocks = BlockMap(pairs)
+    if len(strong) == len(pairs):
+        certain = predicted = _predicted_by_siblings(names, pairs, blocks)
+    else:
+        certain = _predicted_by_siblings(names, strong, BlockMap(strong))
+        predicted = _predicted_by_siblings(names, pairs, blocks) | certain
+    for name, rename in list(names.found.items()):
+        outside = not all(blocks.allows(name, ref.name) for ref in rename.ref)
+        expected = (certain if rename.how == "equal" else predicted).get(name, rename.ref)
+        if rename.how in GUESSED and (outside or expected != rename.ref):
+            del names.found[name]
+    names.add_possible(predicted, "siblings")
+
+
+def _predicted_by_siblings(
+    names: NamePairs, pairs: Mapping[str, Sites], blocks: BlockMap
+) -> dict[str, Sites]:
+    """The counterparts of names that have none, or a guess, by their siblings among `pairs`."""
+    rules = SiblingRules(pairs)
+
+    def from_other_blocks(name: str) -> Sites | None:
+        # An equal value is that of another name only if earlier blocks show it: the first
+        # block is computed before the bug.
+        is_equal = name in names.found and names.found[name].how == "equal"
+        at = names.port_events[name].i if is_equal else inf
+        return blocks.from_other_blocks(
+            name,
+            pairs,
+            lambda other: other in names.port_events and names.port_events[other].i < at,
+        )
+
+    predicted = (
+        (name, rules.predict(name) or from_other_blocks(name))
+        for name in names.port_events
+        if name not in names.found or names.found[name].how in GUESSED
+    )
+    return {
+        name: refs
+        for name, refs in predicted
+        if refs and all(ref in names.reference_events for ref in refs)
+    }
+
+
+def by_scopes(names: NamePairs) -> None:
+    """Names that differ from the reference's in their beginning only, as others do."""
+    rules = ScopeRules(names.refs())
+    predicted = ((name, rules.predict(name)) for name in names.left())
+    wanted = {n: (site,) for n, site in predicted if site and site in names.reference_events}
+    names.add_possible(wanted, "spelling")
+
+
+def by_last_words(names: NamePairs) -> None:
+    """Names that end as others do, with the reference's that end as their counterparts, in order.
+
+    A bug spoils all that follows, but `gn1` is `norm1` in the blocks before it.
+    """
+    words = LastWords(
+        {name: r.ref for name, r in names.found.items() if r.ref and r.how not in WEAK}
+    )
+    known = names.refs()
+    blocks = BlockMap(known)
+    positions = Positions(names.reference_events, names.port_events, known)
+    free, left = names.free_events(), names.left_events(copies=False)
+    places = {name: words.counterparts(name, free) for name in left}
+    columns = list(dict.fromkeys(place for found in places.values() for place in found))
+    columns.sort(key=lambda place: free[place[0]].i)
+    at = {place: column for column, place in enumerate(columns)}
+    scores = np.zeros((len(left), len(columns)))
+    for row, (name, event) in enumerate(left.items()):
+        for place in places[name]:
+            others = [free[site] for site in place]
+            if (
+                compatible(event, others)
+                and (len(others) > 1 or same_axes(event, others[0]))
+                and blocks.allows(name, place[0].name)
+                and positions.permit(event, others[0])
+            ):
+                scores[row, at[place]] = 1 + _correlation(names, others, event)
+    rows = list(left)
+    for row, column in best_path(scores):
+        names.found[rows[row]] = Rename(columns[column], how="siblings")
+
+
+def _correlation(names: NamePairs, reference: Sequence[Event], port: Event) -> float:
+    """The correlation of a value with one of the reference's; 0 where it is negative."""
+    one = len(reference) == 1
+    return max(0.0, names.comparer.correlation(reference[0], port)) if one else 0.0
+
+
+def by_joined_shapes(names: NamePairs) -> None:
+    """Wrong values with the tokens of two of the reference's: what a block returns, or takes.
+
+    A block that returns two values has one with all tokens at its end in the port. A value
+    before the modules that take its parts is what these take.
+    """
+    blocks = BlockMap(names.refs())
+    modules: dict[str, list[Site]] = defaultdict(list)
+    free = names.free_events()
+    for site in free:
+        modules[site.name] += [] if is_input(site) else [site]
+    left = names.left_events(copies=False)
+    for name, event in reversed(left.items()):
+        if len(event.shape) != 3 or not blocks.knows(name):
+            continue
+        whole = [
+            tuple(sites)
+            for module, sites in modules.items()
+            if blocks.same_block(name, module)
+            and _joins(event, [names.reference_events[site] for site in sites])
+        ]
+        if len(whole) == 1:
+            names.found[name] = Rename(whole[0], how="siblings")
+            modules = {module: s for module, s in modules.items() if tuple(s) != whole[0]}
+        elif not whole and (parts := _taken_after(names, name, free)):
+            names.found[name] = Rename(parts, how="siblings")
+            free = {site: other for site, other in free.items() if site not in parts}
+
+
+def _taken_after(names: NamePairs, name: str, free: Mapping[Site, Event]) -> Sites:
+    """The inputs of the next paired modules that have the tokens of a value together."""
+    event = names.port_events[name]
+    after = [n for n, e in names.port_events.items() if e.i > event.i and n in names.found]
+    takes = [
+        Site(site.name, "in.0")
+        for other in after[:SOON_TAKEN]
+        for site in names.found[other].ref[:1]
+        if Site(site.name, "in.0") in free
+    ]
+    for first, second in combinations(takes, 2):
+        for parts in ((first, second), (second, first)):
+            if _joins(event, [free[site] for site in parts]):
+                return _in_usual_order(names, parts)
+    return ()
+
+
+def _in_usual_order(names: NamePairs, parts: Sites) -> Sites:
+    """Two parts in the order in which other values of the port have theirs: by their sizes."""
+    shapes = [
+        tuple(names.reference_events[site].shape[1] for site in rename.ref)
+        for rename in names.found.values()
+        if len(rename.ref) == 2
+        and all(site in names.reference_events for site in rename.ref)
+        and all(len(names.reference_events[site].shape) == 3 for site in rename.ref)
+    ]
+    own = tuple(names.reference_events[site].shape[1] for site in parts)
+    return parts[::-1] if own[::-1] in shapes and own not in shapes else parts
+
+
+def by_sequences(names: NamePairs) -> None:
+    """Values of one shape without counterparts, in order, where both sides have as many."""
+    sides = (names.left_events(copies=False), names.free_events(copies=False))
+    first = {names.numbers(event): site for site, event in reversed(sides[1].items())}
+    free = {
+        site: sides[1][site] for site in sides[1] if first[names.numbers(sides[1][site])] == site
+    }
+    positions = Positions(names.reference_events, names.port_events, names.refs())
+    blocks = BlockMap(names.refs())
+    shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, event in sides[0].items():
+        if (
+            name not in names.inputs
+            and event.kind == "activation"
+            and prod(event.shape) >= MIN_RESULT
+        ):
+            shapes[tuple(sorted(n for n in event.shape if n != 1))].append(name)
+    for group in shapes.values():
+        event = sides[0][group[0]]
+        sites = [site for site, other in free.items() if same_axes(other, event)]
+        outputs = [site for site in sites if not is_input(site)]
+        for chosen in (sites, outputs):
+            pairs = [*zip(group, chosen, strict=False)]
+            if len(group) == len(chosen) > 1 and all(
+                positions.permit(sides[0][name], free[site])
+                and blocks.allows(name, site.name)
+                and names.comparer.both_normed(free[site], sides[0][name])
+                for name, site in pairs
+            ):
+                names.add(dict(pairs), "position")
+                break
+
+
+def by_kinds(names: NamePairs) -> None:
+    """Noise, token ids and tables: there is mostly one of a kind and shape."""
+
+    def same_table(reference: Event, port: Event) -> bool:
+        return reference.kind == port.kind == "schedule" and reference.shape == port.shape
+
+    def same_in_both(reference: Event, port: Event) -> bool:
+        return same_table(reference, port) and _same_kind(names, reference, port)
+
+    for is_counterpart in (same_in_both, same_table, partial(_same_kind, names)):
+        left, free = names.left_events(), names.free_events()
+        for name, event in left.items():
+            sites = [site for site, other in free.items() if is_counterpart(other, event)]
+            if len(sites) != 1:
+                continue
+            rivals = [other for other in left.values() if is_counterpart(free[sites[0]], other)]
+            if len(rivals) == 1:
+                names.found[name] = Rename((sites[0],), how="kind")
+
+
+def _same_kind(names: NamePairs, reference: Event, port: Event) -> bool:
+    if reference.kind != port.kind:
+        return False
+    if reference.kind in ("ids", "input"):
+        return bool(possible_fits(port.shape, reference.shape))
+    if reference.kind != "schedule" or len(reference.shape) != len(port.shape):
+        return False
+    a, b = names.comparer.port.stats(port), names.comparer.reference.stats(reference)
+    if a is None or b is None or not a.max or not b.max or a.max * b.max <= 0:
+        return False
+    return abs(log10(a.max / b.max)) < MAX_DECADES
+
+
+def by_similarity(names: NamePairs) -> None:
+    """Values that are most similar to each other over all blocks."""
+    known = names.refs()
+    free = names.free_events(copies=False)
+    pairs = pair_roles(
+        names.comparer,
+        free,
+        names.left_events(copies=False),
+        (names_of(names.reference), names.port_names),
+        Positions(names.reference_events, names.port_events, known),
+        BlockMap(known),
+    )
+    late = {name for name, site in pairs.items() if not _is_in_order(names, name, site)}
+    templates = {template for name in late for template, _ in numbered_variants(name)}
+    # Further outputs of a module compete for a value, but a guess alone does not pair them.
+    modules = {site for refs in known.values() for site in refs} | {*pairs.values()}
+    chosen = {
+        name: site
+        for name, site in pairs.items()
+        if (is_input(site) or Site(site.name) in modules)
+        and name not in late
+        and not templates & {template for template, _ in numbered_variants(name)}
+    }
+    names.add(chosen, "similarity")
+
+
+def _is_in_order(names: NamePairs, name: str, site: Site) -> bool:
+    """Whether a guess comes after the last equal value of its shape on both sides."""
+    event = names.port_events[name]
+    before = [
+        (earlier.i, names.reference_events[rename.ref[0]].i)
+        for other, rename in names.found.items()
+        if rename.how == "equal"
+        and rename.ref[0] in names.reference_events
+        and (earlier := names.port_events.get(other)) is not None
+        and earlier.i < event.i
+        and earlier.shape == event.shape
+    ]
+    return not before or names.reference_events[site].i > max(before)[1]
+
+
+def by_position(names: NamePairs) -> None:
+    """Values of one shape between two pairs, in the order of both sides."""
+    events = names.reference_events
+    reference = {site: event for site, event in events.items() if not names.is_one_of_many(site)}
+    # An input that is a value of another name has no place of its own.
+    idle = names.ignored | names.returned | (names.copies & names.inputs.keys())
+    port = {name: e for name, e in names.port_events.items() if name not in idle}
+    repeated = repeated_names(names.reference) | repeated_names(names.port)
+
+    def differs(name: str) -> bool:
+        sites = names.refs().get(name, ())
+        events = [reference[site] for site in sites if site in reference]
+        return bool(events) and names.comparer.are_equal(events, [port[name]]) is False
+
+    positions = PairsByPosition(
+        names.comparer, reference, port, repeated, names.copies, names.inputs, differs
+    )
+    names.add(positions.add_to(names.refs()), "position")
+
+
+def by_shapes(names: NamePairs) -> None:
+    """Values that are the only ones of their shape in a block, on both sides."""
+    blocks = BlockMap(names.refs())
+    left, free = names.left_events(copies=False), names.free_events(copies=False)
+    for name, event in left.items():
+        sites = {
+            names.numbers(other): site
+            for site, other in reversed(free.items())
+            if same_axes(other, event) and blocks.same_block(name, site.name)
+        }
+        if name not in names.inputs:  # what a module returns, rather than what one takes
+            returned = {key: site for key, site in sites.items() if not is_input(site)}
+            sites = returned or sites
+        rivals = [other for other in left.values() if same_axes(other, event)]
+        if len(sites) == len(rivals) == 1 and prod(event.shape) >= MIN_RESULT:
+            names.found[name] = Rename((*sites.values(),), how="position")
+
+
+def by_last_values(names: NamePairs) -> None:
+    """Pair the last values of both sides where each is recorded once more, or has no other.
+
+    A port that returns another layer's value records a value that the reference has too, but
+    not at its end. A last value without any counterpart is the wrong result.
+    """
+    ends = [
+        max((e for e in events.values() if e.slot[:3] == "out"), key=lambda e: e.i, default=None)
+        for events in (names.port_events, names.reference_events)
+    ]
+    port, reference = ends
+    if port is None or reference is None or not compatible(port, [reference]):
+        return
+    used = names.found.get(port.name)
+    if used is not None and used.how not in GUESSED:
+        return
+    copies = port.alias_of is not None and reference.alias_of is not None
+    if copies and port.shape == reference.shape:
+        if names.comparer.are_equal([reference], [port]) is False:
+            names.found[port.name] = Rename((reference.site,), how="end")
+    elif used is None and reference.site in names.free() and prod(port.shape) >= MIN_RESULT:
+        names.found[port.name] = Rename((reference.site,), how="position")
+
+
+def by_inputs(names: NamePairs) -> None:
+    """Inputs of a name with those of the reference's modules that return its counterpart."""
+    first: dict[Site, Event] = {}
+    modules: dict[tuple[str, int], list[str]] = defaultdict(list)  # by what they return
+    for event in names.reference.events if names.inputs else ():
+        first.setdefault(event.site, event)
+        if event.slot[:3] == "out":
+            modules[names.numbers(event), event.step].append(event.name)
+    slots: dict[str, list[Site]] = defaultdict(list)
+    for site in first:
+        if is_input(site):
+            slots[site.name].append(site)
+    holders = {site: name for name, rename in names.found.items() for site in rename.ref}
+    for name in names.left():
+        owner = names.found.get(names.inputs.get(name, ""))
+        owner = None if owner and owner.how in WEAK[1:] else owner
+        result = first.get(owner.ref[0]) if owner and len(owner.ref) == 1 else None
+        event = names.port_events.get(name)
+        if result is None or event is None:
+            continue
+        same = modules[names.numbers(result), result.step]
+        around = dict.fromkeys((result.name, *same))
+        around = _innermost(names, around, names.inputs[name])
+        sites = {
+            names.comparer.reference.content(first[site]): site
+            for module in around
+            for site in slots[module]
+            if possible_fits(event.shape, first[site].shape)
+            and not _is_copy(names, name, holders.get(site))
+        }
+        likely = {s: names.comparer.correlation(first[s], event) for s in sites.values()}
+        best = max(likely, key=lambda site: likely[site], default=None)
+        if best is not None and (len(likely) == 1 or likely[best] > ALIKE):
+            names.found[name] = Rename((best,), how="input")
+
+
+def _innermost(names: NamePairs, modules: Iterable[str], owner: str) -> list[str]:
+    """The modules around the counterparts of a name's parts, the innermost; else all."""
+    parts = [
+        ref.name
+        for name, rename in names.found.items()
+        if name.startswith((f"{owner}.", f"{owner}/"))
+        for ref in rename.ref
+    ]
+    modules = list(modules)
+    around = [m for m in modules if all(n.startswith((f"{m}.", f"{m}/")) for n in parts)]
+    return [max(around, key=len)] if parts and around else modules
+
+
+def _is_copy(names: NamePairs, name: str, other: str | None) -> bool:
+    """Whether two names of the port have the same value."""
+    if other is None or other not in names.port_events:
+        return False
+    content = names.comparer.port.content
+    return content(names.port_events[name]) == content(names.port_events[other])
+
+
+def by_results(names: NamePairs) -> None:
+    """Values recorded by hand after the last module, by shape and similar names.
+
+    Equal ones are paired by now: these differ, as another layer's features do.
+    """
+    modules = {event.name for event in names.reference.events if is_input(event.site)}
+    inside = tuple(f"{name}{mark}" for name in modules for mark in "./")
+    parts = [e for e in names.reference.events if e.name in modules or e.name.startswith(inside)]
+    last = max((event.i for event in parts), default=inf)
+    paired = {ref.name for refs in names.refs().values() for ref in refs}
+    for site, event in names.free_events(inputs=False).items():
+        if event.i < last or site.name in paired or event.kind != "activation":
+            continue
+        alike = {
+            name: name_similarity(name.rpartition("/")[2], site.name.rpartition("/")[2])
+            for name, other in names.left_events().items()
+            if other.shape == event.shape and prod(event.shape) >= MIN_RESULT
+        }
+        best = max(alike, key=lambda name: alike[name], default="")
+        if best and alike[best] > SIMILAR:
+            names.found[best] = Rename((site,), how="end")
+
+
+def _by_path(names: Iterable[str]) -> dict[str, str]:
+    """Names by themselves, and by what follows the component where only one has it."""
+    names = list(names)
+    counts = Counter(name.rpartition("/")[2] for name in names)
+    unique = {path: name for name in names if counts[path := name.rpartition("/")[2]] == 1}
+    return unique | {name: name for name in names}
+
+
+def _joins(whole: Event, parts: Sequence[Event]) -> bool:
+    """Whether values of (batch, tokens, width) have together the tokens of another."""
+    shapes = [part.shape for part in parts]
+    if len(parts) != 2 or any(len(shape) != 3 for shape in (*shapes, whole.shape)):
+        return False
+    ends = {(shape[0], shape[2]) for shape in (*shapes, whole.shape)}
+    return len(ends) == 1 and sum(shape[1] for shape in shapes) == whole.shape[1]
+
+
+MODULES: tuple[Method, ...] = (by_spelling, by_parameters)
+OTHER_NAMES: tuple[Method, ...] = (
+    by_fused_values,
+    by_joined_tokens,
+    by_values,
+    by_other_parts,
+    by_siblings,
+    by_scopes,
+    by_last_words,
+    by_fused_shapes,
+    by_joined_shapes,
+    by_sequences,
+    by_kinds,
+    by_similarity,
+    by_position,
+    by_shapes,
+    by_siblings,
+    by_scopes,
+    by_last_values,
+    by_inputs,
+    by_copies,
+    by_results,
+)
