@@ -109,7 +109,8 @@ def coarse_table(e: Evidence) -> Finding | None:
     if right.size != wrong.size or right.size < 3:
         return None
     for name, dtype in (("float16", np.float16), ("bfloat16", bfloat16)):
-        rounded = right.astype(np.float32).astype(dtype).astype(np.float64)
+        with np.errstate(over="ignore"):
+            rounded = right.astype(np.float32).astype(dtype).astype(np.float64)
         if not np.array_equal(rounded, right) and np.allclose(wrong, rounded, rtol=1e-6, atol=0):
             return Finding(
                 "low-precision",
