@@ -299,7 +299,7 @@ class _Comparer:
         return {event.hash for other in others for event in other.reference if event.hash}
 
     def _same_error_before(self, rows: Sequence[Row], divergence: Divergence) -> int | None:
-        """A value that feeds the first wrong one and has its error.
+        """A value that feeds the first wrong one and has its error, or is a multiple.
 
         A norm takes a factor or a constant out again, so that the values after it agree; a residual
         passes it on.
@@ -317,24 +317,37 @@ class _Comparer:
         upstream = self.traces.flow.upstream(first.event, agreeing | ignored)
         feeding = {event.hash or event.i for event in upstream.nearest}
         for index in divergence.ignored:
-            event = self.pairs[index].event
-            feeds = (event.hash or event.i) in feeding
-            if index < divergence.first and feeds and self._has_error_of(first, self.pairs[index]):
+            pair = self.pairs[index]
+            feeds = (pair.event.hash or pair.event.i) in feeding
+            if index > divergence.first or not feeds:
+                continue
+            if self._is_multiple(pair) or self._has_error_of(first, pair):
                 return index
         return None
 
     def _has_error_of(self, pair: Pair, other: Pair) -> bool:
-        """Whether two errors are multiples of each other, or `other` is one of the reference's."""
-        known: list[NDArray[Any]] = []
+        """Whether the errors of two values are multiples of each other."""
+        errors: list[NDArray[Any]] = []
         for values in map(self.reader.values, (pair, other)):
             if values.reference is None or values.port is None:
                 return False
             if values.reference.shape != values.port.shape:
                 return False
-            right, wrong = (wide(side).reshape(-1) for side in (values.reference, values.port))
-            known += [right, wrong - right]
-        _, error, right, own_error = known
-        return _are_parallel(error, own_error) or _are_parallel(right, own_error)
+            errors.append((wide(values.port) - wide(values.reference)).reshape(-1))
+        a, b = errors
+        sizes = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+        return a.size == b.size and sizes > 0 and abs(float(a @ b)) > SAME_ERROR * sizes
+
+    def _is_multiple(self, pair: Pair) -> bool:
+        """Whether the port's value is a multiple of the reference's."""
+        values = self.reader.values(pair)
+        if values.reference is None or values.port is None:
+            return False
+        reference, port = wide(values.reference), wide(values.port)
+        if reference.shape != port.shape or not reference.any():
+            return False
+        factor = float(np.vdot(reference, port)) / float(np.vdot(reference, reference))
+        return abs(factor - 1) > 1e-2 and relative_error(port, factor * reference) < 1e-3
 
     def _is_anchored(self, rows: Sequence[Row], index: int) -> bool:
         """Whether the values before this one show that its error is no rounding."""
@@ -538,12 +551,6 @@ class _Comparer:
             health=tuple(health),
             **fields,
         )
-
-
-def _are_parallel(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether one array is a multiple of the other."""
-    sizes = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    return a.size == b.size and sizes > 0 and abs(float(a @ b)) > SAME_ERROR * sizes
 
 
 def _why_ignored(row: Row, later: Sequence[Row]) -> str:
