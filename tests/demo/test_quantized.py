@@ -38,7 +38,7 @@ def test_gptq_sees_the_set_and_rounding_to_nearest_does_not(
         assert made == {"source_model": "embedded", "source_hash": "h", "set_hash": "c"}
     assert given["rtn"][0] is None and given["gptq"][0] is opened
     for _, samples, plan in given.values():
-        assert samples == (1, 32, 32)
+        assert samples == (1, quantized.SAMPLES, quantized.SAMPLES)
         assert {each.bits for each in plan.layers.values()} == {4, 8}
         assert {each.group for each in plan.layers.values()} == {64}
 
@@ -57,11 +57,13 @@ def test_the_set_is_of_training_prompts_with_seeds_of_its_own(
     demo = Demo(tmp_path, Settings(prompts=("star",), steps=2))
     quantized._calibrate(demo, tmp_path / "set", lambda: ticks.append(None))
     (plan,) = plans
-    assert [image.seed for image in plan.images] == [1000, 1001, 1002, 1003] and len(ticks) == 1
-    prompts = [prompt.text for prompt in training_prompts(4, seed=4242)]
+    count = quantized.CALIBRATED
+    assert [image.seed for image in plan.images] == list(range(1000, 1000 + count))
+    assert len(ticks) == 1
+    prompts = [prompt.text for prompt in training_prompts(count, seed=4242)]
     assert [image.prompt for image in plan.images] == prompts
     assert plan.steps == (0, 1) and not plan.pictures
-    assert quantized.CHAPTER.steps(demo.settings) == 2 * (4 + 1 * 3)
+    assert quantized.CHAPTER.steps(demo.settings) == 2 * (count + 1 * 3)
 
 
 def test_the_demo_of_the_documentation() -> None:
