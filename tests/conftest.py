@@ -43,6 +43,7 @@ gc.disable()  # until all tests are imported: modules are not garbage, and half 
 def pytest_collection_finish() -> None:
     """Pipelines run in float32 unless a test names a dtype; on a GPU they would in bfloat16."""
     gc.freeze()  # what was imported is not searched again in every collection
+    gc.set_threshold(10_000)  # new objects between two collections; 700 by default
     gc.enable()
     if module := sys.modules.get("lydite.pipelines.pipeline"):
         setattr(module, "default_dtype", lambda: "float32")  # noqa: B010
