@@ -72,20 +72,25 @@ class Denoiser:
     """`denoise(x, sigma)` over a bound network; every value passes the run's observer."""
 
     def __init__(self, network: Network, run: Run, guide: Guide, observer: Observer) -> None:
-        self._network, self._observer = network, observer
+        self._network, self._run, self._guide = network, run, guide
+        self._observer = observer
         self._prompts = len(run.prompts)
         self.noise_model = run.prediction.noise_model
         self.step = 0  # of the schedule, set by the loop over the sampler's steps
         self.inpainting: Inpainting | None = None  # of the batch
         self._started = False
-        self._guided = Guided(
+
+    @property
+    def _guided(self) -> Guided[mx.array]:
+        """Made for each call: kept, it would be in a cycle, and the network freed late."""
+        return Guided(
             self._outputs,
-            run.prediction,
-            run.schedule.timestep_of,
-            run.strength,
-            run.request.guidance_rescale,
+            self._run.prediction,
+            self._run.schedule.timestep_of,
+            self._run.strength,
+            self._run.request.guidance_rescale,
             prompts=self._prompts,
-            guide=guide,
+            guide=self._guide,
             on_output=self._observed_prediction,
         )
 
