@@ -76,11 +76,19 @@ def test_the_score_of_a_pair(tmp_path: Path) -> None:
         assert found == pytest.approx(error, rel=0.02)
         scores.append(score)
     name = 1.0 + 0.5  # equal names with equal numbers
-    assert scores[0] == pytest.approx(name + 3 + 3, abs=0.01)
-    assert scores[1] == pytest.approx(name + 3 * (1 - 1e-3) + 1.5, abs=0.01)
+    assert scores[0] == pytest.approx(name + 3 + 3 + 1, abs=0.01)
+    assert scores[1] == pytest.approx(name + 3 * (1 - 1e-3) + 1.5 + 1, abs=0.01)
     assert scores[2] > name + 2 and scores[3] == pytest.approx(name)  # too far: the name alone
     other = trace(tmp_path / "other", np.zeros((3, 7), np.float32))
     assert Comparer.of(reference, other).score(reference.events[0], other.events[0])[0] == -np.inf
+
+
+def test_the_closer_value_outweighs_the_number_in_a_name(tmp_path: Path) -> None:
+    reference = trace(tmp_path / "ref", away(0.18), X.astype(np.float32))  # v0 and v1
+    port = trace(tmp_path / "port", away(0.013))
+    comparer = Comparer.of(reference, port)
+    far, near = (comparer.score(event, port.events[0])[0] for event in reference.events[:2])
+    assert near > far
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,9 @@ class Comparer:
         if self.reference.can_read(reference) and self.port.can_read(port):
             value = self.port.read(port)
             error = min(best_fit(fits, value, part)[1] for part in self._parts(reference, cut))
-            # An equal value outweighs any name; a close one does not.
-            near = 3 * (1 - error) + min(3.0, -log10(max(error, 1e-9)) / 2)
+            # An equal value outweighs any name, and the closer of two values a number in a name.
+            digits = -log10(max(error, 1e-9))
+            near = 3 * (1 - error) + min(3.0, digits / 2) + min(1.0, digits / 2)
             return score + (near if error < CLOSE else 0.0), error
         return score + (1.0 if similar and cut == WHOLE else 0.0), inf
 
