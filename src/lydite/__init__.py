@@ -1,4 +1,4 @@
-"""Lydite runs and verifies diffusion models on MLX, and collects calibration data."""
+"""Lydite runs, verifies and quantizes diffusion models on MLX."""
 
 from typing import TYPE_CHECKING, Any
 

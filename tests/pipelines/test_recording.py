@@ -16,7 +16,7 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.recording import record as record_run
 from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection
-from lydite.trace.selftest import check_selftest, has_selftest
+from lydite.trace.selftest import check_selftest
 from lydite.trace.writer import Capture
 from lydite.weights.load import parameter_hash, parameters
 from support.same_pixels import assert_same
@@ -85,7 +85,7 @@ def test_every_network_and_everything_between_them_is_there(trace: Trace) -> Non
     assert kinds["pipeline/token_ids"] == kinds["pipeline/token_ids_2"] == "ids"
     assert kinds["pipeline/sigmas"] == kinds["pipeline/timesteps"] == "schedule"
     assert kinds["pipeline/noise"] == "input"
-    assert trace.header.complete and has_selftest(trace) and not check_selftest(trace)
+    assert trace.header.complete and trace.header.selftest and not check_selftest(trace)
 
 
 def test_the_header_says_what_decides_the_run(trace: Trace) -> None:

@@ -16,7 +16,7 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.reference.jobs import Dtype, Job, ReferenceFailed, TraceOutput
 from lydite.reference.recording import _schedule, _steps_after, _unpinned, record
 from lydite.trace.reader import Trace
-from lydite.trace.selftest import check_selftest, has_selftest
+from lydite.trace.selftest import check_selftest
 from support import tiny_sd, tiny_sd3
 from support.distance import relative_l2
 
@@ -135,7 +135,7 @@ def test_both_sides_say_the_same_of_themselves(models: Models) -> None:
     assert theirs.header.conditions == ours.header.conditions
     assert (theirs.header.side, theirs.header.dtype) == ("reference", "float32")
     assert theirs.header.framework.startswith("torch 2") and theirs.header.complete
-    assert has_selftest(theirs) and not check_selftest(theirs)
+    assert theirs.header.selftest and not check_selftest(theirs)
     own, other = ours.weights(), theirs.weights()
     assert own and other and own.keys() == other.keys()
 

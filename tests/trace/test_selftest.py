@@ -16,7 +16,6 @@ from lydite.trace.selftest import (
     VALUES,
     check_selftest,
     expected,
-    has_selftest,
     write_selftest,
 )
 from lydite.trace.writer import Capture
@@ -41,7 +40,7 @@ def test_numpy_s_and_mlx_s_own_dumps_are_right(tmp_path: Path) -> None:
         mlx_capture.write_selftest(recorder, dtypes)
     for name in ("numpy", "mlx"):
         trace = Trace.open(tmp_path / name)
-        assert has_selftest(trace) and len(trace.header.selftest) == len(trace.events)
+        assert trace.header.selftest and len(trace.header.selftest) == len(trace.events)
         assert check_selftest(trace) == ()
 
 

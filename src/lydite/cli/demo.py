@@ -64,7 +64,7 @@ def command(out: str) -> None:
     click.echo("Next:")
     click.echo(f'   {lydite} generate "a small pink heart above a large blue square"')
     click.echo(f"   {lydite} inspect {shlex.quote(str(embedded.MODEL))}")
-    click.echo(f'   {lydite} generate "a red fox" --model YOUR-SD3-FOLDER')
+    click.echo(f'   {lydite} generate "a red fox" --model YOUR-MODEL')
     if not all(one.passed for one in results):
         sys.exit(1)
 

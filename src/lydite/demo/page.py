@@ -37,11 +37,11 @@ CHAPTERS: tuple[DemoChapter, ...] = (
 )
 NEXT = (
     'lydite generate "a small pink heart above a large blue square"',
-    "lydite inspect YOUR-SD3-FOLDER",
-    "lydite audit YOUR-SD3-FOLDER",
-    "lydite parity YOUR-SD3-FOLDER",
-    "lydite quantize YOUR-SD3-FOLDER --prompts PROMPTS.txt --out sd3-q4",
-    'lydite generate "a red fox in snow" --model YOUR-SD3-FOLDER',
+    "lydite inspect YOUR-MODEL",
+    "lydite audit YOUR-MODEL",
+    "lydite parity YOUR-MODEL",
+    "lydite quantize YOUR-MODEL --prompts PROMPTS.txt --out q4",
+    'lydite generate "a red fox in snow" --model YOUR-MODEL',
 )
 
 
@@ -65,13 +65,13 @@ def make_folder(folder: Path) -> Path:
 def write_page(folder: Path, results: Sequence[Result]) -> Path:
     """One page of all chapters, with the pictures inside, at index.html."""
     lead = (
-        "Lydite runs and verifies diffusion models on MLX. Everything below was drawn, judged and "
-        "checked by lydite demo on one machine, with the tiny Stable Diffusion 3 inside the "
-        "package. Nothing was downloaded."
+        "Lydite runs, verifies and quantizes diffusion models on MLX. Everything below was drawn, "
+        "judged and checked by lydite demo on one machine, with the tiny Stable Diffusion 3 inside "
+        "the package. Nothing was downloaded."
     )
     onwards = Chapter(
         "Now your own",
-        "The same commands take any Stable Diffusion 3 or 3.5: a folder, a single file, a hub id.",
+        "The same commands take a model of any family in README.md: a folder, a file, a hub id.",
         (Commands(NEXT),),
     )
     page = Page(

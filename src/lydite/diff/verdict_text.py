@@ -98,8 +98,10 @@ def agreement_text(rows: Sequence[Row], covered: Coverage, pairing: Pairing) -> 
         return "The tables agree; no activation was recorded on both sides."
     worst = max(compared, key=lambda row: (row.error or 0.0) / (row.floor or 1.0))
     ratio = (worst.error or 0.0) / (worst.floor or 1.0)
+    count = len(compared)
+    agree = f"All {count} values agree" if count > 1 else "The one value on both sides agrees"
     text = (
-        f"All {len(compared)} values agree: the largest error is {ratio:.1f} × rounding "
+        f"{agree}: the largest error is {ratio:.1f} × rounding "
         f"({error_text(worst.error or 0.0)} at {worst.name})."
     )
     coarse = {row.dtype for row in compared} & {"bf16", "f16", "f8_e4m3", "f8_e5m2"}

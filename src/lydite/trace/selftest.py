@@ -60,11 +60,6 @@ def expected(name: str) -> NDArray[Any]:
     }[name]
 
 
-def has_selftest(trace: Trace) -> bool:
-    """Whether the trace has self-test values."""
-    return any(event.name.startswith(PREFIX) for event in trace.events)
-
-
 def check_selftest(trace: Trace) -> tuple[str, ...]:
     """What is wrong with the trace, one sentence each; nothing when it has no self-test."""
     return tuple(f"{problem}." for problem in _problems(trace))
