@@ -257,12 +257,18 @@ class PairsByPosition:
             gap = [name for name in gap if is_wrong_soon or name not in self.copies]
             if next_name is not None and self.differs(next_name):
                 inputs = [site for site in self._inputs(after) if site not in taken]
-                for site in without_copies(inputs, reference, taken):
+                inputs = without_copies(inputs, reference, taken)
+                for site in inputs:
                     fed = [name for name in gap if same_axes(port[name], reference[site])]
                     if is_input(site):
                         fed = [name for name in fed if name in self.inputs] or fed
-                    if fed and fed[-1] not in chosen and blocks.same_block(fed[-1], site.name):
-                        chosen[fed[-1]] = site
+                    alike = [
+                        other for other in inputs if same_axes(reference[other], reference[site])
+                    ]
+                    place = alike.index(site) - len(alike)  # q, k and v: the last three in order
+                    name = fed[place] if len(fed) >= len(alike) else None
+                    if name and name not in chosen and blocks.same_block(name, site.name):
+                        chosen[name] = site
             used = set(chosen.values())
             gap = [name for name in gap if name not in chosen]
             between = [site for site in between if site not in used]

@@ -49,7 +49,6 @@ class NamePairs:
         self.port_events = first_outputs(self.port, self.port_names)
         self.comparer = Comparer.of(self.reference, self.port)
         self.copies = self._names_of_copies()
-        self.returned = {name for name in self.copies if self._only_returns(name)}
 
     def _names_of_copies(self) -> set[str]:
         """Names of the port whose value an earlier name has too.
@@ -67,16 +66,21 @@ class NamePairs:
                 seen.add((event.step, content))
         return copies
 
-    def _only_returns(self, name: str) -> bool:
-        """Whether a name has the value of a part of it: then no operation of its own is missing."""
-        event = self.port_events[name]
-        content = self.comparer.port.content
-        return any(
-            other.startswith((f"{name}.", f"{name}/"))
-            and self.port_events[other].step == event.step
-            and content(self.port_events[other]) == content(event)
-            for other in self.port_events
-        )
+    def only_returns(self, name: str) -> bool:
+        """Whether a name has the value of a part of it, as the reference has that under two names.
+
+        Where the reference has it once, an operation is missing in the port: a residual.
+        """
+        event, content = self.port_events[name], self.comparer.port.content
+        for part, rename in self.found.items():
+            other = self.port_events.get(part)
+            if not part.startswith((f"{name}.", f"{name}/")) or other is None or not rename.ref:
+                continue
+            if other.step == event.step and content(other) == content(event):
+                right = self.reference_events.get(rename.ref[0])
+                outputs = [e for s, e in self.reference_events.items() if s.slot[:3] == "out"]
+                return right is not None and sum(e.hash == right.hash for e in outputs) > 1
+        return False
 
     def add(self, pairs: Mapping[str, Site], how: str) -> None:
         """Pair these names; names that are paired already stay."""

@@ -389,7 +389,8 @@ def by_position(names: NamePairs) -> None:
     events = names.reference_events
     reference = {site: event for site, event in events.items() if not names.is_one_of_many(site)}
     # An input that is a value of another name has no place of its own.
-    idle = names.ignored | names.returned | (names.copies & names.inputs.keys())
+    idle = names.ignored | (names.copies & names.inputs.keys())
+    idle |= {name for name in names.copies if names.only_returns(name)}
     port = {name: e for name, e in names.port_events.items() if name not in idle}
     repeated = repeated_names(names.reference) | repeated_names(names.port)
 
