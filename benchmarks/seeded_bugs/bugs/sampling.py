@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from lydite.models import mmdit
 from lydite.models.vae.kl import AutoencoderKL
-from lydite.pipelines import pipeline, planning
+from lydite.pipelines import planning, steps
 from lydite.pipelines.noise import NOISES
 from lydite.sampling.denoiser import Prediction
 from lydite.sampling.sampler_types import Step
@@ -48,7 +48,7 @@ def guided(change: Callable[[Any, Any, float], Any]) -> Apply:
     def with_change(original: Any) -> Any:
         return lambda *args, **options: original(*args, **{**options, "guide": change})
 
-    return attribute(pipeline, "Guided", with_change)
+    return attribute(steps, "Guided", with_change)
 
 
 def some_channels(uncond: mx.array, cond: mx.array, scale: float) -> mx.array:
