@@ -149,7 +149,9 @@ def test_what_may_not_be_read_is_not_called_damaged(
         verify(tmp_path)
 
 
-def test_the_time_left_follows_from_the_times_of_shards(tmp_path: Path) -> None:
+def test_the_time_left_follows_from_the_times_of_the_newest_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = replace(SETTINGS, conditions={**SETTINGS.conditions, "compute": "float32"})
     with Writer.start(tmp_path, settings, plan(6)) as writer:
         for number in range(4):
@@ -157,6 +159,8 @@ def test_the_time_left_follows_from_the_times_of_shards(tmp_path: Path) -> None:
     for path, time in zip((tmp_path / SHARDS).iterdir(), (100, 110, 121, 500), strict=True):
         os.utime(path, (time, time))
     assert status(tmp_path).seconds_left == pytest.approx(2 * 11.0)
+    monkeypatch.setattr("lydite.calibrate.store.status.RECENT", 3)
+    assert status(tmp_path).seconds_left == pytest.approx(2 * (11 + 379) / 2)
 
 
 def test_a_plan_that_cannot_be_read_back_is_not_written(

@@ -14,6 +14,7 @@ import pytest
 
 from lydite.core.errors import ConfigError, FileError, InputError, WeightsError
 from lydite.evaluate.features import load_features, load_lpips
+from lydite.models.features.clip_vision import read_clip_config
 from lydite.models.features.lpips import SMALLEST
 from support.distance import relative_l2
 from support.no_torchvision import FOLDER, import_lpips, import_reference
@@ -239,6 +240,17 @@ def test_clip_config_in_the_form_of_the_published_files(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(old | {"resample": 2}))
     with pytest.raises(ConfigError, match="resample"):
         load_features("clip", tmp_path)
+
+
+@pytest.mark.parametrize("tower", ["text_config", "vision_config"])
+@pytest.mark.parametrize("old", [None, {}, {"num_attention_heads": 4, "hidden_size": 64}])
+def test_towers_are_merged_as_transformers_merges_them(tower: str, old: Any) -> None:
+    newer = {"num_hidden_layers": 3, "hidden_size": 96, "layer_norm_eps": 1e-3}
+    raw = {"model_type": "clip", tower: newer, f"{tower}_dict": old}
+    found = read_clip_config(raw, where="here")[tower == "vision_config"]
+    expected = getattr(transformers.CLIPConfig(**raw), tower)  # changes raw
+    for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "layer_norm_eps"):
+        assert getattr(found, key) == getattr(expected, key), key
 
 
 def test_a_missing_file_names_the_download(tmp_path: Path) -> None:

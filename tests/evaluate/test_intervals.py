@@ -62,6 +62,14 @@ def test_summary_of_one_of_two_and_of_equal_values() -> None:
             summarize(wrong)
 
 
+@pytest.mark.parametrize("n", [2, 9, 10, 11])
+def test_from_ten_values_on_the_interval_is_the_bootstraps(n: int) -> None:
+    skewed = summarize(np.arange(n) ** 3.0)
+    assert skewed.ci95 is not None
+    middle = (skewed.ci95[0] + skewed.ci95[1]) / 2
+    assert (middle == pytest.approx(skewed.mean)) == (n < 10)  # Student's is symmetrical
+
+
 def test_the_same_values_give_the_same_interval() -> None:
     x = np.random.Generator(np.random.PCG64(3)).normal(size=50)
     assert mean_interval(x) == mean_interval(x.copy())

@@ -25,7 +25,14 @@ from lydite.embedded.shapes import SHAPES
 from lydite.evaluate import prompt_accuracy
 from lydite.evaluate.embedded_metrics import are_captions, fits
 from lydite.evaluate.judge import load_judge
-from lydite.evaluate.prompt_accuracy import PromptAccuracy, read, score
+from lydite.evaluate.prompt_accuracy import (
+    PromptAccuracy,
+    Reading,
+    SeenObject,
+    check,
+    read,
+    score,
+)
 from support.distance import relative_l2
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +157,15 @@ def test_one_object_too_many_is_a_wrong_count_only() -> None:
     result = score(read(answers, paint(SCENES)), ALL_SAID)
     assert result.attributes == dict.fromkeys(prompt_accuracy.ATTRIBUTES, 1.0) | {"count": 0.0}
     assert result.everything == 0
+
+
+@pytest.mark.parametrize("rank", range(6))
+def test_of_many_objects_the_four_surest_are_judged(rank: int) -> None:
+    wanted, other = Thing(1, 1, 1), Thing(0, 0, 0)
+    seen = [SeenObject(wanted if n == rank else other, 9, 9, 0.9 - 0.1 * n) for n in range(6)]
+    for objects in seen, seen[::-1]:
+        marks = check(Reading(tuple(objects), (0, 0)), Scene((wanted,), None, None, None))
+        assert marks["shape"] == marks["color"] == marks["size"] == [rank < 4]
 
 
 def _around(row: int, column: int) -> tuple[slice, slice]:

@@ -82,6 +82,11 @@ def test_known_answers() -> None:
     assert ssim(grey, grey + 10) == pytest.approx(expected)
 
 
+def test_ms_ssim_of_an_inverted_picture_is_0() -> None:
+    one, _ = _pair(176, 176)
+    assert ms_ssim(one, 255 - one) == 0 > ssim(one, 255 - one)
+
+
 def test_noise_lowers_every_metric() -> None:
     for metric in psnr, ssim, ms_ssim:
         scores = [metric(*_pair(180, 180, noise)) for noise in (2, 8, 32, 96)]

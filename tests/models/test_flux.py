@@ -13,9 +13,10 @@ from lydite.core.checkpoint import open_checkpoint
 from lydite.core.config import read_config
 from lydite.core.errors import ConfigError
 from lydite.core.tensorfile import save
-from lydite.models.flux import FluxTransformer, position_ids
+from lydite.models.flux import DoubleBlock, FluxConfig, FluxTransformer, position_ids
 from lydite.models.modulation import clip_float16
 from lydite.models.packing import pack_latents, unpack_latents
+from lydite.models.rotary_attention import rotation
 from lydite.pipelines.families.flux_single_file import infer_transformer
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.inferred_models import Shapes
@@ -246,6 +247,18 @@ def test_an_overflow_of_float16_becomes_its_largest_number() -> None:
     large = mx.array([1e5, -1e5, 1.0])
     assert clip_float16(large.astype(mx.float16)).tolist() == [65504, -65504, 1]
     assert mx.array_equal(clip_float16(large), large)
+
+
+def test_the_text_of_a_block_does_not_overflow_in_float16() -> None:
+    block = DoubleBlock(FluxConfig(4, 1, 0, 8, 1, 8, 8, False, axes_dims_rope=(2, 2, 4)))
+    block.set_dtype(mx.float16)
+    block.ff_context.net[2].bias = mx.ones((8,), mx.float16)
+    still = mx.zeros((1, 6, 8), mx.float16)
+    overflowing = mx.concatenate([still[:, :5], mx.full((1, 1, 8), 3e4, mx.float16)], axis=1)
+    text, image = mx.full((1, 3, 8), 6e4, mx.float16), mx.ones((1, 4, 8), mx.float16)
+    positions = rotation(position_ids(3, 2, 2), (2, 2, 4))
+    found, _ = block(text, image, still, overflowing, positions)
+    assert found.dtype == mx.float16 and mx.isfinite(found).all() and found.max() == 65504
 
 
 def test_norms_have_the_numbers_of_the_reference(pair) -> None:

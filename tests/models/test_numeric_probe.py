@@ -111,3 +111,19 @@ def test_winograd_here_is_a_convolution():
     """In float32 it differs by rounding alone."""
     reading = by_name(probe(conv=winograd_conv, dtypes=("float32",)))["conv", "float32"]
     assert reading.error < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "error", "said"),
+    [
+        ("conv", "float32", 2e-5, "Winograd"),
+        ("conv", "float32", 5e-4, "TF32"),
+        ("conv", "bfloat16", 2e-2, "Winograd"),
+        ("matmul", "float32", 2e-5, "TF32"),
+        ("matmul", "bfloat16", 2e-2, "please report"),
+    ],
+)
+def test_the_advice_follows_from_the_size_of_the_error(
+    operation: str, dtype: str, error: float, said: str
+) -> None:
+    assert said in Reading(operation, dtype, error, 2e-6).advice

@@ -4,11 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from lydite import embedded
+from lydite.core.errors import InputError
 from lydite.pipelines.model_files import DEFAULTS
 from lydite.pipelines.model_hash import model_hash
 from lydite.pipelines.pipeline import Pipeline
-from lydite.quantize.export import _files
+from lydite.quantize.export import _files, check_exportable
 
 
 def test_weights_that_are_not_used_and_other_files_stay_behind(tmp_path: Path) -> None:
@@ -40,3 +43,9 @@ def test_all_that_makes_the_model_is_copied(tmp_path: Path) -> None:
     export = Pipeline.open(tmp_path / "export")
     assert export.defaults == source.defaults != Pipeline.open(embedded.MODEL).defaults
     assert model_hash(export.model) == model_hash(source.model)
+
+
+def test_a_folder_that_lacks_parts_is_not_written_again(untrained: Path) -> None:
+    check_exportable(Pipeline.open(untrained))
+    with pytest.raises(InputError, match="only whole folders"):
+        check_exportable(Pipeline.open(untrained, components=untrained))

@@ -305,7 +305,7 @@ def test_words_that_are_added_stand_for_their_ids(plain_clip_folder):
     assert tokenizer.truncated("kitteh cat", 2 + 3) == "cat"
     ids, owners = tokenizer.join(["cat", "kitteh"])
     assert owners[:6] == [-1, 0, 1, 1, 1, -1] and len(ids) == len(owners) == 77
-    for known in ("kitteh", "cat</w>"):
+    for known in ("kitteh", "cat</w>", "!"):  # "!" is token 0
         with pytest.raises(InputError, match="already"):
             tokenizer.add_word(known, 1)
 
