@@ -68,11 +68,14 @@ def test_chapters_run_and_an_earlier_demo_is_replaced(few, tmp_path, monkeypatch
     assert not [name for name in names(folder) if name.endswith(".part")]
 
 
-def test_a_chapter_that_is_not_fine_ends_with_1_after_the_page(few, tmp_path, monkeypatch) -> None:
-    wrong = ChapterResult(("wrong",), Chapter("t", "l"), passed=False)
-    demo_chapter = DemoChapter("t", lambda settings: 0, lambda demo, tick: wrong)
-    monkeypatch.setattr(page, "CHAPTERS", (demo_chapter,))
-    assert run("-o", tmp_path).exit_code == 1
+@pytest.mark.parametrize("passed", [(True, True), (True, False), (False, True), (False,)])
+def test_a_chapter_that_is_wrong_ends_with_1_after_the_page(
+    passed: tuple[bool, ...], few, tmp_path, monkeypatch
+) -> None:
+    results = iter([ChapterResult(("line",), Chapter("t", "l"), passed=each) for each in passed])
+    demo_chapter = DemoChapter("t", lambda settings: 0, lambda demo, tick: next(results))
+    monkeypatch.setattr(page, "CHAPTERS", (demo_chapter,) * len(passed))
+    assert run("-o", tmp_path).exit_code == (0 if all(passed) else 1)
     assert (tmp_path / "index.html").is_file()
 
 

@@ -16,6 +16,7 @@ from lydite.cli.main import lydite
 from lydite.cli.parity import (
     TRACES,
     ImageDifference,
+    _folder,
     _print,
     by_component,
     check_recorded,
@@ -58,6 +59,17 @@ def test_the_reference_is_told_all_of_the_run(untrained: Path) -> None:
     assert (job.name, job.model_hash) == (str(untrained), opened.model_hash)
     usual = {each.name for each in fields(Job) if getattr(job, each.name) == each.default}
     assert usual == {"prediction", "components", "mask", "noise"}  # as they are in this run
+
+
+@pytest.mark.parametrize("other", [{"schedule": "karras"}, {"sampler": "heun"}])
+def test_another_sampler_or_schedule_than_the_references_is_refused(
+    other: dict[str, Any], untrained: Path
+) -> None:
+    opened = pipeline.Pipeline.open(untrained)
+    planned = opened.plan(Request("a fox", steps=2, width=32, height=32, text_length=4, **other))
+    with pytest.raises(InputError, match="the reference runs the checkpoint's own") as error:
+        reference_job(opened, planned, 0, (), Capture("full", ("*",), budget=9))
+    assert all(f"--{option} {name}" in str(error.value) for option, name in other.items())
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +178,15 @@ def test_the_command_compares_with_both_runs_of_the_reference(
         assert isinstance(result.exception, ReferenceFailed)
     else:
         assert result.exit_code == 0 and "picture: not compared" in result.stdout
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_folder_with_one_earlier_trace_is_refused(name: str, tmp_path: Path) -> None:
+    with _folder(tmp_path) as folder:
+        assert folder == tmp_path
+    (tmp_path / name).mkdir()
+    with pytest.raises(FileError, match=f"{name}: exists"), _folder(tmp_path):
+        pass
 
 
 def test_without_the_extra_it_says_so_first(monkeypatch) -> None:

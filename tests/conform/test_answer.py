@@ -136,7 +136,12 @@ def test_x_before_each_step_is_read_as_such(problem: Problem, tmp_path: Path) ->
     xs = [problem.start(), *right(problem)]
     verdict = judge_path(problem, written(tmp_path, x=[x.tolist() for x in xs]))
     assert verdict.verdict == "conforms" and "before each step" in verdict.remarks[0]
-    xs[0] = xs[0] * 1.01
+    for dtype in ("bf16", "f16"):
+        xs[0] = problem.start().astype(DTYPES[dtype]).astype(float)
+        answer = written(tmp_path, x=[x.tolist() for x in xs], dtype=dtype)
+        verdict = judge_path(problem, answer)
+        assert verdict.verdict == "conforms" and "before each step" in verdict.remarks[0]
+    xs[0] = problem.start() * 1.01
     assert judge_path(problem, written(tmp_path, x=[x.tolist() for x in xs])).verdict == "deviates"
 
 

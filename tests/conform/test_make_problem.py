@@ -57,6 +57,12 @@ def test_a_problem_says_enough_to_find_its_model(name: str) -> None:
     assert np.allclose(times[0], times[1]) and np.allclose(times[0], problem.timesteps, rtol=1e-6)
 
 
+def test_the_users_setting_goes_before_the_conventions() -> None:
+    for settings, ending in (({}, "append"), ({"ending": "replace"}, "replace")):
+        spec = ProblemSpec(schedule="align_your_steps", convention="a1111", settings=settings)
+        assert make_problem(spec).settings["ending"] == ending
+
+
 def test_what_a_sampler_needs_is_in_its_problem() -> None:
     plain = make_problem(ProblemSpec("euler", steps=3))
     assert plain.guidance is None and not plain.normals

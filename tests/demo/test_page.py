@@ -11,9 +11,10 @@ from lydite import embedded
 from lydite.core.errors import FileError
 from lydite.demo import page
 from lydite.demo.chapter import PROMPTS, Result, Settings
-from lydite.demo.chapters import against_diffusers, reproduce_from_png
+from lydite.demo.chapters import against_diffusers, planted_bug, reproduce_from_png
 from lydite.demo.chapters.accuracy import judged
 from lydite.demo.demo import Demo
+from lydite.diff.result import Verdict
 from lydite.evaluate.prompt_accuracy import score
 from lydite.pipelines.picture import read_pixels, read_record, write_picture
 from lydite.reference.jobs import ReferenceMissing
@@ -122,6 +123,14 @@ def test_a_picture_that_differs_from_its_replay_is_reported(demo: Demo, results:
     finally:
         path.write_bytes(kept)
     assert not result.passed and "DIFFERENT" in result.lines[0]
+
+
+@pytest.mark.parametrize("site", [planted_bug.SITE, "vae/decoder.conv_in", None])
+def test_a_bug_that_is_not_found_at_its_place_is_reported(site: str | None, demo: Demo) -> None:
+    picture = np.zeros((8, 8, 3), np.uint8)
+    verdict = Verdict("diverge" if site else "agree", "", site=site)
+    result = planted_bug._result(demo, verdict, (picture, picture))
+    assert result.passed == (site == planted_bug.SITE) == ("not found" not in result.lines[0])
 
 
 def test_prompts_of_the_sheet_are_read_to_their_end(demo: Demo) -> None:

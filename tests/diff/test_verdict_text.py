@@ -140,6 +140,8 @@ def test_errors_of_layers_from_the_largest_local_one() -> None:
     assert (a.site, a.local, a.accumulated, a.by_step) == ("a", 0.08, 0.3, (0.3, 0.2))
     assert (b.local, b.accumulated) == (0.01, 0.9)
     assert [(layer.site, layer.local) for layer in layer_errors(free)] == [("b", None), ("a", None)]
+    a, b = layer_errors(free, [row("a", 0.08), row("b", 0.0)])  # b is not quantized
+    assert (a.site, b.site, b.local, b.accumulated) == ("a", "b", 0.0, 0.9)
 
 
 def test_numbers_that_json_does_not_have_are_null() -> None:

@@ -196,6 +196,10 @@ def test_overflow_of_float16_is_told_apart() -> None:
         port = x.astype(np.float16)
     (finding,) = find(evidence(x, port, "f16"))
     assert finding.cause == "f16-overflow" and "1e+05" in finding.evidence
+    for dtype, size in (("f16", 1.0), ("f16", 65504.0), ("bf16", 1e5), ("f32", 1e5)):
+        x = np.linspace(0, size, 64, dtype=np.float32)
+        wrong = np.where(np.arange(64) == 5, np.nan, x)
+        assert causes(evidence(x, wrong, dtype)) == ["not-finite"], (dtype, size)
 
 
 def test_masks_of_minus_infinity() -> None:
