@@ -33,7 +33,7 @@ def rows(*overs: float | Row | None) -> list[Row]:
 
 
 def judge(found: Sequence[Row], *, misplaced: bool = False, **tests: Any) -> Divergence:
-    known = {
+    known: dict[str, Any] = {
         key: (lambda _, value=value: value) for key, value in tests.items() if key != "estimated"
     }
     estimated = tests.get("estimated", False)

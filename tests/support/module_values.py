@@ -9,8 +9,7 @@ import numpy as np
 from lydite.models import mmdit, modulation
 from lydite.models.text import clip, t5
 from lydite.models.vae.kl import AutoencoderKL
-from lydite.pipelines import pipeline as pipeline_module
-from lydite.pipelines import planning
+from lydite.pipelines import planning, steps
 from lydite.pipelines.family import Run
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.pipeline import Pipeline
@@ -76,7 +75,7 @@ def normals(shape: tuple[int, ...], seed: int = 0) -> mx.array:
 def identities(pipeline: Pipeline) -> list[Any]:
     """Everything a bug may change: compared before and after by identity."""
     objects: list[Any] = [
-        *(planning.find_sampler, planning.plan_schedule, pipeline_module.Guided),
+        *(planning.find_sampler, planning.plan_schedule, steps.Guided),
         *(modulation.sinusoids, t5.relative_position_buckets, mx.round),
         *NOISES.values(),
     ]

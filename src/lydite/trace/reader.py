@@ -1,6 +1,7 @@
 """Read a trace from any writer: bounded, checked, values on demand."""
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from lydite.core.dtypes import FLOAT_NAMES, NUMPY_DTYPES
 from lydite.core.errors import FileError, LyditeError, TraceError, at, shown
 from lydite.core.tensorfile import TensorFile
-from lydite.trace.events import STORED_AS, Event, EventId, Header, WeightInfo
+from lydite.trace.events import STORED_AS, Event, EventId, Header, WeightInfo, dtype_name
 from lydite.trace.json_files import read_events, read_header, read_weights
 
 MAX_OPEN = 64  # shards
@@ -40,6 +41,16 @@ class Trace:
         events = tuple(read_events(folder / "events.jsonl"))
         kept = _without_lost(folder, events, header)
         return cls(folder, header, _numbered(kept), len(events) - len(kept))
+
+    @cached_property
+    def dtype(self) -> str:
+        """The precision of the run: the writer's word, or that of most activations; "" if none."""
+        found = Counter(
+            event.dtype
+            for event in self.events
+            if event.kind == "activation" and event.dtype.upper() in FLOAT_NAMES
+        )
+        return dtype_name(self.header.dtype) or next((name for name, _ in found.most_common(1)), "")
 
     def has_values(self, event: Event) -> bool:
         """Whether the values were kept, and not only statistics."""

@@ -28,7 +28,7 @@ from lydite.diff.measure.rounding import (
 )
 from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.result import Row, scope_of
-from lydite.trace.events import Event, EventId, dtype_name
+from lydite.trace.events import Event, EventId
 from lydite.trace.reader import Trace
 
 WINDOW = 16  # values of the component before a value that show how much error it already has
@@ -156,8 +156,7 @@ def _sinusoids_not_compared(reference: Trace, pairs: Sequence[Pair]) -> deque[Ev
 
 def _run_dtype(trace: Trace, event: Event) -> str:
     """The precision a value was computed in: the run's, or its own where that is coarser."""
-    run = dtype_name(trace.header.dtype)
-    return coarser(run, event.dtype) if run in UNIT else event.dtype
+    return coarser(trace.dtype, event.dtype) if trace.dtype in UNIT else event.dtype
 
 
 def _measure_row(
