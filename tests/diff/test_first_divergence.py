@@ -195,3 +195,12 @@ def test_errors_in_limits() -> None:
     assert over_limit(replace(row(None), wrong=False)) == 0
     assert over_limit(replace(row(3), limit=0.0)) == inf == over_limit(replace(row(3), limit=None))
     assert over_limit(replace(row(0), limit=0.0)) == 0
+
+
+def test_where_rounding_may_change_a_value_wholly_it_shows_nothing() -> None:
+    """As behind a sinusoid of a time in bfloat16."""
+    unrelated = row(1, site="v0", error=1.4, limit=1.1, wrong=True)
+    larger = row(1, site="v0", error=2.1, limit=1.1, wrong=True)
+    known = row(1, site="v0", error=1.4, limit=0.9, wrong=True)
+    assert judge([unrelated, *rows(0)]).first is None
+    assert judge([larger, *rows(2)]).first == judge([known, *rows(2)]).first == 0

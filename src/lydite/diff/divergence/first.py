@@ -33,6 +33,7 @@ SMALL_FINE = 1e-4  # an error in float32 that sines of large angles give
 LARGE_FINE = 3e-3  # an error in float32 that no rounding gives
 SPREAD = 12.0  # largest over mean error of rounding, which is in every number
 RELATED = 1.0  # relative error of a guessed pair above which it may be no pair
+UNRELATED = 2.0  # relative error that no two values of one size have
 JUMP = 300.0  # times the largest error over limit before it: not the same error, grown
 JUMP_OF_ESTIMATE = 20.0  # the same where the limit before it may be too low
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
@@ -82,7 +83,8 @@ def first_divergence(
         row = rows[index]
         agrees_after = not spoils(index) and _agrees_after(rows, index)
         return (
-            (agrees_after and (row.error is None or is_misplaced(index)))
+            _is_lost_in_rounding(row)
+            or (agrees_after and (row.error is None or is_misplaced(index)))
             or (estimated and _is_marginal(rows, index))
             or (is_guessed(index) and (agrees_after or is_mispaired(index)))
             or _is_overtaken(rows, index, estimated=estimated)
@@ -122,6 +124,11 @@ def first_divergence(
 def first_isolated(rows: Sequence[Row]) -> Divergence:
     """The first wrong row of a run on the reference's values, where errors do not propagate."""
     return Divergence(next((index for index, row in enumerate(rows) if row.wrong), None))
+
+
+def _is_lost_in_rounding(row: Row) -> bool:
+    """Whether rounding alone may give errors as large as those between unrelated values."""
+    return row.limit is not None and row.limit >= RELATED and (row.error or inf) < UNRELATED
 
 
 def _is_marginal(rows: Sequence[Row], index: int) -> bool:

@@ -88,13 +88,13 @@ class NamePairs:
             is_copy = how == "position" and name in self.copies
             self.found.setdefault(name, Rename((site,), how="copy" if is_copy else how))
 
-    def add_fused(self, find: FindFused) -> None:
+    def add_fused(self, find: FindFused, how: str = "parts") -> None:
         """Pair values that are several of the reference's concatenated."""
         port = self.left_events(copies=False)
         fused = find(self.comparer, self.free_events(), port, BlockMap(self.refs()))
         for name, parts in fused:
             if set(parts) <= set(self.free()):
-                self.found[name] = Rename(parts, how="parts")
+                self.found[name] = Rename(parts, how=how)
 
     def drop(self, strays: Collection[str], unseen: Collection[str]) -> None:
         """Remove these pairs, and their siblings in other blocks that were paired `unseen` too."""

@@ -104,7 +104,7 @@ def by_values(names: NamePairs) -> None:
 
 def by_fused_shapes(names: NamePairs) -> None:
     """Wrong fused values: the only values of a block that make up the shape."""
-    names.add_fused(fused_by_shape)
+    names.add_fused(fused_by_shape, "position")
 
 
 def by_copies(names: NamePairs) -> None:
@@ -243,7 +243,7 @@ def by_joined_shapes(names: NamePairs) -> None:
             names.found[name] = Rename(whole[0], how="siblings")
             modules = {module: s for module, s in modules.items() if tuple(s) != whole[0]}
         elif not whole and (parts := _taken_after(names, name, free)):
-            names.found[name] = Rename(parts, how="siblings")
+            names.found[name] = Rename(parts, how="position")
             free = {site: other for site, other in free.items() if site not in parts}
 
 
@@ -356,6 +356,7 @@ def by_similarity(names: NamePairs) -> None:
         BlockMap(known),
     )
     late = {name for name, site in pairs.items() if not _is_in_order(names, name, site)}
+    late |= _inputs_after_outputs(names, pairs)
     templates = {template for name in late for template, _ in numbered_variants(name)}
     # Further outputs of a module compete for a value, but a guess alone does not pair them.
     modules = {site for refs in known.values() for site in refs} | {*pairs.values()}
@@ -382,6 +383,19 @@ def _is_in_order(names: NamePairs, name: str, site: Site) -> bool:
         and earlier.shape == event.shape
     ]
     return not before or names.reference_events[site].i > max(before)[1]
+
+
+def _inputs_after_outputs(names: NamePairs, pairs: Mapping[str, Site]) -> set[str]:
+    """Guesses by which a module's input would be computed after its output."""
+    sites = {name: refs[0] for name, refs in names.refs().items()} | dict(pairs)
+    at = {name: e.i for name, site in sites.items() if (e := names.reference_events.get(site))}
+    return {
+        name
+        for taken, module in names.inputs.items()
+        if taken in at and module in at and at[taken] > at[module]
+        for name in (taken, module)
+        if name in pairs
+    }
 
 
 def by_position(names: NamePairs) -> None:
