@@ -111,6 +111,36 @@ def test_a_map_gives_the_axis_of_fused_values(tmp_path: Path, axis: int) -> None
     assert verdict.verdict == "agree" and len(verdict.rows) == 1
 
 
+def test_a_last_value_that_joins_other_layers_is_that_of_the_reference(tmp_path: Path) -> None:
+    layers = [(f"net/layers.{n}", VALUES[v]) for n, v in enumerate("abc")]
+    joined = [np.concatenate([VALUES[v] for v in pair], axis=-1) for pair in ("ab", "bc")]
+    reference = write(tmp_path / "ref", [*layers, ("pipeline/embeds", joined[0])])
+    own = [(f"L{n}", value) for n, (_, value) in enumerate(layers)]
+    port = write(tmp_path / "port", [*own, ("prompt", joined[1])])
+    assert names(pair_traces(reference, port))["prompt"] == "pipeline/embeds"
+    verdict = compare(reference, port)
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "prompt")
+
+
+def test_a_query_before_its_rotation_is_not_the_result_of_the_attention(tmp_path: Path) -> None:
+    query, result = ({"slot": slot} for slot in ("in.query", "out"))
+    reference = write(
+        tmp_path / "ref",
+        [
+            ("net/x", VALUES["a"]),
+            ("net/attn", VALUES["b"], query),
+            ("net/attn", VALUES["c"], result),
+            ("net/out", VALUES["d"]),
+        ],
+    )
+    port = write(
+        tmp_path / "port",
+        [(n, VALUES[v]) for n, v in zip(("start", "q", "turned", "end"), "aebf", strict=True)],
+    )
+    found = pair_traces(reference, port)
+    assert names(found)["turned"] == "net/attn" and "q" not in names(found)
+
+
 def test_a_port_without_steps_is_paired_in_order(tmp_path: Path) -> None:
     values = [VALUES[name] for name in "abc"]
     reference = write(tmp_path / "ref", [("x", v, {"step": i}) for i, v in enumerate(values)])

@@ -30,6 +30,15 @@ def write(folder: Path, **values: np.ndarray[Any, Any]) -> Trace:
     return Trace.open(folder)
 
 
+def test_the_precision_of_a_run_is_stated_or_that_of_most_values(tmp_path: Path) -> None:
+    half = np.zeros(3, ml_dtypes.bfloat16)
+    found = write(tmp_path / "run", a=half, b=half, c=np.zeros(3, np.float32), d=np.arange(3))
+    assert found.dtype == "bf16" and write(tmp_path / "ids", a=np.arange(3)).dtype == ""
+    with TraceWriter(tmp_path / "stated", Header(dtype="torch.float16")) as writer:
+        writer.add("a", half)
+    assert Trace.open(tmp_path / "stated").dtype == "f16"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4)])
 def test_every_dtype_and_shape_comes_back_bit_by_bit(

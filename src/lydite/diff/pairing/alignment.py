@@ -243,7 +243,8 @@ class PairsByPosition:
         for gap, low, next_name in _gaps(reference, port, pairs):
             after = [reference[ref] for ref in pairs.get(next_name or "", ()) if ref in reference]
             high = min((event.i for event in after), default=None)
-            tuples = {event.name for event in after}  # whose outputs come at once
+            # Outputs of one module come at once.
+            tuples = {event.name for event in after if not is_input(event.site)}
             between = [
                 site
                 for site, event in reference.items()

@@ -140,7 +140,27 @@ def by_siblings(names: NamePairs) -> None:
         expected = (certain if rename.how == "equal" else predicted).get(name, rename.ref)
         if rename.how in GUESSED and (outside or expected != rename.ref):
             del names.found[name]
-    names.add_possible(predicted, "siblings")
+    in_order = {
+        name: refs
+        for name, refs in predicted.items()
+        if name in certain or not _crosses_equal_value(names, name, refs[0])
+    }
+    names.add_possible(in_order, "siblings")
+
+
+def _crosses_equal_value(names: NamePairs, name: str, site: Site) -> bool:
+    """Whether an equal value of its shape comes after it in the port, before it in the reference.
+
+    A query before its rotation is not the result of the attention.
+    """
+    event, at = names.port_events[name], names.reference_events[site].i
+    return any(
+        later.i > event.i and later.shape == event.shape and counterpart.i < at
+        for other, rename in names.found.items()
+        if rename.how == "equal"
+        and (later := names.port_events.get(other)) is not None
+        and (counterpart := names.reference_events.get(rename.ref[0])) is not None
+    )
 
 
 def _predicted_by_siblings(
@@ -416,7 +436,9 @@ def by_position(names: NamePairs) -> None:
     positions = PairsByPosition(
         names.comparer, reference, port, repeated, names.copies, names.inputs, differs
     )
-    names.add(positions.add_to(names.refs()), "position")
+    found = positions.add_to(names.refs()).items()
+    in_order = {n: site for n, site in found if not _crosses_equal_value(names, n, site)}
+    names.add(in_order, "position")
 
 
 def by_shapes(names: NamePairs) -> None:
@@ -434,7 +456,9 @@ def by_shapes(names: NamePairs) -> None:
             sites = returned or sites
         rivals = [other for other in left.values() if same_axes(other, event)]
         if len(sites) == len(rivals) == 1 and prod(event.shape) >= MIN_RESULT:
-            names.found[name] = Rename((*sites.values(),), how="position")
+            (site,) = sites.values()
+            if not _crosses_equal_value(names, name, site):
+                names.found[name] = Rename((site,), how="position")
 
 
 def by_last_values(names: NamePairs) -> None:
@@ -454,7 +478,8 @@ def by_last_values(names: NamePairs) -> None:
     if used is not None and used.how not in GUESSED:
         return
     copies = port.alias_of is not None and reference.alias_of is not None
-    if copies and port.shape == reference.shape:
+    joined = used is not None and len(used.ref) > 1  # of other layers, say
+    if (copies or joined) and port.shape == reference.shape:
         if names.comparer.are_equal([reference], [port]) is False:
             names.found[port.name] = Rename((reference.site,), how="end")
     elif used is None and reference.site in names.free() and prod(port.shape) >= MIN_RESULT:
