@@ -389,6 +389,21 @@ def test_ctrl_c_keeps_what_is_finished(untrained, tmp_path) -> None:
     assert finished and all(read_pixels(path).shape == (32, 32, 3) for path in finished)
 
 
+def test_a_picture_that_is_written_is_counted(untrained, tmp_path, monkeypatch) -> None:
+    generate = sys.modules["lydite.cli.generate"]
+    save = generate._save
+
+    def interrupted(*arguments: object) -> object:
+        found = save(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(generate, "_save", interrupted)
+    result = draw(untrained, "--seed", "1-3", "-o", f"{tmp_path}/")
+    assert "interrupted: 1 of 3 pictures are saved." in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["lydite_1.png"]
+
+
 @pytest.mark.parametrize("name", ["model", "image"])
 def test_a_name_that_is_not_utf8_does_not_lose_the_picture(untrained, tmp_path, name) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png"))

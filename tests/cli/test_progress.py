@@ -33,7 +33,7 @@ def test_quiet_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_path_of_a_picture_goes_to_stdout_and_the_rest_to_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with StepBar(3, quiet=False) as bar:
+    with StepBar(0, quiet=False) as bar:
         bar.print("a line")
         bar.saved(Path("a.png"), 7)
     assert capsys.readouterr() == ("a.png\n", "a line\n")

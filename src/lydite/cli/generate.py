@@ -3,9 +3,11 @@
 import json
 import re
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -237,9 +239,12 @@ def _draw(
                     run, seeds, batch=options["batch"], observer=Observers(*observers)
                 )
                 for picture in pictures:
-                    path, record = _save(pipeline, run, picture, len(written), template, options)
-                    written.append({"path": str(path), **json.loads(record.to_json())})
-                    bar.saved(path, picture.seed)
+                    with _later_interrupt():
+                        path, record = _save(
+                            pipeline, run, picture, len(written), template, options
+                        )
+                        written.append({"path": str(path), **json.loads(record.to_json())})
+                        bar.saved(path, picture.seed)
         except KeyboardInterrupt:
             bar.print(f"interrupted: {len(written)} of {total} pictures are saved.")
             raise
@@ -247,6 +252,19 @@ def _draw(
             bar.print(line)
     if options["as_json"]:
         click.echo(json.dumps({"pictures": written}, indent=1))
+
+
+@contextmanager
+def _later_interrupt() -> Iterator[None]:
+    """Ctrl-C waits: a picture that is written is counted too."""
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked and callable(before):  # not where Ctrl-C is ignored
+        before(signal.SIGINT, None)
 
 
 def _save(
