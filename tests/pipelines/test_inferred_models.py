@@ -1,5 +1,7 @@
 """Sizes read off the shapes of tensors: the majority decides, and one damaged tensor does not."""
 
+from typing import Any, NoReturn
+
 from lydite.core.tensorfile import TensorInfo
 from lydite.pipelines.inferred_models import InferredModel, InferredNetwork, Shapes, _unpacked
 from lydite.weights.quantized_format import GROUP
@@ -63,15 +65,16 @@ def test_quantized_weights_count_as_wide_as_they_were() -> None:
 
 
 def layout(**options: object) -> InferredModel:
-    def never(*_: object) -> None:
+    def never(*_: object) -> NoReturn:
         raise AssertionError
 
     networks = (
-        InferredNetwork("transformer", "model.", "blocks.", never),  # pyright: ignore
-        InferredNetwork("vae", "vae.", "decoder.", never),  # pyright: ignore
+        InferredNetwork("transformer", "model.", "blocks.", never),
+        InferredNetwork("vae", "vae.", "decoder.", never),
     )
     usual = {"title": "T", "networks": networks, "kinds": {}, "main": "transformer"}
-    return InferredModel(**usual | {"alone": ("transformer",)} | options)  # pyright: ignore
+    found: dict[str, Any] = usual | {"alone": ("transformer",)} | options
+    return InferredModel(**found)
 
 
 def test_a_file_is_of_a_layout_by_its_main_network() -> None:

@@ -110,11 +110,11 @@ def test_observers_see_one_anothers_values_in_order() -> None:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def observe(self, stage, value, *, name="", step=None, sigma=None):  # pyright: ignore
+        def observe(self, stage, value, *, name="", step=None, sigma=None):
             seen.append((self.number, stage, value, name, step, sigma))
             return value + self.number
 
-        def begin_batch(self, first, seeds):  # pyright: ignore
+        def begin_batch(self, first, seeds):
             seen.append((self.number, first, seeds))
 
         @contextmanager

@@ -74,8 +74,8 @@ def test_another_job_in_the_same_folder_is_named(tmp_path: Path) -> None:
         text = (folder / JOB).read_bytes()
         for change, name in (
             ({"source_hash": "b"}, "source_hash"),
-            ({"settings": {**job["settings"], "rank": 4}}, "rank"),  # pyright: ignore
-            ({"settings": {**job["settings"], "plan": {"x": 2}}}, "plan"),  # pyright: ignore
+            ({"settings": {**job["settings"], "rank": 4}}, "rank"),
+            ({"settings": {**job["settings"], "plan": {"x": 2}}}, "plan"),
             ({"samples": 3}, "samples"),
         ):
             with pytest.raises(InputError, match=f"begun with another {name}. Give the same"):
