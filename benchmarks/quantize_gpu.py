@@ -4,6 +4,7 @@
     python benchmarks/quantize_gpu.py --tiny          small shapes, to see that it runs
     python benchmarks/quantize_gpu.py --parts step
     python benchmarks/quantize_gpu.py --parts path --size 512 --iterations 8 --memory 4GB 8GB
+    python benchmarks/quantize_gpu.py --parts path … --folder WORK       twice: the second goes on
 
 Parts, each in a process of its own:
     ours, ours-tf32       TaQ-DiT W4A8, per channel: the attention and the feed-forward of a block
@@ -46,10 +47,13 @@ def main() -> None:
     parser.add_argument("--image-tokens", type=int, default=1024)
     parser.add_argument("--text-tokens", type=int, default=154)
     parser.add_argument("--iterations", type=int, default=16)
+    parser.add_argument("--images", type=int, default=4, help="of the path's calibration set")
+    parser.add_argument("--steps", type=int, default=8, help="of a picture of the path")
     parser.add_argument("--size", type=int, help="side of the picture of a step, in pixels")
     parser.add_argument(
         "--memory", nargs="+", default=["4GB"], help="for a call; of the path, one run each"
     )
+    parser.add_argument("--folder", type=Path, help="of the path: kept, and a second run goes on")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -452,37 +456,41 @@ def run_path(options: argparse.Namespace) -> None:
 
     spent = time_stages()
     config, widths, heads = options.config, (768, 1280), (12, 20)
-    images, steps, iterations = 4, 8, options.iterations
+    images, steps, iterations = options.images, options.steps, options.iterations
     if options.tiny:
         config = config | {"joint_attention_dim": 128, "pooled_projection_dim": 96}
         widths, heads, images, steps, iterations = (32, 64), (2, 2), 2, 2, 2
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        start = time.perf_counter()
-        make_untrained(folder / "model", transformer=MMDiTConfig(**config),
-                       clip_widths=widths, clip_heads=heads, draw=outliers)  # fmt: skip
-        print(f"model written: {time.perf_counter() - start:.1f} s", flush=True)
+        folder = options.folder or Path(name)
+        if not (folder / "prompts.txt").exists():
+            start = time.perf_counter()
+            make_untrained(folder / "model", transformer=MMDiTConfig(**config),
+                           clip_widths=widths, clip_heads=heads, draw=outliers)  # fmt: skip
+            print(f"model written: {time.perf_counter() - start:.1f} s", flush=True)
         (folder / "prompts.txt").write_text("a red fox\na blue hill\nan old tree\n")
         model, prompts = str(folder / "model"), str(folder / "prompts.txt")
         size = f"{options.size}x{options.size}"
         run("calibrate", "run", "-m", model, "--prompts", prompts, "--images", str(images),
             "--steps", str(steps), "--size", size, "--out", f"{folder}/set")  # fmt: skip
         for memory in options.memory:
+            if (folder / memory).exists():  # an earlier run finished it
+                continue
             run("quantize", model, "--method", "taqdit", "--bits", "4", "--group", "channel",
                 "--act-bits", "8", "--set", f"{folder}/set", "--memory", memory,
                 "--iterations", str(iterations), "--eval-prompts", prompts,
                 "--eval-images", "2", "--out", f"{folder}/{memory}")  # fmt: skip
             for stage, (seconds, count, peak) in spent.items():
                 print(f"  {stage}: {seconds:.1f} s in {count} calls, {peak:.2f} GiB peak")
-            learning, count, _ = spent["learning"]
-            each = learning / count / iterations  # held-out errors and compilation included
-            hours = each * ITERATIONS * count / 3600
-            print(f"  {1e3 * each:.1f} ms an iteration on average, {hours:.1f} h for {ITERATIONS} "
-                  f"of {count} modules", flush=True)  # fmt: skip
+            if "learning" in spent:
+                learning, count, _ = spent["learning"]
+                each = learning / count / iterations  # held-out errors and compilation included
+                hours = each * ITERATIONS * count / 3600
+                print(f"  {1e3 * each:.1f} ms an iteration on average, {hours:.1f} h for "
+                      f"{ITERATIONS} of {count} modules", flush=True)  # fmt: skip
             spent.clear()
         made = f"{folder}/{options.memory[-1]}"
         run("generate", "a red fox", "--model", made, "--steps", str(steps), "--size", size,
-            "--out", f"{folder}/fox.png")  # fmt: skip
+            "--overwrite", "--out", f"{folder}/fox.png")  # fmt: skip
 
 
 def time_stages() -> dict[str, tuple[float, int, float]]:
