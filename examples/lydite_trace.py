@@ -2,6 +2,7 @@
 
 LYDITE_TRACE=FOLDER records. LYDITE_INJECT=REFERENCE with LYDITE_INJECT_AT=PATTERN,PATTERN returns
 the reference's values. Without them a tap returns its argument. Format: docs/trace-format.md.
+FOLDER is new or empty. A trace is complete when the process ends, or after `finish()`.
 """
 
 import atexit
@@ -12,7 +13,7 @@ import sys
 
 import numpy as np
 
-step, _count, _calls, _weights, _injected = 0, 0, {}, {}, None
+step, _folder, _count, _calls, _weights, _injected = 0, None, 0, {}, {}, None
 
 
 def set_step(number):
@@ -26,23 +27,29 @@ def tap(name, x, slot="out", kind="activation", dims=None):
     folder = os.environ.get("LYDITE_TRACE")
     if not folder:
         return x
+    _begin(folder)
     call = _calls[name, slot, step] = _calls.get((name, slot, step), -1) + 1
     _add(folder, name, x, port=slot, kind=kind, step=step, call=call, dims=dims)
     return _reference(name, slot, call, x)
 
 
 def weights(parameters, scope=""):
-    """Record shape and statistics of parameters: pairs of name and array, or a dict."""
+    """Record shape and statistics of parameters: pairs of name and array, or a dict.
+
+    Later calls add to it. A parameter belongs to the tap whose name it begins with: the weight of
+    the layer that gives tap("mlp/fc1", x) is "mlp/fc1.weight".
+    """
     folder = os.environ.get("LYDITE_TRACE")
-    for name, value in dict(parameters).items() if folder else ():
+    if not folder:
+        return
+    _begin(folder)
+    for name, value in dict(parameters).items():
         a = _numpy(value).astype(np.float64)
         stats = {"count": a.size, "min": a.min(), "max": a.max(), "mean": a.mean(), "std": a.std()}
         stats |= {"rms": (a * a).mean() ** 0.5, "nan": 0, "inf": 0, "zero": int((a == 0).sum())}
         info = {"shape": a.shape, "dtype": _dtype(value), "stats": stats}
         _weights[f"{scope}/{name}" if scope else name] = info
-    if folder:
-        _begin(folder)
-        _put(folder, "weights.json", json.dumps(_weights).encode())
+    _put(folder, "weights.json", json.dumps(_weights).encode())
 
 
 def watch(model, scope):
@@ -74,13 +81,30 @@ def _leaves(name, slot, value):
             _leaves(name, slot if slot == "out" and n == 0 else f"{slot}.{n}", item)
 
 
+def finish(complete=True):
+    """Complete the trace. The next tap begins another one, where LYDITE_TRACE then says."""
+    global _folder, _count
+    if _folder:
+        _header(_folder, complete)
+    _folder, _count = None, 0
+    _calls.clear()
+    _weights.clear()
+
+
+atexit.register(lambda: finish(getattr(sys, "last_value", None) is None))
+
+
 def _begin(folder):
-    if _count == 0 and not os.path.exists(f"{folder}/trace.json"):
-        os.makedirs(folder, exist_ok=True)
-        if os.listdir(folder):
-            sys.exit(f"{folder}: not empty; LYDITE_TRACE needs a new folder.")
-        _header(folder, False)
-        atexit.register(lambda: _header(folder, getattr(sys, "last_value", None) is None))
+    global _folder
+    if folder == _folder:
+        return
+    if _folder:
+        finish()
+    os.makedirs(folder, exist_ok=True)
+    if os.listdir(folder):
+        sys.exit(f"{folder}: not empty; LYDITE_TRACE needs a new folder.")
+    _header(folder, False)
+    _folder = folder
 
 
 def _header(folder, complete):
@@ -90,7 +114,6 @@ def _header(folder, complete):
 
 def _add(folder, name, x, **more):
     global _count
-    _begin(folder)
     a, i = np.array(_numpy(x), order="C"), _count
     stored = a.dtype.name.upper().replace("FLOAT", "F").replace("UINT", "U").replace("INT", "I")
     entry = {"dtype": stored, "shape": a.shape, "data_offsets": [0, a.nbytes]}

@@ -5,7 +5,9 @@ import sqlite3
 import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +21,11 @@ from support import replays
 
 
 def test_two_halves_merged_are_the_whole(
-    opened: CalibrationSet, pipeline: Pipeline, whole: Path, tmp_path: Path
+    opened: CalibrationSet,
+    pipeline: Pipeline,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     halves = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for number, path in enumerate(halves, 1):
@@ -34,6 +40,15 @@ def test_two_halves_merged_are_the_whole(
         scale = float(moments.absmax.max())
         assert np.abs(other.mean - moments.mean).max() <= 1e-12 * scale
         assert np.abs(other.variance - moments.variance).max() <= 1e-12 * scale**2
+    assert read_summary(tmp_path / "merged.sqlite").set == read_summary(whole).set
+    with monkeypatch.context() as patched:
+
+        def of_others(path: Path) -> Any:
+            return msgspec.structs.replace(read_summary(path), set=path.stem)
+
+        patched.setattr("lydite.calibrate.activations.file.read_summary", of_others)
+        merge_files(halves, tmp_path / "merged.sqlite", overwrite=True)
+    assert read_summary(tmp_path / "merged.sqlite").set is None  # of several
     with pytest.raises(CalibrationError, match="would count twice"):
         merge_files([halves[0], halves[0]], tmp_path / "twice.sqlite")
     collect(opened, pipeline, tmp_path / "other.sqlite", Selection(group_steps="all", part=(2, 2)))

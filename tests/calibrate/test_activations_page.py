@@ -11,6 +11,7 @@ from PIL import Image
 
 from lydite.calibrate.activations.collect import Selection, collect
 from lydite.calibrate.activations.file import merge_files
+from lydite.calibrate.activations.queries import read_curves
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
 from lydite.report.activations import page, picture
@@ -46,6 +47,14 @@ def test_the_drift_on_the_cards_is_that_of_the_file(whole: Path) -> None:
     most, modulation = most_drift(whole, f"NOT ({MODULATION})"), most_drift(whole, MODULATION)
     assert f"most drift over the steps, but for the modulation {most:.1f}×" in told
     assert f"most drift of the modulation {modulation:.1f}×" in told
+
+
+def test_the_table_of_drift_has_the_first_and_the_last_step(whole: Path) -> None:
+    curves, _ = read_curves(whole)
+    curve = max(curves, key=lambda each: each.drift)
+    first, last = (f"{curve.values['absmax'][at]:.4g}" for at in (0, -1))
+    ranges = " ".join(f"{curve.spread[at]:.4g}" for at in (0, -1))
+    assert first != last and f"{curve.drift:.2f} {ranges} {first} {last}" in words(whole)
 
 
 def test_steps_that_are_counted_together_are_not_drawn_as_one_dot(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -72,6 +73,18 @@ def test_what_is_stored_is_what_the_modules_take_and_give(
                 np.testing.assert_array_equal(found, expected)
             assert (stored.entry.sigma, stored.image) == (row.entry.sigma, row.image)
     assert len(chosen) == len(pairs)  # each sample has its own
+
+
+def test_of_a_call_for_each_prompt_the_first_is_kept(pipeline: Pipeline) -> None:
+    recorder = BlockRecorder(pipeline.family.blocks, 0)
+    path = "transformer_blocks.0.ff"
+    assert recorder.wants(path, "out")
+    for value in (1.0, 2.0):
+        recorder.add(path, "out", mx.full((1, 4, 8), value))
+    assert recorder.tensors[f"{path}.out"].max() == 1
+    recorder.begin("next")
+    recorder.add(path, "out", mx.full((1, 4, 8), 3.0))
+    assert recorder.tensors[f"{path}.out"].min() == 3
 
 
 def test_a_module_gives_the_stored_output_for_the_stored_input(

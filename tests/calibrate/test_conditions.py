@@ -31,9 +31,15 @@ def test_a_request_comes_back_from_the_conditions_of_a_set() -> None:
 
 def test_conditions_of_another_tool_cannot_be_drawn_from() -> None:
     told = conditions_of(REQUEST, "float32")
-    for strange in ({"sampler": "euler"}, {**told, "more": 1}, {**told, "compute": "int8"}):
+    for strange in ({"sampler": "euler"}, {**told, "more": 1}, {**told, "compute": "int8"},
+                    {**told, "steps": "many"}):  # fmt: skip
         with pytest.raises(CalibrationError, match="made by another tool"):
             request_of(strange)
+
+
+def test_calibration_starts_from_noise() -> None:
+    with pytest.raises(InputError, match="not from a picture"):
+        conditions_of(REQUEST.replace(strength=0.5), "float32")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,16 @@ def test_two_contents_of_one_sample_are_named_before_anything_is_written(tmp_pat
     assert not (tmp_path / "both").exists()
 
 
+def test_two_pictures_of_one_image_are_named_before_anything_is_written(tmp_path: Path) -> None:
+    for name, shade in (("a", 1), ("b", 2)):
+        with Writer.start(tmp_path / name, SETTINGS, plan(1)) as writer:
+            picture = np.full_like(pixels(0), shade)
+            writer.commit([writer.builder.picture(0, picture)])
+    with pytest.raises(CalibrationError, match="differs"):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
 def test_sets_of_other_settings_or_with_damage_are_not_merged(tmp_path: Path) -> None:
     part(tmp_path / "a", [0])
     other = msgspec.structs.replace(SETTINGS, dtype="F16")

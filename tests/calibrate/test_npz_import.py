@@ -16,7 +16,8 @@ from PIL import Image
 from lydite.calibrate.npz_export import Exported, export_npz
 from lydite.calibrate.npz_import import import_npz
 from lydite.calibrate.settings import BLOCKS, Description, Plan, Settings
-from lydite.calibrate.store.set_file import read_description, write_description
+from lydite.calibrate.store.merge import merge
+from lydite.calibrate.store.set_file import NAME, read_description, write_description
 from lydite.calibrate.store.verify import SuspiciousItem, verify
 from lydite.calibrate.store.writer import Writer
 from lydite.core.errors import CalibrationError, LyditeError
@@ -295,3 +296,47 @@ def test_a_plan_that_cannot_be_leaves_no_folder(tmp_path: Path, manifest: dict[s
     with pytest.raises(LyditeError):
         import_npz(source, tmp_path / "set", SIZED)
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ({"images": {}}, "no list of images|images"),
+        ({"images": [], "steps": "all"}, "manifest.json"),
+        ({"lydite": {"model_hash": 3}}, "lydite: .*Expected the settings of a set"),
+    ],
+)
+def test_a_manifest_that_says_nothing_usable_is_named(
+    manifest: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = folder_of(tmp_path / "npz")
+    path = source / "manifest.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, **manifest}))
+    with pytest.raises(CalibrationError, match=message):
+        import_npz(source, tmp_path / "set", SIZED)
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_folder_without_samples_is_named(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "npz")
+    (source / "samples").rename(source / "other")
+    with pytest.raises(CalibrationError, match="no folder samples/ in it"):
+        import_npz(source, tmp_path / "set", SIZED)
+
+
+def test_a_merge_of_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="no set was given"):
+        merge([], tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("part", ["settings", "plan"])
+def test_a_description_that_lost_a_part_is_damaged(part: str, tmp_path: Path) -> None:
+    draw(tmp_path / "set", 1)
+    path = tmp_path / "set" / NAME
+    raw = json.loads(path.read_text())
+    raw[part] = None
+    path.write_text(json.dumps(raw))
+    with pytest.raises(CalibrationError, match=r"damaged .*lydite calibrate repair"):
+        read_description(tmp_path / "set")

@@ -62,6 +62,16 @@ def test_a_sound_pipeline_is_clean(run: Run, untrained: Path) -> None:
     assert "0 wrong" in out and out.count("cannot be checked for transposition") == 4
 
 
+@pytest.mark.parametrize("part", ["scheduler", "tokenizer_2"])
+def test_a_part_without_tensors_that_is_missing_is_noted(
+    run: Run, untrained: Path, tmp_path: Path, part: str
+) -> None:
+    assert "cannot be run" not in run("audit", untrained)[1]
+    shutil.copytree(untrained, tmp_path / "model", ignore=lambda *_: [part])
+    status, out, _ = run("audit", tmp_path / "model")
+    assert status == 0 and part in out.split("but the model cannot be run")[1]
+
+
 def test_every_form_of_a_component(run: Run, transformer: Path) -> None:
     (file,) = transformer.glob("*.safetensors")
     for path in (transformer, file):
@@ -98,6 +108,24 @@ def test_each_fault_is_in_its_bin_and_exit_1(run: Run, transformer: Path) -> Non
     bins = report["components"]["transformer"]
     assert [row["tensor"] for row in bins["missing"]] == [BIAS]
     assert [row["tensor"] for row in bins["not_finite"]] == ["pos_embed.proj.bias"]
+
+
+def test_what_is_wrong_comes_before_the_notes_of_sound_networks(
+    run: Run, untrained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(untrained, folder)
+    names = [line.split(":")[0] for line in run("audit", folder)[1].splitlines() if line[0] != " "]
+    damage(folder / names[-1], **{name_of_last(folder / names[-1]): None})
+    status, out, _ = run("audit", folder)
+    assert status == 1
+    lines = out.splitlines()
+    assert lines[1].startswith(f"{names[-1]}: ") and "missing" in lines[2]
+
+
+def name_of_last(folder: Path) -> str:
+    (path,) = folder.glob("*.safetensors")
+    return max(read_tensors(path))
 
 
 def test_json_is_one_object(run: Run, untrained: Path) -> None:

@@ -59,6 +59,7 @@ def test_both_models_are_drawn_and_compared(run: Path) -> None:
     assert record["record"]["request"]["steps"] == 2
     assert record["steps"][0]["error"]["max"] == 0  # the same noise
     assert sorted(pair["seed"] for pair in record["worst"]) == [0, 1, 2]
+    assert record["paired"]["psnr"]["ci95"] is None and "too few" in record["warnings"][0]
     prompts, seeds = list(held_out())[:3], list(range(3))
     assert record["record"]["prompts"] == {"count": 3, "hash": digest(prompts)}
     assert record["record"]["seeds"] == {"first": 0, "last": 2, "hash": digest(seeds)}
@@ -104,9 +105,39 @@ def test_sets_are_compared_without_a_model(run: Path) -> None:
     assert "prompt_accuracy" in _json("set", run / "candidate")["distribution"]
 
 
-def test_other_settings_in_the_same_folder_are_refused(run: Path) -> None:
-    result = _run("embedded", "--against", "embedded", "--bits", "4", *DRAW, "--out", run)
-    assert isinstance(result.exception, LyditeError)
+def test_other_settings_in_the_same_folder_are_refused_in_the_users_words(run: Path) -> None:
+    words = ("embedded", "--against", "embedded", *DRAW, "--out", run)
+    for more, text in (
+        (("--bits", 4), "was begun with --bits 3, and this command is with --bits 4"),
+        ((), "was begun with --bits 3, and this command is without --bits"),
+        (("--bits", 3, "--dtype", "float16"), "--dtype: 'float32', 'float16'"),
+        (("--bits", 3, "--seed", 9), "another folder"),
+    ):
+        error = _run(*words, *more).exception
+        assert isinstance(error, LyditeError) and text in str(error), error
+    assert json.loads((run / models.ROUNDED).read_text()) == {"bits": 3}  # a refusal leaves it
+    error = _run(*words, "--bits", 4).exception
+    assert f"--against {run / 'reference'}" in str(error) and "--out" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "text"),
+    [
+        ("nopefolder", (), "nopefolder"),
+        ("empty", (), "empty"),
+        ("embedded", ("--prompts", "nope.txt"), "nope.txt"),
+        ("embedded", ("--guidance", "5,3", "--flat-field", "a gray background"), "guidance"),
+        ("embedded", ("--keep-steps", "9"), "keep-steps"),
+    ],
+)
+def test_inputs_are_checked_before_anything_is_drawn(
+    model: str, words: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    result = _run(model, "--against", "embedded", *DRAW, "--out", "out", *words)
+    assert isinstance(result.exception, LyditeError) and text in str(result.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_even_surface_is_drawn_with_more_and_more_steps(
@@ -143,7 +174,7 @@ def test_errors_are_one_line_each(tmp_path: Path, run: Path) -> None:
         (("images", other, other, "--html", other / "page.html"), "input"),
         (("embedded", "--against", run / "reference", "--images", "3"), "own prompts"),
         (("set", other), "set.json"),
-        (("set", part), "1 images of the set are not drawn yet"),
+        (("set", part), "the set lacks 1 image. Resume it"),
         (("embedded", "--against", part), "the set is not complete. Resume it first"),
     ):
         result = _run(*arguments)
@@ -160,7 +191,11 @@ def test_the_tables_hold_the_figures_of_the_json(
     pairs = [Pair(f"p{number}", {"psnr": 20.0 + number}) for number in range(9)]
     evaluation = Evaluation(
         paired={"psnr": summary, "latent_error": one},
-        distribution={"fid": Distance(12.5, (8, 9)), "share": Distance(0.5, (8,), ci95=(0.2, 0.8))},
+        distribution={
+            "fid": Distance(12.5, (8, 9)),
+            "share": Distance(0.5, (8,), ci95=(0.2, 0.8)),
+            "frechet_judge": Distance(0.5, (8, 8)),
+        },
         steps=[StepError(0, summary), StepError(4, one)],
         growth=1.5,
         worst=[replace(pairs[0], prompt="a star"), *pairs[1:]],
@@ -178,11 +213,16 @@ def test_the_tables_hold_the_figures_of_the_json(
     assert ["latent_error", "0.25", "–", "0.2", "0.4", "1"] in lines
     assert ["fid", "12.5", "8", "and", "9"] in lines and "note: odd\n" in err
     assert ["share", "0.5", "0.2", "to", "0.8", "8"] in lines
-    assert "factor of 1.5 a step, to 0.25 at step 4" in out and "2 pairs are identical" in out
+    assert "latent_error at step 4: 0.25; it grows by a factor of 1.5 a step (the error" in out
+    assert "2 pairs are identical" in out and "frechet_judge: Fréchet distance" in out
     assert "4 steps: noise 1.00 in the reference, 2.50 in the candidate" in out
     worst = [line for line in out.splitlines() if line.startswith("worst")]
-    assert len(worst) == SHOWN < 9 and "p0" in worst[0] and "psnr 20" in worst[0]
+    assert len(worst) == 8 // 3 < SHOWN and "p0" in worst[0] and "psnr 20" in worst[0]
     assert "a star" in worst[0] and "“" not in worst[1]
+    many = replace(evaluation, paired={"psnr": replace(summary, n=100)}, identical=1)
+    print_evaluation(many, source, source, options)
+    out = capsys.readouterr().out
+    assert out.count("\nworst  p") == SHOWN and "1 pair is identical" in out
     print_evaluation(evaluation, source, source, options | {"as_json": True})
     assert json.loads(capsys.readouterr().out)["paired"]["psnr"]["mean"] == 30.5
     bare = Evaluation({}, {}, [StepError(0, one)], 1.5, [], 0, [], {"pictures": 8})
@@ -216,6 +256,20 @@ def test_which_images_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(evaluated_images(given, other)) == 2
     with pytest.raises(LyditeError, match="at most 2"):
         evaluated_images(given | {"images": 3}, other)
+
+
+def test_help_and_errors_name_files_that_are_read(tmp_path: Path) -> None:
+    examples = [line for line in _run("images", "--help").output.splitlines() if "--lpips" in line]
+    assert any(".safetensors" in line for line in examples)
+    assert not any(".pth" in line for line in examples)
+    Image.new("RGB", (20, 20)).save(tmp_path / "x.png")
+    nowhere = tmp_path / "nowhere.safetensors"
+    for words in (("--inception", nowhere), ("--lpips", "alex", nowhere, nowhere)):
+        error = str(_run("images", tmp_path, tmp_path, *words).exception)
+        assert "as a safetensors file (`lydite inspect FILE.pth` prints" in error
+    (tmp_path / "a.pth").write_bytes(b"")
+    error = str(CliRunner().invoke(lydite, ["inspect", str(tmp_path / "a.pth")]).exception)
+    assert "Convert it to safetensors" in error and "python -c" in error
 
 
 def test_help_teaches() -> None:

@@ -399,9 +399,33 @@ def test_a_picture_that_is_written_is_counted(untrained, tmp_path, monkeypatch) 
         return found
 
     monkeypatch.setattr(generate, "_save", interrupted)
-    result = draw(untrained, "--seed", "1-3", "-o", f"{tmp_path}/")
-    assert "interrupted: 1 of 3 pictures are saved." in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["lydite_1.png"]
+    said = "interrupted: 1 of 3 pictures are saved."
+    for options, is_said in (((), True), (("--json",), True), (("--json", "-q"), False)):
+        out = tmp_path / "".join(("out", *options))
+        result = draw(untrained, "--seed", "1-3", *options, "-o", f"{out}/")
+        assert result.stderr.count(said) == is_said
+        assert [path.name for path in out.iterdir()] == ["lydite_1.png"]
+        if "--json" in options:
+            assert not result.stdout
+            assert (f"{out}/lydite_1.png" in result.stderr) == is_said
+
+
+def test_what_is_changed_of_an_image_is_said(untrained, tmp_path) -> None:
+    from PIL import Image
+
+    resized = "note: --image is 40×32; it is resized to 32×32."
+    dropped = "note: --image has transparent pixels; their transparency is dropped."
+    for size, mode, colour, notes in (
+        ((32, 32), "RGB", "red", []),
+        ((40, 32), "RGB", "red", [resized]),
+        ((32, 32), "RGBA", (9, 9, 9, 255), []),
+        ((32, 32), "RGBA", (9, 9, 9, 254), [dropped]),
+        ((40, 32), "LA", (9, 0), [resized, dropped]),
+    ):
+        Image.new(mode, size, colour).save(tmp_path / "photo.png")
+        result = draw(untrained, "--image", tmp_path / "photo.png", "-o", f"{tmp_path}/out/")
+        assert result.exit_code == 0
+        assert [line for line in result.stderr.splitlines() if "--image" in line] == notes
 
 
 @pytest.mark.parametrize("name", ["model", "image"])

@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lydite.cli.main import lydite
-from lydite.cli.request_options import idle_options, read_request
+from lydite.cli.request_options import idle_options, long_start, read_request
 from lydite.core.errors import InputError, LyditeError
 from lydite.core.request import Request
 from lydite.pipelines.family import Run
 from lydite.pipelines.picture import read_pixels, read_record
+from lydite.pipelines.pipeline import Pipeline
 
 SMALL = ["--steps", "3", "--size", "32x32", "--text-length", "4", "--seed", "5"]
 
@@ -168,6 +169,40 @@ SNOW = {"negative": "snow", "guidance": 0.5}
 def test_an_option_that_does_nothing_is_said(given: dict[str, Any], expected: str) -> None:
     notes = "; ".join(_notes(**given))
     assert notes.startswith(expected) and bool(notes) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("request_", "noted"),
+    [
+        ({"schedule": "karras", "steps": 20}, True),
+        ({"schedule": "exponential", "steps": 28}, True),
+        ({"schedule": "kl_optimal", "steps": 8}, True),
+        ({"schedule": "laplace", "steps": 40}, True),
+        ({"schedule": "karras", "steps": 60}, False),
+        ({"schedule": "kl_optimal", "steps": 20}, False),
+        ({"schedule": "beta_sigmas", "steps": 8}, False),
+        ({"schedule": "simple", "steps": 2}, False),
+        ({"steps": 2}, False),
+        ({"steps": 16}, False),
+    ],
+)
+def test_a_schedule_with_a_long_first_step_is_noted_for_flow_models(
+    request_: dict[str, Any], noted: bool
+) -> None:
+    """As drawn: these are the ones that leave the embedded model's background grey."""
+    pipeline = Pipeline.open("embedded")
+    (note,) = [*long_start(pipeline.plan(Request("a", **request_)))] or [""]
+    assert ("grey background" in note) == noted
+    image = np.zeros((128, 128, 3), np.uint8)
+    assert not [*long_start(pipeline.plan(Request("a", strength=0.5, **request_), image))]
+
+
+def test_a_long_first_step_is_noted_for_no_other_models() -> None:
+    for kind, notes in (("flow", 1), ("ve", 0)):
+        prediction = SimpleNamespace(noise_model=SimpleNamespace(name=kind))
+        schedule = SimpleNamespace(name="karras", sigmas=np.array([1.0, 0.5, 0.2, 0.0]))
+        planned = SimpleNamespace(prediction=prediction, schedule=schedule, steps=3)
+        assert len([*long_start(cast(Run, planned))]) == notes
 
 
 def test_notes_are_printed(untrained, tmp_path) -> None:

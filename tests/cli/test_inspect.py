@@ -50,6 +50,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "any.safetensors"
 
 
+def test_packed_integers_are_not_counted_as_parameters(run: Run, tmp_path: Path) -> None:
+    save(tmp_path / "a.safetensors", {"a.weight": np.zeros((2, 4), np.uint32), "b": np.zeros(3)})
+    _, out, _ = run("inspect", tmp_path / "a.safetensors")
+    assert "2 tensors, 11 values, in U32 several weights each" in out
+
+
 def test_the_tree_of_any_file(run: Run, file: Path) -> None:
     status, out, err = run("inspect", file, "--all")
     lines = [line.split() for line in out.splitlines()]

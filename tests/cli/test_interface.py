@@ -32,11 +32,13 @@ def described(parameter: click.Parameter) -> str:
     if kind.get("min") is not None or kind.get("max") is not None:
         facts.append(f"{kind['min']}..{kind['max']}")
     facts += kind.get("choices", ())
+    facts += [name for name in ("min_open", "max_open", "clamp", "exists") if kind.get(name)]
     facts += [name for name in ("required", "multiple", "is_flag", "hidden") if info.get(name)]
     if parameter.nargs != 1:
         facts.append(f"nargs={parameter.nargs}")
     if isinstance(parameter.default, (str, int, float, Path)) and not info.get("is_flag"):
-        facts.append(f"default={parameter.default}")
+        shown = isinstance(parameter, click.Option) and parameter.show_default
+        facts.append(f"{'shows ' if shown else ''}default={parameter.default}")
     return " ".join(facts)
 
 
@@ -53,6 +55,13 @@ def interface() -> str:
 
 def test_options_defaults_and_limits_change_only_on_purpose() -> None:
     assert interface().splitlines() == KNOWN.read_text().splitlines()
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    for words, command in verbs(lydite):
+        for each in command.params:
+            if isinstance(each, click.Option) and not each.hidden:
+                assert each.help, (words, each.opts)
 
 
 if __name__ == "__main__":

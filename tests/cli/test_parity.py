@@ -44,7 +44,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(lydite, ["parity", *map(str, arguments)])
 
 
-def row(site: str, error: float | None, *, wrong: bool = False, floor: float = 1e-7) -> Row:
+def row(site: str, error: float | None, *, wrong: bool = False, floor: float | None = 1e-7) -> Row:
     return Row(site, site, "out", 0, 0, "activation", (1,), "f32", error, floor, 1e-6, wrong)
 
 
@@ -110,12 +110,19 @@ def test_rows_are_summed_up_by_network_in_order() -> None:
         row("transformer/b", 3e-7),
         row("transformer", 1e-7),
         row("transformer/c", None),
+        row("vae/d", None),
+        row("pipeline/e", 0.0),
+        row("pipeline/f", 5e-7, floor=0.0),
+        row("pipeline/g", 0.0, wrong=True),  # of a verdict that is agree
     )
     found = by_component(Verdict("agree", "", rows=rows))
     assert [(each.name, each.values, each.error, each.verdict) for each in found] == [
         ("text_encoder", 1, 2e-7, "agree"),
         ("transformer", 2, 3e-7, "agree"),
+        ("vae", 0, None, "agree"),
+        ("pipeline", 3, 5e-7, "agree"),
     ]
+    assert [each.ratio for each in found[2:]] == [None, None]
     assert found[0].ratio == pytest.approx(2)
 
 
@@ -145,39 +152,107 @@ def test_the_first_to_diverge_is_told_from_those_that_follow() -> None:
 
 
 def test_a_reference_that_differs_from_itself_proves_nothing() -> None:
-    check_reference(Verdict("agree", "", rows=(row("a", 1e-3, floor=1e-2),)))
-    with pytest.raises(ReferenceFailed, match=r"differs from itself by 0\.9 at b"):
-        check_reference(Verdict("agree", "", rows=(row("b", 0.8, floor=0.9),)))
+    for floor in (1e-2, 0.1, None):
+        check_reference(Verdict("agree", "", rows=(row("a", 1e-3, floor=floor),)))
+    for floor, words in ((0.9, "0.9"), (0.11, "0.11")):
+        rows = row("a", 1e-3), row("b", 0.8, floor=floor)
+        with pytest.raises(ReferenceFailed, match=rf"differs from itself by {words} at b, step 0"):
+            check_reference(Verdict("agree", "", rows=rows))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_command_compares_with_both_runs_of_the_reference(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = SimpleNamespace(model=SimpleNamespace(path=tmp_path))
-    given: list[Any] = []
+@pytest.fixture
+def unrecorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The command without its runs: the traces hold one value, the verdict is a given one."""
+    stub = SimpleNamespace(given=[], planned=[], verdict=Verdict("agree", ""), name="vae/x")
+    stub.model = SimpleNamespace(path=tmp_path)
+
+    def plan(prompt: str, options: dict[str, Any], dtype: str) -> tuple[Any, None, int]:
+        stub.planned.append((prompt, options["model"], dtype))
+        return SimpleNamespace(model=stub.model), None, 0
 
     def record(*words: Any, quiet: bool) -> None:
         for name in TRACES:
             with TraceWriter(words[4] / name, Header(side=name)) as writer:
-                writer.add("vae/x", np.zeros(3, np.float32))
+                if stub.name:
+                    writer.add(stub.name, np.zeros(3, np.float32))
 
-    def compared(theirs: Trace, ours: Trace, *, floor: Trace, checkpoint: Path) -> Verdict:
-        given.append([trace.folder.name for trace in (theirs, ours, floor)])
-        assert checkpoint == tmp_path
-        return Verdict("agree", "", rows=(row("b", 0.8, floor=0.9),))
+    def compared(theirs: Trace, ours: Trace, *, floor: Trace, checkpoint: Path | None) -> Verdict:
+        stub.given.append([*(trace.folder.name for trace in (theirs, ours, floor)), checkpoint])
+        return stub.verdict
 
     module = "lydite.cli.parity"
     monkeypatch.setattr("lydite.reference.jobs.check_installed", lambda: None)
-    monkeypatch.setattr(f"{module}.plan_recording", lambda *_: (opened, None, 0))
+    monkeypatch.setattr(f"{module}.plan_recording", plan)
     monkeypatch.setattr(f"{module}._record", record)
     monkeypatch.setattr("lydite.diff.compare.compare", compared)
+    return stub
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_command_compares_with_both_runs_of_the_reference(
+    dtype: str, tmp_path: Path, unrecorded: SimpleNamespace
+) -> None:
+    unrecorded.verdict = Verdict("agree", "", rows=(row("b", 0.8, floor=0.9),))
     result = run("--dtype", dtype)
-    assert given == [["reference", "port", "floor"]]
+    assert unrecorded.given == [["reference", "port", "floor", tmp_path]]
+    assert unrecorded.planned == [("a large red star above a small blue ring", None, dtype)]
     if dtype == "float32":  # rounding of 0.9 is none
         assert isinstance(result.exception, ReferenceFailed)
     else:
         assert result.exit_code == 0 and "picture: not compared" in result.stdout
+
+
+def test_a_single_file_has_no_folder_to_look_into(
+    tmp_path: Path, unrecorded: SimpleNamespace
+) -> None:
+    unrecorded.model.path = tmp_path / "model.safetensors"
+    unrecorded.model.path.write_bytes(b"")
+    assert run("model.safetensors", "a fox").exit_code == 0
+    assert unrecorded.given[0][-1] is None
+    assert unrecorded.planned == [("a fox", "model.safetensors", "float32")]
+
+
+@pytest.mark.parametrize(("word", "status"), [("agree", 0), ("diverge", 1), ("cannot-compare", 2)])
+def test_the_verdict_is_the_exit_status_and_what_comes_next_is_printed(
+    word: Any, status: int, tmp_path: Path, unrecorded: SimpleNamespace
+) -> None:
+    unrecorded.verdict = Verdict(word, "A sentence.", rows=(row("vae/x", 0.0),))
+    page, keep = tmp_path / "page.html", tmp_path / "kept"
+    again = ["some model", "a fox", "--steps", "3"]
+    result = run(*again, "--html", page, "-q")
+    assert result.exit_code == status and f"page: {page}" in result.stdout and page.exists()
+    following = "lydite parity 'some model' 'a fox' --steps 3 --keep-traces traces"
+    assert (f"next: {following}\n" in result.stdout) == (word != "agree")
+    assert ("next:" in result.stdout) == (word != "agree")
+    result = run(*again, "--keep-traces", keep)
+    assert result.exit_code == status and "page:" not in result.stdout
+    assert f"next: lydite diff {keep}/reference {keep}/port --floor {keep}/floor" in result.stdout
+    result = run(*again, "--json")
+    assert result.exit_code == status and json.loads(result.stdout)["verdict"] == word
+
+
+def test_a_page_is_not_replaced_unasked_and_never_an_input(
+    tmp_path: Path, unrecorded: SimpleNamespace
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    for inputs in ([], [page], ["m", "--components", page], ["m", "--image", page]):
+        result = run(*inputs, "--html", page)
+        assert isinstance(result.exception, FileError | InputError), inputs
+        if inputs:
+            result = run(*inputs, "--html", page, "--overwrite")
+            assert isinstance(result.exception, FileError | InputError), inputs
+    assert page.read_text() == "mine" and not unrecorded.given
+    assert run("--html", page, "--overwrite").exit_code == 0 and page.read_text() != "mine"
+
+
+def test_points_that_name_no_value_are_an_error_of_the_command(
+    unrecorded: SimpleNamespace,
+) -> None:
+    unrecorded.name = ""
+    assert run().exit_code == 0
+    result = run("--points", "nothing/*")
+    assert isinstance(result.exception, InputError) and "nothing/*" in str(result.exception)
 
 
 @pytest.mark.parametrize("name", TRACES)

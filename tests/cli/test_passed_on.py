@@ -237,7 +237,9 @@ def test_how_sensitivities_are_measured(reached: Any) -> None:
     assert [named[name] for name in kept] == [0, 7, Path("s.json")]
 
 
-def test_both_sides_of_an_evaluation(reached: Any) -> None:
+def test_both_sides_of_an_evaluation(reached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr("lydite.cli.evaluate.models._check_side", lambda *a: checked.append(a))
     words = "evaluate models given --against embedded --prompts p.txt --images 3 --seed 4 --out run"
     words += " --bits 3 --dtype bfloat16 --against-dtype float16 --keep-steps every:4 --steps 8"
     words += f" --components {embedded.MODEL} --workers 2"
@@ -250,5 +252,6 @@ def test_both_sides_of_an_evaluation(reached: Any) -> None:
     ):
         (*found, request, plan, settings, resume), _ = reached(words, target, call)
         assert found == [Path("run", folder), model, dtype] and plan == wanted
+        assert (*found, request, plan) in checked
         assert request.steps == 8 and settings == WorkerOptions(2, None, quiet=False)
         assert sorted(resume.split()[2:]) == sorted(words.split()[2:])

@@ -164,10 +164,12 @@ def test_a_killed_run_resumes_to_the_same_file(
             CliRunner().invoke(lydite, ["quantize", *map(str, words), *EVALUATION])
     assert not (tmp_path / "again").exists()
     other_set = replays.draw_set(tmp_path / "set", replays.loaded(small), images=1)
-    for number, other, what in ((2, 4, "another plan."), (4, other_set, " set_hash.")):
+    for number, other, what in ((2, 4, "--bits"), (4, other_set, " the calibration set")):
         refused = _run(*words[:number], other, *words[number + 1 :]).exception
         assert isinstance(refused, LyditeError) and what in str(refused)
-    _done(*words, *EVALUATION)
+    resumed = _done(*words, *EVALUATION[:2]).output
+    assert "resuming: 1 of 2 blocks are done.\n" in resumed
+    assert "transformer_blocks.1: error" in resumed and "transformer_blocks.0: e" not in resumed
     for name in ("transformer/diffusion_pytorch_model.safetensors", "quantization.json"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
 
@@ -256,6 +258,15 @@ def test_without_a_set_one_is_drawn(
     result = _done(small, *words, "--out", tmp_path / "out", *EVALUATION[:2])
     assert "calibration set of 2 images" in result.output
     assert "2 of 4 samples of the set" in result.output
+    shared = "prompts of the evaluation are in the calibration set too (1 of 1, with other seeds)"
+    evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert f"note: {shared}" in result.output and shared in evaluation["warnings"][-1]
+    assert "block 3 of" not in result.output
+    assert result.output.count("rounded to nearest → as exported (gptq)") == 1
+    record = read_provenance(tmp_path / "out")
+    title = f"<h1>out: gptq, {record.bits_per_weight:.2f} bits per weight, "
+    assert title in (tmp_path / "out/report.html").read_text()
+    assert evaluation["record"]["candidate"]["model"] == "out"
     assert read_provenance(tmp_path / "out").set_hash is not None
 
 
@@ -290,8 +301,9 @@ def test_a_plan_is_printed_with_its_numbers(capsys: pytest.CaptureFixture[str]) 
 def test_what_was_learned_is_said_in_a_sentence() -> None:
     text = _proof(PROVENANCE)
     share = 100 * sum(PROVENANCE.changed.values()) / len(PROVENANCE.changed)
-    assert text.startswith(f"{share:.1f} % of the integers") and "1 of 3 units" in text
-    assert "units" not in _proof(replace(PROVENANCE, units=[]))
+    assert text.startswith(f"{share:.1f} % of the integers") and "1 of 3 modules" in text
+    assert "modules" not in _proof(replace(PROVENANCE, units=[]))
+    assert _proof(replace(PROVENANCE, method="rtn")) == "2 layers rounded to nearest."
 
 
 def test_what_cannot_be_done_is_said_in_one_line(
@@ -321,6 +333,28 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert not out.exists() and not out.with_name("out.work").exists()
 
 
+@pytest.mark.parametrize("option", ["--prompts", "--eval-prompts"])
+def test_prompts_are_read_before_the_work(option: str, tmp_path: Path) -> None:
+    result = _run("embedded", option, tmp_path / "nope.txt", "--out", tmp_path / "out")
+    assert isinstance(result.exception, LyditeError) and "nope.txt" in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_shows_the_options_of_the_main_job_as_it_is_typed() -> None:
+    for words, form in (
+        (("--help",), "quantize MODEL [OPTIONS]\n"),
+        (("embedded", "--help"), "quantize MODEL [OPTIONS]\n"),
+        (("plan", "--help"), "quantize plan [OPTIONS] MODEL\n"),
+    ):
+        output = _run(*words).output
+        usage = output.splitlines()[0] + "\n"
+        assert usage.endswith(form) and "--bits" in output and "--bpw" in output
+        assert not re.search(r"  (Of|For|That) ", output)
+    assert "compare  Compare folders" in _run("--help").output
+    unknown = _run("embedded", "--bitz").output
+    assert "quantize MODEL [OPTIONS]" in unknown and "quantize --help'" in unknown
+
+
 def test_where_a_result_may_be_written(tmp_path: Path) -> None:
     model, places = Model(str(tmp_path / "model")), {"set_folder": None, "against": None}
     (tmp_path / "model").mkdir()
@@ -328,10 +362,15 @@ def test_where_a_result_may_be_written(tmp_path: Path) -> None:
     check_places(tmp_path / "out", model, places)
     for name, changes in (
         ("model/out", {}), ("set/out", {"set_folder": tmp_path / "set"}),
-        ("set/out", {"against": tmp_path / "set"}), ("model/../model", {}), ("no/out", {}),
+        ("set/out", {"against": tmp_path / "set"}), ("model/../model", {}),
     ):  # fmt: skip
-        with pytest.raises(FileError, match=r"inside the input|no such folder"):
+        with pytest.raises(FileError, match="inside the input"):
             check_places(tmp_path / name, model, places | changes)
+    check_places(tmp_path / "a/b/out", model, places)
+    assert not (tmp_path / "a").exists()  # it is made with the first file
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="file"):
+        check_places(tmp_path / "file/out", model, places)
     with pytest.raises(InputError, match="Unicode"):
         check_places(tmp_path / "out\udcff", model, places)
 
@@ -341,6 +380,10 @@ def test_a_plan_is_shown_and_nothing_is_made(tmp_path: Path) -> None:
     result = _run("embedded", "--bits", 4, "--method", "rtn", "--dry-run", "--out", out)
     assert result.exit_code == 0 and "bits per weight" in result.output and "rtn" in result.output
     assert not list(tmp_path.iterdir())
+    without = _run("embedded", "--bits", 4, "--method", "rtn", "--dry-run")
+    assert without.exit_code == 0 and without.output == result.output
+    missing = _run("embedded", "--method", "rtn")
+    assert missing.exit_code == 2 and "Missing option '--out'" in missing.output
     result = _run("embedded", "--bpw", 4.5, "--dry-run", "--out", out)
     assert isinstance(result.exception, LyditeError) and "quantize plan" in str(result.exception)
 

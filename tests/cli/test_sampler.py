@@ -1,5 +1,6 @@
 """`lydite sampler`: lists, tables, pictures, comparisons, verdicts; errors in one line."""
 
+import io
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from lydite.cli.main import lydite
+from lydite.cli.sampler.list import _samplers
 from lydite.conform.mistakes import PLANTED
 from lydite.core.errors import LyditeError
 from lydite.sampling.registry import SAMPLERS, SCHEDULES
@@ -432,3 +434,24 @@ def test_help_imports_neither_mlx_nor_numpy() -> None:
         "sys.exit(any(name in sys.modules for name in ('mlx.core', 'numpy', 'torch')))"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_the_error_that_is_shown_is_the_largest_of_the_last_x() -> None:
+    shown = CliRunner().invoke(lydite, ["sampler", "show", "euler", "--steps", "3", "--json"])
+    found = json.loads(shown.stdout)
+    apart = np.abs(np.array(found["run"][-1]["x"]) - found["exact"])
+    assert found["error"] == apart.max() > apart.min()
+
+
+def test_the_list_has_the_numbers_of_every_sampler() -> None:
+    console = Console(width=400, file=io.StringIO())
+    console.print(_samplers(list(SAMPLERS.values()), whole=True))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    rows = {words[0]: words[1:] for line in lines if (words := line.split())}
+    for name, sampler in SAMPLERS.items():
+        numbers = [] if sampler.order is None else [f"{sampler.order:g}"]
+        numbers.append(str(sampler.calls))
+        if sampler.noise != "none":
+            numbers.append(sampler.noise)
+        wanted = [word for text in numbers for word in text.split()]
+        assert rows[name][: len(wanted)] == wanted, name

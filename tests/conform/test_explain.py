@@ -10,6 +10,7 @@ import pytest
 from lydite.conform.answers import Candidate
 from lydite.conform.judge import judge
 from lydite.conform.make_problem import ProblemSpec, make_problem
+from lydite.conform.mistakes import PLANTED
 from lydite.conform.replay import plan_for, restarted, run
 from lydite.sampling.registry import SAMPLERS
 from lydite.sampling.schedules.table import alphas_cumprod, betas, noise_table
@@ -122,6 +123,8 @@ def test_a_mistake_in_one_step_is_found_there(tmp_path: Path) -> None:
     verdict = judge(problem, candidate(Last(plain(problem, tmp_path)).run()))
     assert verdict.step == 7 and verdict.findings[0].cause == "no-c-in"
     assert "step 7 alone" in verdict.findings[0].evidence
+    says = {mistake.says for mistake in PLANTED if mistake.cause == "no-c-in"}
+    assert any(f"The candidate {each}, in" in verdict.findings[0].evidence for each in says)
 
 
 def test_a_mistake_nobody_knows_is_not_given_a_name(tmp_path: Path) -> None:

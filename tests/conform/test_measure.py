@@ -175,6 +175,8 @@ def test_errors_fall_with_the_order_of_the_sampler() -> None:
         found = errors(name, "karras", model, "gaussian", counts, np.array([1.0, -0.5]))
         slopes = -np.diff(np.log2(found))
         assert len(found) == 3 and slopes[-1] == pytest.approx(order, abs=0.4)
+    moving = errors("heun", "sgm_uniform", model, "gaussian", counts, np.array([1.0]))
+    assert sorted(moving, reverse=True) == moving  # its last sigma above 0 is another each time
     same = [
         errors(name, "karras", model, "gaussian", (4,), np.array([1.0]))
         for name in ("euler", "euler_ancestral")

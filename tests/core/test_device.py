@@ -17,7 +17,9 @@ from lydite.core.errors import ConfigError
 from lydite.core.fast_blas import THREADS, cpu_threads
 
 
-@pytest.mark.parametrize(("content", "share"), [("1048576\n", None), ("max\n", 1), (None, 1)])
+@pytest.mark.parametrize(
+    ("content", "share"), [("1048576\n", None), (f"{2**60}\n", 1), ("max\n", 1), (None, 1)]
+)
 def test_memory_is_the_machines_or_its_containers(
     content: str | None, share: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -26,7 +28,7 @@ def test_memory_is_the_machines_or_its_containers(
         limit.write_text(content)
     monkeypatch.setattr(device, "_CONTAINER", limit)
     found = device._main_memory()
-    assert found > 2**20 if share else found == 2**20
+    assert 2**20 < found < 2**60 if share else found == 2**20
 
 
 FAULTS = """
@@ -135,8 +137,11 @@ def test_a_device_is_taken_by_name(
     with_mlx(metal=True)
     device.request_device("gpu")
     with_mlx()
-    with pytest.raises(ConfigError, match="no GPU here"):
+    with pytest.raises(ConfigError, match=r"^--device gpu: this MLX has no GPU here"):
         device.request_device("gpu")
+    monkeypatch.setattr(device, "_named_by", {})
+    with pytest.raises(ConfigError, match=r"^LYDITE_DEVICE=gpu: this MLX has no GPU here"):
+        device.use_device(mx := with_mlx())
     with pytest.raises(ConfigError, match="tpu: expected one of auto, cpu, gpu"):
         device.request_device("tpu")
     monkeypatch.delitem(sys.modules, "mlx.core")

@@ -262,6 +262,20 @@ def test_a_drive_that_cannot_flush_fully_flushes_as_it_can(
     assert len(flushed) == (0 if number == errno.EIO else 2)  # the file and its folder
 
 
+def test_a_file_written_by_path_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+    monkeypatch.setattr(files, "sync_path", lambda path: done.append(("flush", path.suffix)))
+    give = files._give_name
+    monkeypatch.setattr(
+        files, "_give_name", lambda *a, **k: (done.append(("name", a[1].suffix)), give(*a, **k))
+    )
+    with files.atomic_path(tmp_path / "new.png") as path:
+        path.write_bytes(b"x")
+    assert done == [("flush", ".part"), ("name", ".png"), ("flush", tmp_path.suffix)]
+
+
 def test_on_a_mac_the_drive_is_flushed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(files.sys, "platform", "darwin")

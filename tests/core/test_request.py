@@ -1,10 +1,13 @@
 """A request in the forms that files hold."""
 
+import re
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from lydite.core.errors import InputError
 from lydite.core.request import FIELDS, Request
 
 SET: dict[str, Any] = {
@@ -59,3 +62,51 @@ def test_a_request_is_whole_after_its_plain_form() -> None:
         msgspec.convert({"stepss": 8}, Request)
     with pytest.raises(AttributeError):
         request.steps = 8  # pyright: ignore[reportAttributeAccessIssue]
+
+
+TAKEN: list[tuple[dict[str, Any], Any]] = [
+    ({"width": np.int64(128)}, 128),
+    ({"guidance": np.float32(3)}, 3.0),
+    ({"guidance": 3}, 3.0),
+    ({"guidance_steps": [5, 3]}, (5.0, 3.0)),
+    ({"guidance_interval": [0, np.float64(0.5)]}, (0.0, 0.5)),
+    ({"options": {"eta": np.float64(1)}}, {"eta": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("fields", "value"), TAKEN)
+def test_numbers_of_numpy_and_lists_become_plain_values(fields: dict[str, Any], value: Any) -> None:
+    (name,) = fields
+    found = getattr(Request(**fields), name)
+    assert found == value and type(found) is type(value)
+    msgspec.json.encode(Request(**fields))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ["a", "b"]}, "prompt is ['a', 'b']; expected text, found list."),
+    ({"negative": None}, "negative is None; expected text, found NoneType."),
+    ({"guidance": "3"}, "guidance is '3'; expected a number or None, found str."),
+    ({"width": 128.0}, "width is 128.0; expected a whole number or None, found float."),
+    ({"steps": True}, "steps is True; expected a whole number or None, found bool."),
+    ({"steps": np.ones(2)}, "steps is array([1., 1.]); expected a whole number or None, found"),
+    ({"feather": None}, "feather is None; expected a whole number, found NoneType."),
+    ({"sampler": 1}, "sampler is 1; expected text or None, found int."),
+    ({"guidance_steps": ["a"]}, "guidance_steps is ['a']; expected a list of numbers, found list."),
+    ({"guidance_interval": (1, 2, 3)}, "guidance_interval is (1, 2, 3); expected two numbers, "),
+    ({"options": {"eta": "x"}}, "options is {'eta': 'x'}; expected numbers by name, found dict."),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_a_value_of_another_type_is_refused_by_its_field(
+    fields: dict[str, Any], message: str
+) -> None:
+    for make in (Request, Request().replace):
+        with pytest.raises(InputError) as caught:
+            make(**fields)
+        assert str(caught.value).startswith(message)
+
+
+def test_every_field_is_explained_in_the_docstring() -> None:
+    text = Request.__doc__ or ""
+    assert [name for name in FIELDS if not re.search(rf"\b{name}\b[\w, ]*: ", text)] == []

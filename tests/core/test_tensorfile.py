@@ -303,6 +303,15 @@ BAD = {
     "login page": Bad(
         lambda: b"<!DOCTYPE html><html><body>Sign in</body></html>", "web page", kind=FileError
     ),
+    "PNG": Bad(lambda: b"\x89PNG\r\n\x1a\n" + bytes(64), "a PNG picture", kind=FileError),
+    "JPEG": Bad(lambda: b"\xff\xd8\xff\xe0" + bytes(64), "a JPEG picture", kind=FileError),
+    "WebP": Bad(lambda: b"RIFF\x0a\0\0\0WEBP" + bytes(64), "a picture", kind=FileError),
+    "JSON": Bad(lambda: b'{"_class_name": "X"}\n' * 9, "but JSON", kind=FileError),
+    "list in JSON": Bad(lambda: b'[\n  {"prompt": "a"}\n]', "but JSON", kind=FileError),
+    "text": Bad(lambda: b"# A model\n" * 9, "but text", kind=FileError),
+    "settings": Bad(lambda: b"[tool.ruff]\nline-length = 100\n", "but text", kind=FileError),
+    "short text": Bad(lambda: b"hello", "but text", kind=FileError),
+    "text in Cyrillic": Bad(lambda: "лидит \n".encode() * 20, "but text", kind=FileError),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.pairing.blocks import BlockMap, SiblingRules
+from lydite.diff.pairing.blocks import BlockMap, LastWords, SiblingRules
 from lydite.diff.pairing.name_matching import match_spelling
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pairing
@@ -208,3 +208,59 @@ def test_most_pairs_have_to_agree_on_which_block_is_which(
     shift = pairs[0][1] - pairs[0][0]
     assert blocks.allows("p.4.z", f"r.{4 + shift}.z")
     assert blocks.allows("p.4.z", f"r.{5 + shift}.z") == (not known)
+
+
+def test_last_words_of_a_block_without_a_number() -> None:
+    known = {
+        f"enc/{n}/attn0/{own}/mix": sites(f"net/down.{n}.blocks.0.{ref}.sdpa")
+        for n in range(2)
+        for own, ref in (("self", "attn1"), ("cross", "attn2"))
+    }
+    free = sites("net/mid.blocks.0.attn1.sdpa", "net/mid.blocks.0.attn2.sdpa")
+    words = LastWords(known)
+    assert words.counterparts("mid/attn/cross/mix", free) == [free[1:]]
+    assert words.counterparts("mid/attn/mix", free) == []  # the last word alone tells nothing
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_name_that_contains_others_is_the_module_around_them(tmp_path: Path, wrong: bool) -> None:
+    reference, port = [], []
+    x = noise(2, 6, 16)
+    for block, own in (("a", "first"), ("b", "second")):
+        inner, out = np.tanh(x), np.sin(3 * x)
+        reference += [(f"net/{block}.norm", inner), (f"net/{block}.out", out)]
+        reference += [(f"net/{block}.drop", out), (f"net/{block}", x + out)]
+        own_sum = out if wrong and block == "b" else x + out
+        port += [(f"{own}.n", inner), (f"{own}.o", out), (own, own_sum.transpose(1, 0, 2))]
+        x = x + out
+    last = [np.cos(port[-1][1].transpose(1, 0, 2)), np.cos(x)]
+    reference.append(("net/end", last[1]))
+    port.append(("end", last[0]))
+    verdict = compare(write(tmp_path / "r", reference), write(tmp_path / "p", port))
+    assert verdict.verdict == ("diverge" if wrong else "agree")
+    assert verdict.port_site == ("second" if wrong else None)
+
+
+def test_the_values_that_end_each_step_are_counterparts(tmp_path: Path) -> None:
+    reference, port = [], []
+    for step in range(3):
+        at = {"step": step}
+        given, guided, latents = noise(1, 4, 6, 8), noise(1, 4, 6, 8), noise(1, 4, 6, 8)
+        reference += [("net", given, at), ("p/guided", guided, at), ("p/latents", latents, at)]
+        port += [("out", given, at), ("pred", 3 * latents + noise(1, 4, 6, 8), at)]
+        port += [("x0", noise(1, 4, 6, 8), at), ("x", 2 * guided + noise(1, 4, 6, 8), at)]
+    found = pair_traces(write(tmp_path / "r", reference), write(tmp_path / "p", port))
+    assert names(found)["x"] == "p/latents"
+
+
+def test_calls_of_a_module_in_one_that_returns_fields(tmp_path: Path) -> None:
+    tables = [noise(5, 8), noise(5, 8)]
+    reference = [("net/rope", table) for table in tables]
+    result = noise(2, 16)
+    right = write(tmp_path / "r", [*reference, ("net", result, {"slot": "out.last"})])
+    own = write(tmp_path / "p", [("local", tables[0]), ("global", tables[1]), ("y", result)])
+    found = pair_traces(right, own)
+    assert {name: each for name, each in names(found).items() if name != "y"} == {
+        "local": "net/rope",
+        "global": "net/rope",
+    }

@@ -1,5 +1,6 @@
 """Pairs of a port that shares no name with the reference, after a bug has spoilt its values."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,15 @@ class Net:
         return [*events, ("head", x @ self.head, {})]
 
 
-def write(folder: Path, events: list[tuple[Any, ...]], **header: Any) -> Trace:
+def write(
+    folder: Path,
+    events: list[tuple[Any, ...]],
+    weights: Mapping[str, Any] | None = None,
+    **header: Any,
+) -> Trace:
     with TraceWriter(folder, Header(**header)) as writer:
+        if weights:
+            writer.add_weights(weights)
         for name, value, more in events:
             writer.add(name, np.asarray(value, np.float32), **more)
     return Trace.open(folder)
@@ -524,6 +532,33 @@ def test_tokens_of_two_values_in_one(tmp_path: Path, wrong: bool) -> None:
     assert (found.verdict, found.port_site) == (("diverge", "b1/mix") if wrong else ("agree", None))
 
 
+def test_a_sum_recorded_under_a_layers_name_is_paired_by_its_value(tmp_path: Path) -> None:
+    """The parameters are those of the layer, the value is what the module around it returns."""
+    draw = np.random.default_rng(5)
+    x, weight, table = (draw.standard_normal(s) for s in ((2, 6, 8), (WIDTH, 8), (6, WIDTH)))
+    patches = x @ weight.T
+    end = ("net/end", np.tanh(patches + table), {})
+    values = [("net/embed.proj", patches, {}), ("net/embed", patches + table, {}), end]
+    reference = write(tmp_path / "ref", values, {"net/embed.proj.weight": weight})
+    own = [("tok", patches + table, {}), ("last", end[1] + 1, {})]
+    port = write(tmp_path / "port", own, {"tok.weight": weight})
+    assert names(pair_traces(reference, port))["tok"] == "net/embed"
+    assert compare(reference, port).port_site == "last"
+
+
+def test_a_layer_that_is_left_out_keeps_its_counterpart(tmp_path: Path) -> None:
+    """The value under its name is the layer's input, which the reference records before it."""
+    draw = np.random.default_rng(6)
+    x, weight = draw.standard_normal((2, 6, WIDTH)), draw.standard_normal(WIDTH)
+    y = x * weight
+    values = [("net/block", x, {}), ("net/norm", y, {}), ("net/end", np.tanh(y), {})]
+    reference = write(tmp_path / "ref", values, {"net/norm.weight": weight})
+    own = [("b", x, {}), ("final", x, {}), ("last", np.tanh(x), {})]
+    port = write(tmp_path / "port", own, {"final.weight": weight})
+    assert names(pair_traces(reference, port))["final"] == "net/norm"
+    assert compare(reference, port).port_site == "final"
+
+
 def test_last_words_tell_counterparts_in_other_places() -> None:
     words = LastWords(
         {
@@ -581,3 +616,25 @@ def test_one_number_against_an_axis_of_one(tmp_path: Path) -> None:
         tmp_path / "port", [("first", np.full((1, 1), 3.0), {}), ("second", np.arange(20.0), {})]
     )
     assert compare(reference, port).verdict == "agree"
+
+
+def test_other_weights_are_the_answer_where_no_value_can_show_them(tmp_path: Path) -> None:
+    ids = [("ids", np.arange(8), {"kind": "ids"})]
+    weight = np.random.default_rng(0).standard_normal((8, 8))
+    reference = write(tmp_path / "ref", ids, {"net/a.weight": weight})
+    port = write(tmp_path / "port", ids, {"net/a.weight": 1.5 * weight})
+    found = compare(reference, port)
+    assert found.verdict == "diverge" and "weights differ" in found.sentence
+
+
+def test_an_input_of_another_shape_is_not_the_first_wrong_value(tmp_path: Path) -> None:
+    """A port may pass it in another form; what comes of it decides."""
+    x = np.random.default_rng(0).standard_normal((2, 6, WIDTH))
+
+    def run(inputs: Any, wrong: float) -> list[tuple[Any, ...]]:
+        values = [("net/a", x, {}), ("net/b", inputs, {"slot": "in.0"})]
+        return [*values, ("net/b", np.tanh(x) + wrong, {}), ("net/c", np.sin(x) + wrong, {})]
+
+    reference = write(tmp_path / "ref", run(x, 0.0))
+    found = compare(reference, write(tmp_path / "port", run(x[:, :3], 0.5)))
+    assert (found.site, found.slot) == ("net/b", "out")

@@ -164,6 +164,24 @@ def test_how_much_growth_is_reported(
     assert ("range-grows" in examined(write)) == reported
 
 
+@pytest.mark.parametrize(("bias", "serious"), [(0.0, False), (1.0, True)])
+def test_a_layer_whose_parameters_are_zero_may_be_right(
+    examined: Any, bias: float, serious: bool
+) -> None:
+    """As the embedded model's last text encoder, which gives zeros."""
+    parameters = {"net/last.norm.weight": np.zeros(8), "net/last.norm.bias": np.full(8, bias)}
+
+    def write(w: TraceWriter) -> None:
+        for name in ("net/last.norm", "net/last", "net"):
+            w.add(name, normal(4, 8), slot="in.0")
+            w.add(name, np.zeros((4, 8), np.float32))
+        w.add_weights(parameters)
+
+    remark = examined(write)["all-zero"]
+    assert remark.serious == serious and "net/last.norm, net/last, net:" in remark.sentence
+    assert ("parameters of net/last.norm are zero" in remark.sentence) != serious
+
+
 def test_dead_outputs(examined: Any) -> None:
     def write(w: TraceWriter) -> None:
         w.add("t/zero", normal(4, 8), slot="in.0")

@@ -97,16 +97,24 @@ def test_values_that_narrow_it_down() -> None:
 
 def test_an_agreement_names_its_largest_error() -> None:
     covered = Coverage(None, (), 0, True)
-    rows = [row("a", 1e-7), row("b", 3e-6, floor=1e-6), row("c", 9.0, wrong=True), row("d", None)]
+    rows = [
+        row("a", 1e-7),
+        row("b", 3e-6, floor=1e-6, limit=8e-6),
+        row("c", 9.0, wrong=True),
+        row("d", None),
+    ]
     text = agreement_text(rows, covered, Pairing((), (), ()))
-    assert text == "All 2 values agree: the largest error is 3.0 × rounding (3.0e-06 at b)."
+    assert (
+        text == "All 2 values agree: the largest error is 3.0 × rounding, limit 8 × (3.0e-06 at b)."
+    )
     close = agreement_text([row("a", 5e-7), *rows[1:]], covered, Pairing((), (), ()))
-    assert "the largest error is 5.0 × rounding (5.0e-07 at a)" in close
+    assert "the largest error is 5.0 × rounding, limit 10 × (5.0e-07 at a)" in close
     assert "no activation" in agreement_text(rows[2:], covered, Pairing((), (), ()))
     coarse = [row("a", 1e-3, dtype="bf16", limit=0.03), row("b", 1e-3, dtype="f16", limit=0.05)]
     text = agreement_text(coarse, covered, Pairing((), (), ()))
-    assert "In bf16 and f16 errors up to 0.05" in text
-    assert "2 names of the reference and 1 of the port are unpaired" in agreement_text(
+    assert "In bf16 and f16 smaller errors" in text
+    assert "0.04 of a value in the median, 0.05 at most" in text
+    assert "2 names of the reference and 1 of the port have no counterpart" in agreement_text(
         rows, covered, Pairing((), ("x", "y"), ("z",))
     )
     late = Coverage(rows[0], tuple(event(n) for n in range(5)), 0, False)

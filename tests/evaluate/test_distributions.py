@@ -107,6 +107,8 @@ def test_frechet_kernel_distance_and_score_are_those_of_torchmetrics() -> None:
     ours = inception_score(one[order] * 20)
     assert ours[0] == pytest.approx(mean, rel=1e-4)
     assert ours[1] == pytest.approx(std * np.sqrt(9 / 10), rel=1e-4)  # theirs is with n - 1
+    moved = inception_score(one[order] * 20 + 5000)  # the same probabilities
+    assert moved == pytest.approx(ours, rel=1e-6)
 
 
 def test_precision_and_recall_are_those_of_prdc() -> None:

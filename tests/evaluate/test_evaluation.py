@@ -1,6 +1,7 @@
 """One comparison of two folders: every figure, the cache of features, and the page."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from lydite.calibrate.npz_files import npz_bytes
 from lydite.calibrate.settings import Settings, plan_of
 from lydite.calibrate.store.writer import Writer
-from lydite.core.errors import InputError
-from lydite.evaluate import evaluation
+from lydite.core.errors import FileError, InputError
+from lydite.embedded.scenes import paint, sample_scenes
+from lydite.evaluate import embedded_metrics, evaluation
 from lydite.evaluate.distributions import (
     Moments,
     frechet_distance,
@@ -60,12 +63,16 @@ def _evaluate(folders: tuple[Path, Path], options: Options) -> Evaluation:
 def test_figures_of_two_folders(tmp_path: Path) -> None:
     folders = _folders(tmp_path)
     evaluation = _evaluate(folders, Options())
-    assert [pair.name for pair in evaluation.worst] == ["noise 30", "noise 4", "noise 0"]
-    assert evaluation.identical == 1
+    assert [pair.name for pair in evaluation.worst] == ["noise 30", "noise 4"]
+    assert evaluation.identical == 1  # which is not among the worst
     read = [np.asarray(Image.open(folder / "noise 30.png")) for folder in folders]
     assert evaluation.paired["psnr"].min == psnr(*read)
     assert evaluation.paired["ssim"].n == 3 and "ms_ssim" not in evaluation.paired
-    assert any("ms_ssim" in warning for warning in evaluation.warnings)
+    assert evaluation.warnings == [
+        "3 pictures: too few for a 95 % interval. Draw at least 5; 32 or more are better."
+    ]
+    assert evaluation.paired["psnr"].ci95 is None
+    assert "176 pixels" in evaluation.record["metrics"]["ms_ssim"]
     plain = msgspec.json.decode(evaluation.to_json())
     assert {"mean", "median", "ci95", "n"} <= plain["paired"]["psnr"].keys()
     assert plain["record"]["pictures"] == {"reference": 3, "candidate": 3, "pairs": 3}
@@ -84,7 +91,20 @@ def test_metrics_are_those_that_the_smallest_pair_has(
             )
     evaluation = _evaluate((tmp_path / "one", tmp_path / "other"), Options())
     assert evaluation.paired.keys() == {"psnr", "ssim"} and evaluation.paired["ssim"].n == 3
-    assert len([text for text in evaluation.warnings if "ms_ssim" in text]) == 1
+    assert "176 pixels" in evaluation.record["metrics"]["ms_ssim"]
+
+
+def test_intervals_stay_within_what_a_metric_can_be(tmp_path: Path) -> None:
+    folders = _folders(tmp_path, (0, 1, 2, 90, 120))
+    sources = open_source(folders[0]), open_source(folders[1])
+    errors = np.array([[0.01], [0.01], [0.01], [0.01], [3.0]])
+    found = evaluate(
+        *sources, common_names(*sources), Options(), latent_errors=errors, kept_steps=(1,)
+    ).paired
+    for metric, low, high in (("psnr", 0, 100), ("ssim", -1, 1), ("latent_error", 0, np.inf)):
+        interval = found[metric].ci95
+        assert interval is not None and low <= interval[0] <= interval[1] <= high, metric
+    assert (found["ssim"].ci95 or (0, 0))[1] == 1 and (found["latent_error"].ci95 or (1,))[0] == 0
 
 
 class _Means:
@@ -329,8 +349,13 @@ def test_sets_that_have_no_pictures_or_not_all_of_them(tmp_path: Path) -> None:
     settings = Settings("f00d", {}, "F32")
     with Writer.start(tmp_path / "begun", settings, plan_of([("a", 0), ("b", 1)], ())):
         pass
-    with pytest.raises(InputError, match="2 images of the set are not drawn"):
+    with pytest.raises(InputError, match="the set lacks 2 images"):
         open_source(tmp_path / "begun")
+    plan = plan_of([("a", 0)], (), pictures=False)
+    with Writer.start(tmp_path / "latents", settings, plan):
+        pass
+    with pytest.raises(InputError, match="a set without pictures"):
+        open_source(tmp_path / "latents")
 
 
 @pytest.mark.parametrize(("sizes", "warned"), [((3, 5), 3), ((5, 3), 3), ((4, 4), 0), ((5, 4), 0)])
@@ -345,3 +370,99 @@ def test_a_fid_of_few_pictures_on_either_side_is_biased(
     assert any(text.startswith(f"FID of {warned} pictures") for text in found) == bool(warned)
     unequal = f"{sizes[0]} and {sizes[1]} pictures: distances of sets of two sizes are biased."
     assert (unequal in found) == (sizes[0] != sizes[1])
+
+
+def test_the_record_tells_pictures_of_other_content_or_name_apart(tmp_path: Path) -> None:
+    def content(folder: str, level: int, name: str) -> dict[str, str]:
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (16, 16), (level, level, level)).save(tmp_path / folder / f"{name}.png")
+        return _evaluate((tmp_path / folder, tmp_path / folder), Options()).record["content"]
+
+    first = content("a", 7, "x")
+    assert first == content("b", 7, "x") and first["reference"] == first["candidate"]
+    for other in (content("c", 8, "x"), content("d", 7, "y")):
+        assert first["reference"] != other["reference"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_scenes_are_judged_without_weights_from_outside(count: int, tmp_path: Path) -> None:
+    scenes = sample_scenes(count, 5)
+    for number, picture in enumerate(paint(scenes)):
+        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+    source = FolderPictures.open(tmp_path)
+    held = list(embedded_metrics.held_out())
+    source.prompts = {name: held[number] for number, name in enumerate(source.names)}
+    ticks: list[int] = []
+    options = Options(tick=lambda: ticks.append(1))
+    found = evaluate(source, source, None, options)
+    keys = {"prompt_accuracy_reference", "prompt_accuracy_candidate"}
+    assert found.distribution.keys() == keys | ({"frechet_judge"} if count > 1 else set())
+    assert ("frechet_judge" in found.record["metrics"]) == (count > 1)
+    assert len(ticks) == count_ticks((source, source), None, options)
+    ticks.clear()
+    alone = evaluate_one(source, options).distribution
+    assert alone.keys() == {"prompt_accuracy"} and alone["prompt_accuracy"].n == (count,)
+    assert len(ticks) == count_ticks((source,), None, options) == count
+
+
+def test_pictures_come_in_the_order_of_their_names_whatever_the_folders(tmp_path: Path) -> None:
+    for name in ("b/2", "a-", "b", "a/1", "b/10", "B"):
+        path = tmp_path / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    source = open_source(tmp_path)
+    assert list(source.names) == sorted(source.names) == [name for name, _ in source.pictures()]
+    assert len(source.names) == 6
+
+
+def test_only_vectors_are_taken_from_the_cache(tmp_path: Path) -> None:
+    picture, network = np.zeros((4, 4, 3), np.uint8), _Means()
+    table = feature_table([picture], 1, network, tmp_path)
+    (file,) = tmp_path.rglob("*.npz")
+    wrongs: list[dict[str, Any]] = [
+        {}, {"pool3": np.zeros((1, 3), np.float32)}, {"pool3": np.zeros(3)},
+    ]  # fmt: skip
+    for number, wrong in enumerate(wrongs):
+        file.write_bytes(npz_bytes(wrong))
+        assert feature_table([picture], 1, network, tmp_path).keys() == table.keys()
+        assert network.pictures == number + 2
+    other = _Means()
+    other.preprocess = "n0ne"
+    feature_table([picture], 1, other, tmp_path)
+    assert other.pictures == 1
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(0, []), (15, [15]), (16, [16]), (33, [16, 16, 1])])
+def test_pictures_are_judged_in_batches(count: int, sizes: list[int]) -> None:
+    class Source:
+        def pictures(self) -> Any:
+            for number in range(2 * count):
+                yield f"{number}", np.zeros((1, 1, 3), np.uint8)
+
+    source: Any = Source()
+    batches = list(evaluation._batches(source, {f"{2 * number}" for number in range(count)}))
+    assert [len(batch) for batch in batches] == sizes
+    names = [name for batch in batches for name, _ in batch]
+    assert names == [f"{2 * number}" for number in range(count)]
+
+
+def test_a_folder_of_too_many_pictures_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _plain(tmp_path / "three", [1, 2, 3])
+    for most, refused in ((3, False), (2, True)):
+        monkeypatch.setattr("lydite.evaluate.pictures.MOST_PICTURES", most)
+        with pytest.raises(InputError, match="more than 2 pic") if refused else nullcontext():
+            open_source(tmp_path / "three")
+
+
+def test_a_cache_that_cannot_be_written_is_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise FileError("no space")
+
+    monkeypatch.setattr("lydite.evaluate.feature_table.write_atomic", full)
+    picture, network = np.full((4, 4, 3), 7, np.uint8), _Means()
+    assert feature_table([picture], 1, network, tmp_path)["pool3"].tolist() == [[7, 7, 7]]
+    assert not list(tmp_path.rglob("*.npz"))

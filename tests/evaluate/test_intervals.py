@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lydite.evaluate.intervals import growth, mean_interval, share_interval, summarize
+from lydite.evaluate.intervals import FEWEST, growth, mean_interval, share_interval, summarize
 
 
 @pytest.mark.parametrize("kind", ["normal", "skewed"])
@@ -21,7 +21,7 @@ def test_the_interval_contains_the_true_mean_in_95_of_100(kind: str) -> None:
 def test_the_interval_of_few_values_is_students() -> None:
     from scipy import stats
 
-    for n in range(2, 10):
+    for n in range(FEWEST, 10):
         x = np.random.Generator(np.random.PCG64(n)).normal(size=n)
         theirs = stats.ttest_1samp(x, 0).confidence_interval(0.95)
         assert mean_interval(x) == pytest.approx((theirs.low, theirs.high), rel=1e-4)
@@ -49,12 +49,32 @@ def test_the_interval_of_a_share_is_wilsons(right: int, count: int) -> None:
     assert ours == pytest.approx((theirs.low, theirs.high), abs=1e-6)
 
 
+def test_an_interval_ends_where_the_values_of_its_metric_end() -> None:
+    for n in (6, 20):  # Student's and the bootstrap's
+        psnr = [*[100.0] * (n - 1), 60.0]
+        free, limited = mean_interval(psnr), mean_interval(psnr, (0, 100))
+        assert free is not None and limited is not None
+        assert free[1] > 100 and limited == (free[0], 100)
+        error = [*[0.01] * (n - 1), 2.0]
+        assert (mean_interval(error) or (0, 0))[0] < 0 == (mean_interval(error, (0, 9)) or (1,))[0]
+
+
+def test_a_share_of_none_and_of_all_ends_exactly_at_0_and_1() -> None:
+    for n in range(1, 60):
+        assert share_interval([False] * n)[0] == 0 and share_interval([True] * n)[1] == 1
+
+
+def test_few_values_have_no_interval() -> None:
+    assert mean_interval(range(FEWEST - 1)) is None
+    assert mean_interval(range(FEWEST)) is not None
+
+
 def test_summary_of_one_of_two_and_of_equal_values() -> None:
     one = summarize([2.0])
     assert (one.mean, one.median, one.std, one.ci95, one.n) == (2.0, 2.0, None, None, 1)
     two = summarize([1.0, 3.0])
     assert (two.min, two.max, two.n, two.std) == (1, 3, 2, pytest.approx(2**0.5))
-    assert two.mean == 2 and two.ci95 is not None and two.ci95[0] < 1 < 3 < two.ci95[1]
+    assert two.mean == 2 and two.ci95 is None
     assert summarize([5.0] * 30).ci95 == (5.0, 5.0)
     assert summarize([1.0, 2.0, 9.0]).median == 2
     for wrong in [], [1.0, float("nan")], [[1.0]]:
@@ -62,7 +82,7 @@ def test_summary_of_one_of_two_and_of_equal_values() -> None:
             summarize(wrong)
 
 
-@pytest.mark.parametrize("n", [2, 9, 10, 11])
+@pytest.mark.parametrize("n", [5, 9, 10, 11])
 def test_from_ten_values_on_the_interval_is_the_bootstraps(n: int) -> None:
     skewed = summarize(np.arange(n) ** 3.0)
     assert skewed.ci95 is not None

@@ -289,3 +289,32 @@ def test_which_pictures_the_judge_can_read() -> None:
         assert not fits(np.zeros(shape, np.uint8))
     said = caption(ALL_SAID[0], Random(0)).text
     assert are_captions([said]) and not are_captions([said, "a castle"])
+
+
+@pytest.mark.parametrize(("along", "third"), [(0, 0), (48.9, 0), (49, 1), (78.9, 1), (79, 2)])
+def test_an_object_on_an_edge_of_the_grid_is_in_the_later_cell(along: float, third: int) -> None:
+    thing = Thing(0, 0, 0)
+    assert prompt_accuracy.cell_of(SeenObject(thing, along, 0, 1)) == third
+    assert prompt_accuracy.cell_of(SeenObject(thing, 0, along, 1)) == 3 * third
+
+
+@pytest.mark.parametrize(("radius", "large"), [(18.5, 0), (18.6, 1)])
+def test_an_answer_is_read_in_pixels(radius: float, large: int) -> None:
+    answers = np.full((1, CELLS, CELLS, prompt_accuracy.ANSWERS), -20, np.float32)
+    answers[0, 3, 5] = 0
+    answers[0, 3, 5, : 4 + 3] = 1, 0.25, -0.5, radius / 16, 0, 0, 1  # right and down, of a cell
+    (reading,) = read(answers, np.zeros((1, SIDE, SIDE, 3), np.uint8))
+    (seen,) = reading.objects
+    assert (seen.x, seen.y, seen.thing.size, seen.thing.shape) == (46, 24, large, 2)
+    answers[0, 3, 5, 1:3] = 99, -99
+    (seen,) = read(answers, np.zeros((1, SIDE, SIDE, 3), np.uint8))[0].objects
+    assert (seen.x, seen.y) == (SIDE, 0)
+
+
+def test_objects_are_in_order_when_further_along_than_aside() -> None:
+    def seen(x: float, y: float) -> SeenObject:
+        return SeenObject(Thing(0, 0, 0), x, y, 1)
+
+    for ahead, aside, ordered in ((10, 9, True), (10, 10, False), (10, -10, False), (0, 0, False)):
+        assert prompt_accuracy._in_order((seen(5, 50), seen(5 + ahead, 50 + aside)), 0) == ordered
+        assert prompt_accuracy._in_order((seen(50, 5), seen(50 + aside, 5 + ahead)), 1) == ordered

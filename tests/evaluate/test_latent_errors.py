@@ -29,6 +29,7 @@ def made(
     images: Sequence[tuple[str, int]] = IMAGES,
     steps: Sequence[int] = STEPS,
     factor: float = 1.0,
+    size: int = 8,
     **conditions: Any,
 ) -> CalibrationSet:
     settings = msgspec.structs.replace(
@@ -38,7 +39,9 @@ def made(
         for image in writer.missing():
             number = image.number
             writer.commit(
-                writer.builder.sample(number, step, {"x": latent(number, step) * factor})
+                writer.builder.sample(
+                    number, step, {"x": latent(number, step)[..., :size] * factor}
+                )
                 for step in steps
             )
     return CalibrationSet.open(folder)
@@ -72,3 +75,15 @@ def test_only_the_model_may_differ(tmp_path: Path, change: dict[str, Any], messa
         pytest.raises(InputError, match=message),
     ):
         check_comparable(one, other)
+
+
+def test_latents_of_two_shapes_have_no_error(tmp_path: Path) -> None:
+    refused = pytest.raises(InputError, match=r"image 0: latents are \(4, 8, 8\) and \(4, 8, 6\)")
+    with made(tmp_path / "one") as one, made(tmp_path / "other", size=6) as other, refused:
+        latent_errors(one, other)
+
+
+def test_latents_that_are_0_are_compared_by_their_difference(tmp_path: Path) -> None:
+    with made(tmp_path / "one", factor=0) as one, made(tmp_path / "other") as other:
+        _, errors = latent_errors(one, other)
+    assert errors[0, 0] == pytest.approx(np.linalg.norm(latent(0, 0)))

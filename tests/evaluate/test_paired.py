@@ -17,7 +17,7 @@ def _pair(height: int, width: int, noise: float = 20.0) -> tuple[Pixels, Pixels]
     y, x = np.mgrid[:height, :width]
     scene = 128 + 60 * np.sin(x / 7 + y / 11) + 40 * np.cos(y / 5)
     one = np.stack([scene, scene[::-1], 255 - scene], axis=-1)
-    other = one + g.normal(0, noise, one.shape)
+    other = 0.9 * one + 25 + g.normal(0, noise, one.shape)  # paler, brighter and noisy
     return one.clip(0, 255).astype(np.uint8), other.clip(0, 255).astype(np.uint8)
 
 

@@ -41,7 +41,7 @@ def test_names_without_a_partner(tmp_path: Path) -> None:
         open_source(_folder(tmp_path / name, *seeds))
         for name, seeds in (("a", (1, 2)), ("b", (2, 3)), ("c", (7,)))
     )
-    with pytest.raises(InputError, match="no partner"):
+    with pytest.raises(InputError, match="1 picture without a partner"):
         common_names(a, b)
     assert common_names(a, b, only_common=True) == {"2"}
     with pytest.raises(InputError, match="no name in common"):

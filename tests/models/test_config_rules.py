@@ -10,7 +10,7 @@ import pytest
 from lydite.core.errors import ConfigError, InputError
 from lydite.models.features.clip_vision import CLIPVisionConfig, read_clip_config
 from lydite.models.flux import FluxConfig, FluxTransformer
-from lydite.models.flux2 import Flux2Config
+from lydite.models.flux2 import Flux2Config, Flux2Transformer
 from lydite.models.mmdit import MMDiTConfig, PatchEmbed
 from lydite.models.qwen_image import MAX_POSITION, QwenImageConfig, QwenImageTransformer
 from lydite.models.text.qwen import QwenConfig
@@ -47,6 +47,19 @@ VISION = CLIPVisionConfig(
 )  # fmt: skip
 
 
+def levels_of_a_unet(count: int) -> dict[str, Any]:
+    """A U-Net of so many levels."""
+    blocks = {
+        "down_block_types": ("DownBlock2D",) * count,
+        "up_block_types": ("UpBlock2D",) * count,
+    }
+    return {"block_out_channels": (8,) * count, **blocks}
+
+
+def levels_of_qwen_vae(count: int) -> dict[str, Any]:
+    return {"dim_mult": (1,) * count, "temperal_downsample": (False,) * (count - 1)}
+
+
 @pytest.mark.parametrize(
     ("config", "change"),
     [
@@ -79,6 +92,7 @@ VISION = CLIPVisionConfig(
         (FLUX2_VAE, {"decoder_block_out_channels": (8, 18)}), (FLUX2_VAE, {"norm_num_groups": 3}),
         (KL, {"block_out_channels": (8,) * 9, "down_block_types": ("DownEncoderBlock2D",) * 9,
               "up_block_types": ("UpDecoderBlock2D",) * 9}),
+        (UNET, levels_of_a_unet(9)), (QWEN_VAE, levels_of_qwen_vae(9)),
         (UNET, {"transformer_layers_per_block": ((1, 1, 1), 1)}),
         (UNET, {"transformer_layers_per_block": (1, 1, 1)}),
         (UNET, {"reverse_transformer_layers_per_block": ((1, 1), 1)}),
@@ -105,6 +119,11 @@ def test_a_broken_rule_is_refused(config: Any, change: dict[str, Any]) -> None:
                 "reverse_transformer_layers_per_block": ((1, 2, 3), 1)}),
         (UNET, {"addition_embed_type": "text_time", "addition_time_embed_dim": 8,
                 "projection_class_embeddings_input_dim": 16}),
+        (UNET, levels_of_a_unet(8)), (UNET, levels_of_a_unet(1)),
+        (QWEN_VAE, levels_of_qwen_vae(8)), (QWEN_VAE, levels_of_qwen_vae(1)),
+        *((KL, {"block_out_channels": (8,) * n, "down_block_types": ("DownEncoderBlock2D",) * n,
+              "up_block_types": ("UpDecoderBlock2D",) * n}) for n in (1, 8)),
+        (MMDIT, {"dual_attention_layers": (2,)}),
         (UNET, {"layers_per_block": (1, 2)}), (MMDIT, {"dual_attention_layers": ()}),
     ],
 )  # fmt: skip
@@ -145,6 +164,15 @@ def test_guidance_is_given_exactly_where_the_model_has_an_input_for_it() -> None
         model.modulation(mx.array([1.0]), pooled, scale if embeds else None)
         with pytest.raises(ValueError, match=f"guidance_embeds {embeds}"):
             model.modulation(mx.array([1.0]), pooled, None if embeds else scale)
+
+
+def test_guidance_of_flux2_is_given_where_the_model_has_an_input_for_it() -> None:
+    for embeds in (False, True):
+        model = Flux2Transformer(replace(FLUX2, guidance_embeds=embeds))
+        scale = mx.array([3.0])
+        model.modulation(mx.array([1.0]), mx.float32, scale if embeds else None)
+        with pytest.raises(ValueError, match=f"guidance_embeds {embeds}"):
+            model.modulation(mx.array([1.0]), mx.float32, None if embeds else scale)
 
 
 def test_a_config_of_one_tower_is_not_clips() -> None:

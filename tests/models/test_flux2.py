@@ -34,7 +34,7 @@ GUIDANCE = 4.0
 @pytest.fixture(scope="module", params=[True, False], ids=["dev", "klein"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     torch.manual_seed(1)
-    reference = tiny_flux2.make_transformer(guidance_embeds=request.param)
+    reference = tiny_flux2.make_transformer(guidance_embeds=request.param, eps=2e-3)
     folder = tmp_path_factory.mktemp("flux2") / "transformer"
     reference.save_pretrained(folder)
     return reference, folder

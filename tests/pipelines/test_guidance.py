@@ -118,7 +118,7 @@ def test_ddim_with_eta_1_is_ddpm_down_to_its_noise(pipeline) -> None:
         ({"guidance_interval": (-1.0, 0.2)}, "guidance interval is -1 to 0.2"),
         ({"guidance_interval": (0.3, 0.4)}, "0.3 to 0.4 holds none of the 4 steps; a step is 0.25"),
         ({"guidance_rescale": 1.1}, "guidance_rescale is 1.1; expected 0 to 1"),
-        ({"options": {"eta": 0.5}}, "no option 'eta' that can be set here; it has none"),
+        ({"options": {"eta": 0.5}}, "no option 'eta' that can be set here; samplers that have it"),
         ({"sampler": "ddim", "options": {"eta": -0.5}}, "option eta is -0.5; expected 0 to 10"),
         ({"sampler": "ddim", "options": {"eta": 1.5}}, "eta is 1.5; expected a number from 0 to 1"),
         (

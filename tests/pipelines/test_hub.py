@@ -46,6 +46,23 @@ def test_an_absent_repository_is_one_line(model: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_hubs_error_is_cut_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("unreachable " * 40)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(FileError) as caught:
+        locate("someone/model")
+    assert str(caught.value).endswith("unreachable unreachable …")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("embeded", True), ("Embedded", True), ("sd3", False)])
+def test_the_embedded_model_misspelt(name: str, hint: bool) -> None:
+    with pytest.raises(FileError) as caught:
+        locate(name)
+    assert ("Did you mean embedded?" in str(caught.value)) is hint
+
+
 @pytest.mark.parametrize(
     "model", ["nowhere", "a/b/c", "a/b.safetensors", "a/b.CKPT", "../x/y", "a/b@", "a\x1b/b"]
 )
@@ -59,6 +76,19 @@ def test_nothing_is_downloaded_because_a_file_names_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(FileError, match="--model"):
         locate("evil-owner/evil-name", fetch=False)
+
+
+def test_nothing_is_downloaded_for_a_refiner_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def located(name: str, *, fetch: bool = True) -> Path:
+        asked.append((name, fetch))
+        return locate(name) if name == "embedded" else locate("nowhere")
+
+    monkeypatch.setattr("lydite.pipelines.pipeline.locate", located)
+    with pytest.raises(FileError, match="nowhere"):
+        Pipeline.open("embedded", refiner="owner/refiner", fetch=False)
+    assert asked == [("embedded", False), ("owner/refiner", False)]
 
 
 REPOSITORY = "someone/sd-3.5-tiny"

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from lydite.core.errors import ConfigError, FileError, LyditeError
 from lydite.core.tensorfile import save
-from lydite.pipelines.model_files import find_components
+from lydite.pipelines.model_files import find_components, open_model
+from lydite.pipelines.model_hash import model_hash
+from support.other_programs import make_flux
 
 NAMES = {"transformer", "vae", "text_encoder", "text_encoder_2"}
 
@@ -100,6 +103,46 @@ def test_a_file_beside_its_config(untrained: Path) -> None:
     (component,) = find_components(path).values()
     assert (component.name, component.path) == ("vae", path)
     component.check()
+
+
+def test_one_component_replaces_that_of_a_pipeline(untrained: Path, tmp_path: Path) -> None:
+    """By the name of its folder, or by its class; a file or a folder; nothing is passed over."""
+    whole = open_model(untrained)[1]
+    shutil.copytree(untrained / "transformer", tmp_path / "mine" / "transformer")
+    shutil.copytree(untrained / "transformer", tmp_path / "finetuned")
+    shutil.copytree(untrained / "text_encoder", tmp_path / "encoder")
+    weights = "diffusion_pytorch_model.safetensors"
+    for name in (f"mine/transformer/{weights}", "mine/transformer", f"finetuned/{weights}"):
+        path = tmp_path / name
+        family, model, defaults = open_model(path, untrained)
+        assert set(model.components) == NAMES
+        assert model.components["transformer"].path == path
+        assert model.scheduler == whole.scheduler
+        assert model_hash(model) == model_hash(whole)
+        assert (family, defaults) == (open_model(untrained)[0], open_model(untrained)[2])
+        with pytest.raises(FileError, match=r"one component of a pipeline.*--components"):
+            open_model(path)
+    with pytest.raises(ConfigError, match=r"folder is named encoder; .* has .*text_encoder_2"):
+        open_model(tmp_path / "encoder", untrained)
+
+
+@pytest.mark.parametrize("variant", ["sd1", "sdxl"])
+def test_a_pipeline_without_its_index_is_not_taken_for_another_programs_folder(
+    variant: str, sd_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(sd_folder(variant), tmp_path / "model")
+    (tmp_path / "model" / "model_index.json").unlink()
+    for open_it in (find_components, open_model):
+        with pytest.raises(FileError, match=r"model_index\.json is missing, though .*unet, vae"):
+            open_it(tmp_path / "model")
+
+
+def test_flux_without_its_index_is_not_taken_for_mfluxs(tmp_path: Path) -> None:
+    folder = make_flux(tmp_path / "model")
+    assert find_components(folder)
+    (folder / "model_index.json").unlink()
+    with pytest.raises(FileError, match=r"model_index\.json is missing, though .*transformer, vae"):
+        open_model(folder)
 
 
 def test_a_single_file_is_one_whatever_lies_beside_it(untrained: Path, tmp_path: Path) -> None:

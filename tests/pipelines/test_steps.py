@@ -15,7 +15,7 @@ from lydite.core.request import Request
 from lydite.models import cpu
 from lydite.models.mmdit import MMDiT
 from lydite.pipelines import steps
-from lydite.pipelines.pipeline import Pipeline
+from lydite.pipelines.pipeline import SILENT, Pipeline
 from lydite.pipelines.recording import record
 from lydite.trace.reader import Trace
 
@@ -114,3 +114,46 @@ def test_arrays_without_the_batch_are_shared(monkeypatch: pytest.MonkeyPatch) ->
     x, tables = mx.arange(6.0).reshape(2, 3), {"gate": mx.array([[2.0], [3.0]])}
     y = steps.for_device(network)(x, tables, shared)  # pyright: ignore[reportArgumentType]
     assert mx.array_equal(y, network(x, tables, shared))
+
+
+class _Halved:
+    """Instead of a mask: the latents of the image are 0, half of them is kept."""
+
+    channels = None
+
+    def blend(self, x: mx.array, sigma: float) -> mx.array:
+        return x / 2
+
+
+def test_the_masked_part_is_replaced_at_every_call_but_the_first_of_a_batch(
+    untrained: Path,
+) -> None:
+    pipeline = Pipeline.open(untrained)
+    run = pipeline.plan(REQUEST)
+    seen: list[float] = []
+
+    def network(x: mx.array, timestep: float, prompts: int) -> mx.array:
+        seen.append(float(x.mean()))
+        return mx.concatenate([0.1 * x, 0.2 * x][:prompts])
+
+    halved: Any = _Halved()
+    denoise = steps.Denoiser(network, run, pipeline.family.guide, SILENT)
+    x = mx.ones((1, 4, 4, 16))
+    plain = [*denoise.pair(x, 0.7), denoise(x, 0.7)]
+    assert seen == [1, 1] and mx.allclose(plain[0], plain[2])
+    for _ in range(2):  # two batches
+        del seen[:]
+        denoise.begin(inpainting=halved)
+        first, second, both = denoise(x, 0.7), denoise(x, 0.7), denoise.pair(x, 0.7)
+        assert seen == [1, 0.5, 0.5]
+        assert mx.allclose(first, plain[0])
+        # what the network makes of the blended half, and what blending took away
+        for found, whole in ((second, plain[0]), (both[0], plain[0]), (both[1], plain[1])):
+            assert mx.allclose(found, whole / 2 + 0.5, atol=1e-6)
+    denoise.begin(3)
+    denoise(x, 0.7)
+    assert (
+        denoise.step == 3
+        and seen[-1] == 1
+        and float(denoise(x, 0.7).mean()) == float(plain[0].mean())
+    )

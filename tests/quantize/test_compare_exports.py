@@ -7,6 +7,8 @@ from base64 import b64decode
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,6 +26,7 @@ from lydite.quantize.compare_exports import (
     Export,
     choose_pictures,
     differences,
+    on_common_pictures,
     read_exports,
 )
 from lydite.report.contact_sheets import png_bytes
@@ -53,9 +56,52 @@ def test_the_worst_pictures_and_those_in_the_middle_are_shown(folders: list[Path
     chosen = choose_pictures(read_exports(folders))
     assert chosen is not None
     # the noise grows with the number
-    assert [int(row.name) for row in chosen.worst] == [IMAGES - 1, IMAGES - 2, IMAGES - 3]
-    assert [int(row.name) for row in chosen.median] == [3, 2, 1]
+    assert [int(row.name) for row in chosen.worst] == [IMAGES - 1, IMAGES - 2]
+    assert [int(row.name) for row in chosen.median] == [2, 1]
     assert all(row.psnr[0] > row.psnr[1] for row in chosen.worst)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 30])
+def test_no_picture_is_shown_twice_and_no_identical_one_among_the_worst(
+    count: int, tmp_path: Path
+) -> None:
+    export = make_export(tmp_path / "q", 3, count=count)
+    chosen = choose_pictures(read_exports([export]))
+    assert chosen is not None
+    worst, middle = ([row.name for row in rows] for rows in (chosen.worst, chosen.median))
+    assert not set(worst) & set(middle) and len(worst) == min(3, -(-count // 3))
+    same = make_export(tmp_path / "same", 0, count=count)
+    exports = read_exports([same])
+    chosen = choose_pictures(exports)
+    assert chosen is not None and not chosen.worst and chosen.median
+    assert "The worst pictures" not in page(exports, chosen, []).decode()
+
+
+def test_exports_of_other_numbers_of_pictures_are_compared_on_those_that_all_have(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    fewer = make_export(tmp_path / "fewer", 2, count=IMAGES - 2)
+    exports, notes = on_common_pictures(read_exports([*folders, fewer]))
+    assert [export.metric("psnr").n for export in exports] == [3, 3, 3]  # type: ignore[union-attr]
+    near, first = exports[0].metric("psnr"), read_exports(folders)[0].evaluation.worst
+    assert near is not None
+    expected = [pair.metrics["psnr"] for pair in first if int(pair.name) < 3]
+    assert near.mean == pytest.approx(fmean(expected)) and near.min == min(expected)
+    assert "near 5, far 5, fewer 3" in notes[0] and "the 3 pictures that all have" in notes[0]
+    assert differences(exports, common=True) == []
+    chosen = choose_pictures(exports)
+    assert chosen is not None and {row.name for row in chosen.worst} <= {"000000", "000002"}
+    names = [str(folder) for folder in (*folders, fewer)]
+    result = CliRunner().invoke(command, names, catch_exceptions=False)
+    assert "that all have" in result.output
+    same, none = on_common_pictures(read_exports(folders))
+    assert none == [] and same[0].metric("psnr") == read_exports(folders)[0].metric("psnr")
+    bare = shutil.copytree(fewer, tmp_path / "bare")
+    shutil.rmtree(bare / EVALUATION)
+    exports, notes = on_common_pictures(read_exports([folders[0], bare]))
+    (warning,) = differences(exports)
+    assert notes == [] and "near was evaluated with 5 pictures, bare with 3" in warning
+    assert "--eval-images 5" in warning
 
 
 def test_without_sets_there_are_no_pictures(folders: list[Path], tmp_path: Path) -> None:
@@ -84,7 +130,8 @@ def test_says_what_does_not_compare(folders: list[Path], tmp_path: Path) -> None
     (warning,) = differences([near, replace(far, provenance=other)])
     assert "another model" in warning
     for key in ("prompts", "seeds", "request"):
-        other = make_export(tmp_path / key, 1, **{key: "another"})
+        changed: dict[str, Any] = {key: "another"}
+        other = make_export(tmp_path / key, 1, **changed)
         (warning,) = differences(read_exports([*folders, other]))
         assert f"other {key}" in warning
 
@@ -110,7 +157,7 @@ def test_one_table_one_page_and_json(folders: list[Path], tmp_path: Path) -> Non
     result = CliRunner().invoke(command, [*names, "--html", str(page)], catch_exceptions=False)
     assert result.exit_code == 0 and "near" in result.output
     html = page.read_text()
-    assert html.count("data:image/png") == 2 * 3 * 3  # original and both exports
+    assert html.count("data:image/png") == (2 + 2) * 3  # original and both exports
     assert "scene &lt;4&gt;" in html and "<4>" not in html
     result = CliRunner().invoke(command, [*names, "--json"], catch_exceptions=False)
     found = json.loads(result.output)

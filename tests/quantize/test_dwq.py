@@ -10,10 +10,11 @@ import pytest
 from lydite.calibrate.replay import Replay, latent_of
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import InputError, NotFiniteError
+from lydite.models.layers import QuantizedLinear
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.grid import Grid
 from lydite.quantize.input_ranges import InputRange
-from lydite.quantize.methods.dwq import TuneRecipe, _finished, _Network, tune
+from lydite.quantize.methods.dwq import TuneRecipe, _finished, _Network, _Trained, tune
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.quantize_blocks import Settings, round_layers
 from lydite.quantize.quantized_weight import QuantizedWeight
@@ -115,6 +116,17 @@ def test_gradients_pass_inputs_that_are_rounded(pipeline: Pipeline, opened: Cali
     first = "transformer_blocks.0.attn.to_q"  # reached only through the inputs of other layers
     assert (tuned.weights[first].grid.scales != weights[first].grid.scales).any()
     assert tuned.weights[first].extras == extras
+
+
+def test_a_tuned_layer_rounds_its_input_as_the_quantized_one(pipeline: Pipeline) -> None:
+    extras = InputRange(8, np.array([0.05], np.float32), 128).extras()
+    layer = _Trained.of(replace(next(iter(rounded(pipeline, 3).values())), extras=extras))
+    x = mx.random.normal((5, layer["scales"].shape[1] * layer.group_size))
+    expected = QuantizedLinear._rounded_input(layer, x)
+    assert mx.allclose(layer._rounded_input(x), expected, atol=1e-6)
+    assert not mx.allclose(expected, x, atol=1e-3)
+    slope = mx.grad(lambda x: layer._rounded_input(x).sum())(x)
+    assert mx.allclose(slope, mx.ones_like(x))
 
 
 def test_eight_bits_are_not_tuned(pipeline: Pipeline, opened: CalibrationSet) -> None:

@@ -24,6 +24,7 @@ def test_modulation_gets_more_bits_and_outer_layers_stay() -> None:
     plan = uniform_plan(SHAPES, 4, 32)
     assert {path: each.bits for path, each in plan.layers.items()} == {Q: 4, NORM: 8, FF: 4}
     assert uniform_plan(SHAPES, 4, 32, modulation_bits=4).layers[NORM].bits == 4
+    assert uniform_plan(SHAPES, 8, 32, modulation_bits=4).layers[NORM].bits == 8  # the least
     assert FF not in uniform_plan(SHAPES, 4, 64).layers  # 96 inputs have no groups of 64
     with pytest.raises(InputError, match="groups of 128"):
         uniform_plan(SHAPES, 4, 128)

@@ -36,7 +36,7 @@ def quantized(
     rows = BlockRows(pipeline, opened, choose_samples(opened, 1, 1 << 30))
     steps = quantize_blocks(rows, pipeline.family, settings, finished=finished)
     results = [next(steps) for _ in range(blocks)]
-    rows.install(rows.full)
+    rows.install(rows.original)
     assert parameter_hash(net) == before
     for block, result in zip(rows.blocks, results, strict=False):
         assert set(result.weights) == {p for p in block.linears if p in plan.layers}
@@ -50,6 +50,7 @@ def quantized(
         ("rtn", 8),
         ("hqq", None),
         ("gptq", None),
+        ("awq", None),
         ("adaround", 8),
         ("joint", None),
         ("taqdit", 8),
@@ -65,6 +66,31 @@ def test_every_method_gives_every_planned_layer(
         inside = not is_sensitive(f"{path}.weight")  # modulation is computed outside the blocks
         assert ("input_range" in weight.extras) == (act_bits is not None and inside)
         assert weight.grid.bits == (3 if inside else 8)
+
+
+def test_awq_scales_values_and_what_takes_them(
+    pipeline: Pipeline, opened: CalibrationSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaled = quantized(pipeline, opened, method="awq")[0]
+    monkeypatch.setattr("lydite.quantize.quantize_blocks.value_pairs", lambda _: ())
+    plain = quantized(pipeline, opened, method="awq")[0]
+    changed = {
+        path
+        for path, weight in scaled.weights.items()
+        if not np.array_equal(weight.grid.scales, plain.weights[path].grid.scales)
+    }
+    names = [path.split("attn")[-1].lstrip("2.") for path in changed]
+    assert {"to_v", "to_out.0"} <= set(names) <= {"to_v", "to_out.0", "add_v_proj", "to_add_out"}
+    assert sum(each.after for each in scaled.errors) < sum(each.after for each in plain.errors)
+
+
+def test_learned_rounding_may_start_from_gptq(pipeline: Pipeline, opened: CalibrationSet) -> None:
+    options: dict[str, Any] = {"method": "adaround", "bits": 2}
+    usual, begun = (
+        quantized(pipeline, opened, start=start, **options)[0] for start in ("weights", "gptq")
+    )
+    error = [sum(each.after for each in result.errors) for result in (usual, begun)]
+    assert error[1] < error[0]  # after three iterations
 
 
 @pytest.mark.parametrize("method", ["gptq", "taqdit"])

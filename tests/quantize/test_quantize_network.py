@@ -1,5 +1,6 @@
 """What a quantization needs, and what its record says of it; results whatever the memory."""
 
+import gc
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from lydite.calibrate.replay import Replay
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import InputError
 from lydite.pipelines.pipeline import Pipeline
@@ -18,7 +20,7 @@ from lydite.quantize.grid import fit_grid
 from lydite.quantize.methods.reconstruct import _mixed, _pieces
 from lydite.quantize.plan import LayerPlan, Plan, uniform_plan
 from lydite.quantize.quantize_blocks import Settings, _grid, quantize_blocks
-from lydite.quantize.quantize_network import _changed, needs_set
+from lydite.quantize.quantize_network import _changed, needs_set, sample_bytes
 from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.weights.load import parameter_specs
 from lydite.weights.quantized_format import DIVISOR
@@ -116,6 +118,37 @@ def test_the_memory_of_a_call_does_not_change_the_result(
     assert many.keys() == one.keys()
     for path, weight in many.items():
         assert (weight.integers == one[path].integers).mean() > 0.99
+
+
+def test_what_a_sample_takes_does_not_depend_on_other_memory(
+    pipeline: Pipeline, opened: CalibrationSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run, whose text encoders are loaded at another moment, chooses the same samples."""
+    size = sample_bytes(pipeline, opened)
+    others: list[mx.array] = []
+    run = Replay.run
+
+    def load_and_run(*words: Any) -> Any:
+        others.append(mx.ones(2**20))
+        mx.eval(others)
+        return run(*words)
+
+    monkeypatch.setattr(Replay, "run", load_and_run)
+    assert sample_bytes(pipeline, opened) == size and others
+
+
+def test_samples_take_no_more_memory_than_was_counted(
+    pipeline: Pipeline, opened: CalibrationSet
+) -> None:
+    size, samples = sample_bytes(pipeline, opened), choose_samples(opened, 1, 1 << 30)
+    gc.collect()  # what other tests left may not be freed meanwhile
+    before = mx.get_active_memory()
+    rows = BlockRows(pipeline, opened, samples)
+    walk = rows.walk()
+    next(walk)
+    next(walk)
+    held = mx.get_active_memory() - before
+    assert 0.2 * len(samples) * size < held <= len(samples) * size
 
 
 @pytest.mark.parametrize(

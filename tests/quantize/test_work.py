@@ -56,12 +56,16 @@ def test_what_is_finished_is_not_rounded_again(
     blocks[1].unlink()
     again = run()
     assert len(rounded) == 1 and rounded[0] == set(first[1].weights)  # the one that is missing
-    assert [result.path for result in again] == seen == [result.path for result in first]
+    assert [result.path for result in again] == [result.path for result in first]
+    assert seen == [first[1].path]  # what is finished is not announced again
     for one, other in zip(first, again, strict=True):
         assert one.weights.keys() == other.weights.keys()
         for path, weight in one.weights.items():
             assert (weight.integers == other.weights[path].integers).all()
-    assert count_steps(pipeline, settings, {}).total == 3
+    left = count_steps(pipeline, settings, {})
+    assert (left.total, left.blocks, left.finished) == (2, 2, 0)  # not the layers outside of them
+    left = count_steps(pipeline, settings, {result.path: result for result in first[:2]})
+    assert (left.total, left.blocks, left.finished) == (1, 2, 1)
 
 
 def test_another_job_in_the_same_folder_is_named(tmp_path: Path) -> None:
@@ -73,12 +77,15 @@ def test_another_job_in_the_same_folder_is_named(tmp_path: Path) -> None:
         work.describe(job)
         text = (folder / JOB).read_bytes()
         for change, name in (
-            ({"source_hash": "b"}, "source_hash"),
-            ({"settings": {**job["settings"], "rank": 4}}, "rank"),
-            ({"settings": {**job["settings"], "plan": {"x": 2}}}, "plan"),
-            ({"samples": 3}, "samples"),
+            ({"source_hash": "b"}, "MODEL"),
+            ({"settings": {**job["settings"], "rank": 4}}, "--rank"),
+            ({"settings": {**job["settings"], "plan": {"x": 2}}}, "--bits, .* or --plan"),
+            ({"samples": 3}, "--samples or --memory"),
+            ({"other": 3}, "other"),
         ):
-            with pytest.raises(InputError, match=f"begun with another {name}. Give the same"):
+            with pytest.raises(
+                InputError, match=f"begun with another value of {name}. Give the same"
+            ):
                 work.describe({**job, **change})
         assert (folder / JOB).read_bytes() == text
         with pytest.raises(CalibrationError, match="being written by"):

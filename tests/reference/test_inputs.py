@@ -10,15 +10,23 @@ import pytest
 from lydite.core.errors import ConfigError, FileError, InputError
 from lydite.core.request import Request
 from lydite.reference.family import BUILT_IN, find_reference_family
-from lydite.reference.jobs import Job
+from lydite.reference.jobs import Job, ReferenceMissing
 from lydite.reference.recording import (
+    FamilyRecorder,
     _first_step,
+    _float32_noise,
+    _imported,
     _noise,
     _only_what_we_read,
     _pipeline_class,
     _schedule,
+    _silent,
+    _weights,
 )
 from lydite.reference.sd import draws_before_noise, noise_shape
+from lydite.trace.events import Header
+from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
 
 GIVEN = {
     "model_index.json": True,
@@ -158,3 +166,167 @@ def test_the_negative_prompt_is_the_first_row_and_given_only_with_guidance(
         assert len(value) == 1 and (value == (0.0 if "negative" in key else 1.0)).all(), key
     assert found.get("true_cfg_scale") == (2.5 if name == "flux" and guided else None)
     assert found.get("max_sequence_length", 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "kept", "dims"),
+    [
+        ("vae/conv", (1, 2, 4, 4), (1, 2, 4, 4), "b c h w"),
+        ("transformer/pos_embed.proj", (1, 2, 4, 4), (1, 2, 4, 4), "b c h w"),
+        ("transformer/other", (1, 2, 4, 4), (1, 2, 4, 4), None),
+        ("vae/conv", (1, 2, 1, 4, 4), (1, 2, 4, 4), "b c h w"),  # a video of one frame
+        ("vae/conv", (1, 2, 3, 4, 4), (1, 2, 3, 4, 4), None),
+        ("transformer/other", (1, 2, 1, 4, 4), (1, 2, 1, 4, 4), None),
+        ("vae/norm", (2, 4), (2, 4), None),
+    ],
+)
+def test_pictures_are_marked_as_channels_first(
+    name: str, shape: Any, kept: Any, dims: str | None, tmp_path: Path
+) -> None:
+    family, value = find_reference_family("sd3"), np.arange(np.prod(shape), dtype=np.float32)
+    value = value.reshape(shape)
+    with FamilyRecorder(TraceWriter(tmp_path / "t", Header()), family) as recorder:
+        assert recorder.record(name, value) is value
+    with Trace.open(tmp_path / "t") as trace:
+        (event,) = trace.events
+        assert tuple(event.shape) == kept and event.dims == dims
+        assert np.array_equal(trace.read(event), value.reshape(kept))
+
+
+def test_an_injected_frame_has_the_axes_of_the_video(tmp_path: Path) -> None:
+    class Ones:
+        def wants(self, name: str, slot: str) -> bool:
+            return True
+
+        def value(self, event_id: Any) -> Any:
+            return np.ones((1, 2, 4, 4), np.float32)
+
+    family = find_reference_family("qwen_image")
+    with FamilyRecorder(TraceWriter(tmp_path / "t", Header()), family, inject=Ones()) as recorder:
+        found = recorder.record("vae/conv", np.zeros((1, 2, 1, 4, 4), np.float32))
+    assert found.shape == (1, 2, 1, 4, 4) and (found == 1).all()
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_libraries_are_as_loud_afterwards_as_before(bars: bool) -> None:
+    calls: list[Any] = []
+    logging = SimpleNamespace(
+        get_verbosity=lambda: 30,
+        is_progress_bar_enabled=lambda: bars,
+        set_verbosity_error=lambda: calls.append("errors only"),
+        set_verbosity=calls.append,
+        disable_progress_bar=lambda: calls.append("no bars"),
+        enable_progress_bar=lambda: calls.append("bars"),
+    )
+    with pytest.raises(KeyError), _silent(logging):
+        assert calls == ["errors only", "no bars"]
+        raise KeyError
+    assert calls[2:] == ([30, "bars"] if bars else [30])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
+def test_a_library_that_does_not_start_is_missing(error: type[Exception]) -> None:
+    def broken() -> type:
+        raise error("a wheel\n for another machine")
+
+    wanted = pytest.raises(ReferenceMissing, match=r"a wheel for another machine.*pip install")
+    with wanted, _imported(broken):
+        pass
+    with pytest.raises(KeyError), _imported(lambda: dict):
+        raise KeyError  # what happens inside is not the library's
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_guidance_begins_above_the_scale_that_changes_nothing(name: str) -> None:
+    family, key = find_reference_family(name), "true_guidance" if name == "flux" else "guidance"
+    off = 0.0 if name == "z_image" else 1.0
+    for negative in ("", "fog"):
+        needs = name in ("flux", "qwen_image")  # no negative prompt, no second run
+        for scale, guided in ((None, False), (off, False), (off + 0.1, negative or not needs)):
+            changes: dict[str, Any] = {"negative": negative, key: scale}
+            assert family.is_guided(Request(**changes)) == bool(guided)
+
+
+def test_a_pipeline_for_filling_takes_no_negative_prompt() -> None:
+    def plain(prompt: str, negative_prompt: str = "") -> None: ...
+    def filling(prompt: str) -> None: ...
+
+    check = find_reference_family("flux").check
+    for call, negative in ((plain, "fog"), (filling, "")):
+        check(SimpleNamespace(__call__=call), Request(negative=negative))
+    with pytest.raises(ValueError, match="takes no negative prompt"):
+        check(SimpleNamespace(__call__=filling), Request(negative="fog"))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_the_noise_after_earlier_draws_is_recorded_and_drawn_in_float32(
+    dtype: str, earlier: int, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    family, shape = find_reference_family("sd3"), (1, 2, 4, 4)
+
+    def generator() -> Any:
+        return torch.Generator().manual_seed(5)
+
+    expected = generator()
+    wanted = [torch.randn(shape, generator=expected) for _ in range(3)]
+    with FamilyRecorder(TraceWriter(tmp_path / "t", Header()), family) as recorder:
+        source = generator()
+        with _float32_noise(torch, recorder, earlier):
+            kind = getattr(torch, dtype)
+            found = [torch.randn(shape, generator=source, dtype=kind) for _ in range(3)]
+            assert torch.zeros(2).tolist() == [0, 0]  # nothing else is changed
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == kind and torch.equal(one, other.to(kind))
+    with Trace.open(tmp_path / "t") as trace:
+        (event,) = trace.events
+        assert event.name == "pipeline/noise" and event.kind == "input" and event.dims == "b c h w"
+        assert np.array_equal(trace.read(event), wanted[earlier].numpy())
+
+
+@pytest.mark.parity
+def test_a_weight_that_two_modules_share_is_recorded_once() -> None:
+    torch = pytest.importorskip("torch")
+    one = torch.nn.Linear(3, 3, bias=False)
+    network = torch.nn.Sequential(one, torch.nn.Linear(3, 3))
+    network[1].weight = one.weight
+    family: Any = SimpleNamespace(networks=("vae", "absent"), used_weight=lambda name, x: x)
+    pipeline = SimpleNamespace(vae=network, absent=None)
+    assert _weights(family, pipeline).keys() == {"vae/0.weight", "vae/1.bias"}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("prompts", "forced", "zeros"),
+    [
+        (("", "a"), True, True),
+        (("", "a"), False, False),
+        (("b", "a"), True, False),
+        (("",), True, False),
+    ],
+)
+def test_an_empty_negative_prompt_of_sdxl_is_zeros_where_its_config_says_so(
+    prompts: tuple[str, ...], forced: bool, zeros: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    given: list[list[str]] = []
+
+    def encode_prompt(texts: list[str], **_: Any) -> Any:
+        given.append(texts)
+        return torch.ones(len(texts), 2, 3), None, torch.ones(len(texts), 3), None
+
+    pipeline = SimpleNamespace(
+        config={"force_zeros_for_empty_prompt": forced}, encode_prompt=encode_prompt
+    )
+    monkeypatch.setattr("lydite.reference.sdxl._time_ids", lambda *_: torch.ones(2, 6))
+    found = find_reference_family("sdxl").encode(pipeline, prompts, Request(width=64, height=64))
+    assert given == [list(prompts[1:] if zeros else prompts)]
+    for name, (value, _) in found.items():
+        assert len(value) == len(prompts), name
+    first = 0 if zeros else 1
+    assert found["prompt_embeds"][0][0].unique().tolist() == [first]
+    assert found["pooled"][0][0].unique().tolist() == [first]
+    assert found["prompt_embeds"][0][-1].unique().tolist() == [1]

@@ -5,13 +5,17 @@ import os
 import subprocess
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from lydite.core.errors import LyditeError
+from lydite.core.errors import InputError, LyditeError
 from lydite.core.request import Request
+from lydite.reference import __main__ as process_main
 from lydite.reference import jobs
 from lydite.reference.jobs import (
     Job,
@@ -103,6 +107,22 @@ def test_it_ends_when_we_are_interrupted(job: Job, process, tmp_path: Path) -> N
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+def test_the_process_is_started_with_its_settings(job: Job, monkeypatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(command: list[str], **options: Any) -> None:
+        assert command[1:] == ["-P", "-m", "lydite.reference"]
+        assert {**options["env"], **jobs.SETTINGS} == options["env"]
+        raise Started
+
+    for name in jobs.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(jobs.subprocess, "Popen", start)
+    with pytest.raises(Started):
+        run_job(job)
+
+
 def test_the_users_own_settings_win() -> None:
     assert jobs.environment({})["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
     assert jobs.environment({"ONEDNN_MAX_CPU_ISA": "DEFAULT"})["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
@@ -145,6 +165,45 @@ sys.exit(process.main())
     assert done.returncode == 2 and b"advice" in done.stderr
     replies = [msgspec.json.decode(line, type=Reply) for line in done.stdout.splitlines()]
     assert replies == [Reply(), Reply("the reference failed: ArithmeticError: first line")]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reply"),
+    [
+        (None, 0, None),
+        (KeyboardInterrupt(), 130, None),
+        (InputError("no such size"), InputError.exit_code, Reply("no such size")),
+        (ReferenceMissing("no torch"), ReferenceMissing.exit_code, Reply("no torch", True)),
+        (MemoryError(), 2, Reply("the reference failed: MemoryError: ")),
+        (ValueError("x" * 999), 2, Reply(f"the reference failed: ValueError: {'x' * 300}")),
+    ],
+)
+def test_the_process_ends_with_a_status_and_at_most_one_error(
+    error: BaseException | None, status: int, reply: Reply | None, monkeypatch, tmp_path: Path
+) -> None:
+    """In this process: what is stdin and stdout there are files here."""
+    outputs = (TraceOutput("one"), TraceOutput("two", "float64"))
+    job = Job(family="sd3", model="m", request=REQUEST, seed=0, outputs=outputs)
+    recorded: list[TraceOutput] = []
+
+    def record(job: Job, output: TraceOutput, on_step: Any) -> None:
+        recorded.append(output)
+        on_step()
+        if error is not None:
+            raise error
+
+    stdin = SimpleNamespace(buffer=BytesIO(msgspec.json.encode(job)))
+    replies = tmp_path / "replies"
+    monkeypatch.setattr(process_main, "record", record)
+    monkeypatch.setattr(process_main.sys, "stdin", stdin)
+    monkeypatch.setattr(
+        process_main.os, "dup", lambda _: os.open(replies, os.O_CREAT | os.O_WRONLY)
+    )
+    monkeypatch.setattr(process_main.os, "dup2", lambda *_: None)
+    assert process_main.main() == status
+    found = [msgspec.json.decode(line, type=Reply) for line in replies.read_bytes().splitlines()]
+    assert recorded == list(outputs if error is None else outputs[:1])
+    assert found == [Reply()] * len(recorded) + ([] if reply is None else [reply])
 
 
 @pytest.mark.parametrize("absent", ["torch", "diffusers", "transformers"])

@@ -73,6 +73,7 @@ def test_points_stand_at_their_values(scale: str) -> None:
         ((0.0, 1.0), "linear", False, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         ((0.0, 3.0), "linear", True, [0, 1, 2, 3]),
         ((0.9, 40.0), "log", False, [1, 2, 4, 8, 16, 32]),
+        ((0.003, 0.3), "log", False, [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]),
         ((1e-3, 1.0), "log", False, [1e-3, 1e-2, 0.1, 1]),
         ((1e-16, 1.0), "log", False, [10.0**power for power in range(-16, 1, 3)]),
     ],

@@ -19,7 +19,7 @@ from lydite.report.diff.error_curve import Curve, draw_curve
 from lydite.report.diff.heat_maps import Maps, draw_maps
 from lydite.report.diff.module_tree import build_tree
 from lydite.report.diff.plots import density, histogram, lines
-from lydite.report.diff.read_values import Value, statistics
+from lydite.report.diff.read_values import Value, _rows_with_notes, statistics
 from lydite.report.diff.row_text import closest, described, number, short, times
 from lydite.report.diff.wrong_value import (
     _differences,
@@ -538,3 +538,10 @@ def test_every_part_of_a_value_is_drawn_with_its_sides_in_order() -> None:
     pair.event = event
     list_ = show_value(Value(pair, one[:1, :9], other[:1, :9], ""))
     assert list_.lines == lines(one[:1, :9], other[:1, :9]) and list_.histogram is None
+
+
+def test_one_row_is_read_first_for_each_assumption() -> None:
+    rows = [row("a", note="x"), row("b"), row("c", note="y"), row("d", note="x")]
+    assert [each.site for each in _rows_with_notes(rows)] == ["a", "c"]
+    many = [row(f"{n}", note=f"{n}") for n in range(40)]
+    assert [each.site for each in _rows_with_notes(many)] == [f"{n}" for n in range(12)]

@@ -75,6 +75,12 @@ def test_figures_with_intervals(sides: list[FolderPictures]) -> None:
 def test_what_there_is_not_is_not_shown(sides: list[FolderPictures]) -> None:
     html = write(EMPTY, sides)
     assert "3 pictures." in html and "candidate against reference" in html
+    single = replace(
+        EMPTY, record={"pictures": 1}, distribution={"frechet_judge": Distance(0, (1,))}
+    )
+    html_of_one = page(single, *sides, title="q4: gptq").decode()
+    assert "1 picture." in html_of_one and "<h1>q4: gptq</h1>" in html_of_one
+    assert "Against reference." in html_of_one and "frechet_judge: Fréchet" in html_of_one
     for text in ("identical", "Flat field", "<img", "Error over steps", "95 % interval"):
         assert text not in html
     one = replace(EMPTY, steps=[StepError(0, PSNR)])

@@ -4,11 +4,13 @@ import base64
 import subprocess
 import sys
 from html.parser import HTMLParser
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from lydite.evaluate.intervals import summarize
+from lydite.report.activations import _lead
 from lydite.report.contact_sheets import png_bytes
 from lydite.report.page import (
     Block,
@@ -30,6 +32,7 @@ from lydite.report.page import (
     made_here,
     render,
 )
+from lydite.report.quantization import _mean
 
 EVIL = "<script>alert(1)</script> \" onerror='x' & </style>"
 PNG = png_bytes(np.zeros((4, 4, 3), np.uint8))
@@ -162,3 +165,20 @@ def test_reports_need_neither_mlx_nor_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('mlx.core', 'torch')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_mean_is_written_with_its_interval_where_it_has_one() -> None:
+    summary = summarize([1.0, 1.5, 2.0, 2.5, 3.0])
+    assert summary.ci95 is not None
+    assert _mean(None, ".1f") == "–" and _mean(summarize([2.5]), ".1f") == "2.5"
+    assert _mean(summary, ".2f") == f"2.00 ({summary.ci95[0]:.2f} to {summary.ci95[1]:.2f})"
+
+
+@pytest.mark.parametrize(("part", "said"), [(None, ""), ((1, 1), ""), ((2, 3), "Part 2 of 3")])
+def test_statistics_of_a_part_of_a_set_say_so(part: Any, said: str) -> None:
+    about = {"model": "m", "model_hash": "a" * 64, "set": "b" * 64, "conditions": {}, "part": part}
+    text = " ".join(_lead(about))
+    assert ("Part" in text) == bool(said) and said in text
+    assert text.startswith("Model m, parameters aaaaaaaaaaaa. Set bbbbbbbbbbbb.")
+    text = " ".join(_lead({**about, "model": None, "set": None}))
+    assert "Model without a name" in text and "Several sets." in text

@@ -38,11 +38,11 @@ PROVENANCE = Provenance(
 )
 
 
-def draw_pictures(folder: Path, noise: float) -> None:
+def draw_pictures(folder: Path, noise: float, count: int = IMAGES) -> None:
     """A set of pictures; image n differs from that without noise by n + 1 times as much."""
-    plan = plan_of([(f"scene <{n}>", n) for n in range(IMAGES)], ())
+    plan = plan_of([(f"scene <{n}>", n) for n in range(count)], ())
     with Writer.start(folder, Settings("f00d", {}, "F32"), plan) as writer:
-        for number in range(IMAGES):
+        for number in range(count):
             writer.commit([writer.builder.picture(number, _pixels(number, noise))])
 
 
@@ -53,11 +53,13 @@ def _pixels(number: int, noise: float) -> NDArray[np.uint8]:
     return pixels.clip(0, 255).astype(np.uint8)
 
 
-def make_export(folder: Path, noise: float, *, method: str = "gptq", **record: object) -> Path:
+def make_export(
+    folder: Path, noise: float, *, method: str = "gptq", count: int = IMAGES, **record: object
+) -> Path:
     """An export whose pictures have this much noise, with both sets beside its records."""
     sets = {REFERENCE: folder / EVALUATION / REFERENCE, CANDIDATE: folder / EVALUATION / CANDIDATE}
-    draw_pictures(sets[REFERENCE], 0)
-    draw_pictures(sets[CANDIDATE], noise)
+    draw_pictures(sets[REFERENCE], 0, count)
+    draw_pictures(sets[CANDIDATE], noise, count)
     with (
         closing(SetPictures.open(sets[REFERENCE])) as one,
         closing(SetPictures.open(sets[CANDIDATE])) as other,

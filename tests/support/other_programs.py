@@ -81,6 +81,7 @@ def make_z_image(folder: Path) -> Path:
             cap_feat_dim=64,
             axes_dims=[32, 48, 48],
             axes_lens=[1024, 512, 512],
+            norm_eps=1e-5,  # mflux writes no config: eps are those of the published models
         ),
         vae=tiny_sd3.make_vae(**VAE),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
@@ -91,6 +92,7 @@ def make_z_image(folder: Path) -> Path:
             num_key_value_heads=1,
             intermediate_size=128,
             head_dim=128,
+            rms_norm_eps=1e-6,
         ).model,
         tokenizer=tokenizer,
     ).save_pretrained(folder)
@@ -121,6 +123,7 @@ def make_qwen_image(folder: Path) -> Path:
             hidden_size=128,
             num_attention_heads=1,
             num_key_value_heads=1,
+            rms_norm_eps=1e-6,
             rope_parameters={
                 "rope_type": "default",
                 "mrope_section": [16, 24, 24],

@@ -48,6 +48,7 @@ def make_transformer(**options: Any) -> Any:
         "cap_feat_dim": 40,
         "axes_dims": [4, 8, 12],
         "axes_lens": [256, 64, 64],
+        "norm_eps": 2e-3,  # not what a framework would choose
     }
     return tiny_sd3.randomize(ZImageTransformer2DModel(**{**settings, **options}))
 
@@ -64,6 +65,7 @@ def make_text_encoder(**options: Any) -> Any:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
+        "rms_norm_eps": 2e-3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     }
     return tiny_sd3.randomize(Qwen3ForCausalLM(Qwen3Config(**{**settings, **options})))

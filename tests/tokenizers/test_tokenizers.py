@@ -424,6 +424,7 @@ def test_half_a_surrogate_pair_is_an_input_error(tmp_path):
 
 PIECES = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["▁a", -1.0], ["b", -2.0]]
 UNIGRAM = {"type": "Unigram", "vocab": PIECES}
+MID_LETTER = b"a" * 255 + "é".encode() + b"\0"  # byte 256 is the second half of é
 
 
 def trie(first: int, text: bytes) -> str:
@@ -448,6 +449,8 @@ def precompiled(charsmap: str) -> dict[str, Any]:
         ({"model": UNIGRAM, "normalizer": precompiled("AAAAAA==")}, "not whole"),
         ({"model": UNIGRAM, "normalizer": precompiled(trie(2**30, b"x\0"))}, "leads outside"),
         ({"model": UNIGRAM, "normalizer": precompiled(trie(2**8, b""))}, "does not have"),
+        ({"model": UNIGRAM, "normalizer": precompiled(trie(2**8, bytes(256)))}, "does not have"),
+        ({"model": UNIGRAM, "normalizer": precompiled(trie(2**8, MID_LETTER))}, "does not have"),
     ],
 )
 def test_bad_t5_json_gives_one_clear_error(tmp_path, content, message):
@@ -466,6 +469,8 @@ def test_bad_t5_json_gives_one_clear_error(tmp_path, content, message):
         (b"\xff" * 11, "longer than 10 bytes"),
         (b"\x0a\x03\x0a\x01\xff", "utf-8"),
         (b"\x0a\x02\x10\x01", "piece 0 is not text and score"),
+        (b"\x0a\x02\x08\x01", "piece 0 is not text and score"),  # a number as text
+        (b"\x0a\x09\x11" + bytes(8), "piece 0 is not text and score"),  # a score of 64 bits
         (b"\x12\x02\x18\x02", "not a unigram model"),
         (b"\x0a\x08\x0a\x01a\x15\x00\x00\xc0\x7f", "score of token 'a' is nan"),
     ],
@@ -507,3 +512,61 @@ def test_missing_t5_folder(tmp_path):
 def test_a_length_too_short_for_the_end_token(t5_folder):
     with pytest.raises(InputError, match="0 tokens"):
         load_t5_tokenizer(t5_folder, 0)
+
+
+def test_a_character_map_may_end_in_its_last_byte(tmp_path):
+    """The first entry that is refused above is one byte shorter."""
+    content = {"model": UNIGRAM, "normalizer": precompiled(trie(2**8, bytes(257)))}
+    assert load_t5_tokenizer(write(tmp_path, {"tokenizer.json": content}), 3).max_length == 3
+
+
+def test_only_what_does_not_fit_is_cut_off(tmp_path):
+    for length in (2, 3, 5):
+        config = {"tokenizer_config.json": {"model_max_length": length}}
+        tokenizer = load_clip_tokenizer(write(tmp_path, SMALL_FILES | config))
+        for count in range(6):
+            text = "ab " * count
+            ids = tokenizer(text).tolist()
+            room = length - 2
+            inside = [4] * min(count, room)
+            assert ids == [5, *inside, 6, *[6] * (room - len(inside))]
+            assert tokenizer.truncated(text) == ("ab " * (count - room) if count > room else None)
+            shorter = "ab " * (count - room + 1) if count > room - 1 else None
+            if room:
+                assert tokenizer.truncated(text, length - 1) == shorter
+
+
+def test_added_tokens_have_their_ids_in_any_order_of_the_table(tmp_path):
+    table = {f"{SMALL[END] + n}": added(f"<{n}>", normalized=False) for n in (3, 1, 2)}
+    config = {"added_tokens_decoder": table}
+    files = SMALL_FILES | {"tokenizer_config.json": config}
+    tokenizer = load_clip_tokenizer(write(tmp_path, files))
+    assert tokenizer("<1><2><3>").tolist()[1:4] == [7, 8, 9] and tokenizer.vocab_size == 10
+
+
+def test_extra_tokens_count_before_additional_ones(tmp_path):
+    config = {"extra_special_tokens": ["<e>"], "additional_special_tokens": ["<f>"]}
+    for named, size in ((config, 8), ({"additional_special_tokens": ["<f>", "<g>"]}, 9)):
+        folder = write(tmp_path, SMALL_FILES | {"tokenizer_config.json": named})
+        assert load_clip_tokenizer(folder).vocab_size == size
+    assert load_clip_tokenizer(folder)("<f>").tolist()[1] == 7
+
+
+def test_a_word_can_be_added_once_and_its_ids_are_new(tmp_path):
+    tokenizer = load_clip_tokenizer(write(tmp_path, SMALL_FILES))
+    tokenizer.add_word("<toy>", 2)
+    assert tokenizer.vocab_size == 9
+    tokenizer.add_word("<hat>", 1)
+    assert tokenizer("<toy> ab <hat>").tolist()[:6] == [5, 7, 8, 4, 9, 6]
+    for known in ("<toy>", "ab", END):
+        with pytest.raises(InputError, match=r"knows .* already"):
+            tokenizer.add_word(known, 1)
+    ids, owners = tokenizer.join(["ab", "<toy>"])
+    assert ids.tolist()[:5] == [5, 4, 7, 8, 6] and owners[:6] == [-1, 0, 1, 1, -1, -1]
+    assert len(owners) == len(ids) == 77
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_a_length_that_holds_begin_and_end_is_enough(tmp_path, length):
+    folder = write(tmp_path, SMALL_FILES | {"tokenizer_config.json": {"model_max_length": length}})
+    assert load_clip_tokenizer(folder).max_length == length

@@ -159,3 +159,30 @@ def test_the_copied_recorder_injects(tmp_path: Path) -> None:
         a, b = (trace.find("net/layer", "in.0", 1, 0) for trace in (reference, other))
         assert a is not None and b is not None
         assert np.array_equal(reference.read(a), other.read(b))
+
+
+def test_the_copied_recorder_leaves_a_trace_that_is_there_alone(tmp_path: Path) -> None:
+    ref = run_copy(tmp_path, "ref", False)
+    before = {path.name: path.read_bytes() for path in ref.iterdir()}
+    with pytest.raises(subprocess.CalledProcessError):
+        run_copy(tmp_path, "ref", True)
+    assert {path.name: path.read_bytes() for path in ref.iterdir()} == before
+
+
+def test_the_copied_recorder_writes_several_traces_in_one_process(tmp_path: Path) -> None:
+    program = """
+import os, numpy as np, lydite_trace as t
+for name in ("a", "b", "c"):
+    os.environ["LYDITE_TRACE"] = name
+    t.set_step(2)
+    t.tap(name, np.ones(2))
+    t.weights({f"{name}.weight": np.ones(3)})
+    if name == "b":
+        t.finish()
+"""
+    (tmp_path / "lydite_trace.py").write_text(COPY.read_text())
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    for name in ("a", "b", "c"):
+        with Trace.open(tmp_path / name) as trace:
+            assert trace.header.complete and set(trace.weights() or ()) == {f"{name}.weight"}
+            assert [(event.name, event.step) for event in trace.events] == [(name, 2)]

@@ -45,6 +45,12 @@ def test_numbers_are_counted_not_spelled() -> None:
     assert list(root.children["b"].children) == ["x", "9", "10"]
 
 
+def test_a_number_that_python_refuses_to_read_is_a_word() -> None:
+    parts = ["1" * 5000, "2", "10"]
+    root = tree({f"a.{part}": info(f"a.{part}", 1) for part in parts})
+    assert set(root.children["a"].children) == set(parts)
+
+
 def test_a_tensor_may_have_tensors_below_it() -> None:
     root = tree({"pos_embed": info("pos_embed", 3), "pos_embed.proj": info("pos_embed.proj", 4)})
     branch = root.children["pos_embed"]

@@ -10,7 +10,7 @@ import pytest
 
 from lydite.core.errors import InputError, WeightsError
 from lydite.models.layers import Linear, QuantizedLinear
-from lydite.weights.audit import audit
+from lydite.weights.audit import PACKED, audit, compare, digests
 from lydite.weights.audit import stored as found_in
 from lydite.weights.load import _check_input, load, parameter_hash, parameter_specs
 from lydite.weights.quantized_format import (
@@ -333,3 +333,22 @@ def test_roundings_of_inputs_that_no_program_writes(
     for values in wrong:
         with pytest.raises(WeightsError, match=r"where: label: \[.* cannot round or divide inputs"):
             _check_input(f"a.{name}", np.array(values, np.float32), "label", "where")
+
+
+@pytest.mark.parametrize(("quantized", "undecided"), [(False, 7), (True, 0)])
+def test_quantized_layers_are_compared_only_with_quantized_ones(
+    quantized: bool, undecided: int
+) -> None:
+    """Those of a full-precision reference are not wrong; the layer that stays is compared."""
+    arrays = stored()
+    plain = stored() | {f"{n}.weight": normal(ROWS, INPUTS, seed=4 + i) for i, n in enumerate("ab")}
+    plain = {name: x for name, x in plain.items() if not name.endswith(("scales", "biases"))}
+    specs = parameter_specs(Toy())
+    other = in_memory(arrays if quantized else plain)
+    reference = digests(other, specs, ())
+    changed = arrays | {"c.bias": arrays["c.bias"] + 1}
+    for file, different in ((arrays, []), (changed, ["c.bias"])):
+        source = in_memory(file)
+        ledger = compare(audit(source, specs, (), where="here"), source, specs, (), reference)
+        assert [finding.tensor for finding in ledger.different] == different
+        assert [finding.detail for finding in ledger.undecidable] == [PACKED] * undecided

@@ -35,6 +35,10 @@ def test_one_in_the_last_of_many_passes(monkeypatch: pytest.MonkeyPatch) -> None
     x[-1, -1], x[0, 0] = np.nan, np.inf
     assert count_nonfinite(x) == (1, 1)
     assert count_nonfinite(x.T) == (1, 1)
+    for place in range(x.size):  # no value lies between two passes
+        alone = np.zeros(x.size, np.float16)
+        alone[place] = np.nan
+        assert count_nonfinite(alone) == (1, 0)
 
 
 def test_types_that_hold_no_infinity() -> None:

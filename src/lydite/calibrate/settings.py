@@ -162,7 +162,8 @@ def differences(first: Settings, second: Settings) -> str:
 
 def _flat(settings: Settings) -> dict[str, Any]:
     own = {"model_hash": settings.model_hash, "dtype": settings.dtype}
-    return own | settings.conditions
+    asked = {"compute": "--dtype"}  # as users give it
+    return own | {asked.get(name, name): value for name, value in settings.conditions.items()}
 
 
 def _plain(value: object) -> object:

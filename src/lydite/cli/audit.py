@@ -97,9 +97,22 @@ def command(
         click.echo(json.dumps({"model": model, "clean": clean, "components": report}, indent=1))
     else:
         _print_verdict(ledgers, clean)
-        for name, ledger in ledgers.items():
+        for name, ledger in sorted(ledgers.items(), key=lambda item: item[1].clean):  # wrong first
             _print(name, ledger, None if everything else 10)
+        if clean and (path / "model_index.json").is_file():
+            _print_what_else_is_missing(path)
     sys.exit(0 if clean else 1)
+
+
+def _print_what_else_is_missing(path: Path) -> None:
+    """Of a pipeline folder whose tensors are right: tokenizers, a scheduler, configs that fit."""
+    from lydite.core.errors import LyditeError
+    from lydite.pipelines.model_files import open_model
+
+    try:
+        open_model(path)
+    except LyditeError as error:
+        click.echo(f"note: the tensors are right, but the model cannot be run: {error}")
 
 
 def _audit_lora(name: str, base: str, as_json: bool) -> None:

@@ -29,7 +29,9 @@ from lydite.cli.request_options import (
     bits_option,
     dtype_option,
     idle_options,
+    image_notes,
     image_options,
+    long_start,
     model_options,
     read_embedding_option,
     read_images,
@@ -110,7 +112,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
     lydite generate "a red fox" -m sdxl-folder/ --lora style.safetensors:0.8
     lydite generate "a red fox" -m sdxl-folder/ --refiner sdxl-refiner-folder/ --refine-from 0.8
     lydite generate "a hat" -m sd-folder/ --image photo.png --mask mask.png --feather 8
-    lydite generate "a red fox" -m sd3-folder/ --sampler dpmpp_2m --schedule karras --steps 20
+    lydite generate "a red fox" -m sd3-folder/ --sampler dpmpp_2m --schedule beta_sigmas --steps 20
     lydite generate "a red star" --guidance 5 --guidance-rescale 0.7 --guidance-interval 0.2:0.8
     lydite generate "a red star" --steps 4 --guidance 5,5,3,1 --sampler ddim --eta 0.5
     lydite generate --from lydite_7.png                the same picture again, bit for bit
@@ -137,7 +139,7 @@ def command(ctx: click.Context, words: tuple[str, ...], **options: Any) -> None:
 
     pipeline = _open(options, typed, record)
     runs = [pipeline.plan(request.replace(prompt=prompt), image, mask) for prompt in prompts]
-    for note in _notes(pipeline, runs, options["source"], typed, record):
+    for note in _notes(pipeline, runs, options, typed, record):
         click.echo(f"note: {note}", err=True)
     for note in fit_in_memory(pipeline, runs, options["batch"]):
         click.echo(f"note: {note}", err=True)
@@ -174,7 +176,7 @@ def _open(options: dict[str, Any], typed: set[str], record: "Record | None") -> 
 def _notes(
     pipeline: "Pipeline",
     runs: "Sequence[Run]",
-    source: str | None,
+    options: dict[str, Any],
     typed: set[str],
     record: "Record | None",
 ) -> Iterator[str]:
@@ -183,6 +185,8 @@ def _notes(
 
     model = pipeline.model
     yield from idle_options(runs[0], typed)
+    yield from long_start(runs[0])
+    yield from image_notes(options, runs[0])
     for run in runs:
         yield from pipeline.truncated(run)
     if model.dtype == "float16" and model.components["vae"].widens:
@@ -192,7 +196,7 @@ def _notes(
     if record and not pipeline.made(record):
         if not typed & {"model", "refiner", "loras", "embeddings"}:
             raise InputError(
-                f"{source}: was made with another model than the one at "
+                f"{options['source']}: was made with another model than the one at "
                 f"{shown(pipeline.name)}. Name the right one with --model."
             )
         yield "the model is not the one this picture was made with."
@@ -246,7 +250,12 @@ def _draw(
                         written.append({"path": str(path), **json.loads(record.to_json())})
                         bar.saved(path, picture.seed)
         except KeyboardInterrupt:
-            bar.print(f"interrupted: {len(written)} of {total} pictures are saved.")
+            said = f"interrupted: {len(written)} of {total} pictures are saved."
+            if options["as_json"] and not options["quiet"]:  # then the bar prints nothing
+                click.echo(said, err=True)
+                for picture in written:
+                    click.echo(picture["path"], err=True)
+            bar.print(said)
             raise
         for line in debugger.summary(load_seconds):
             bar.print(line)

@@ -152,7 +152,8 @@ def _summary(branch: "Branch") -> str:
     dtypes = ", ".join(f"{name}×{count}" for name, count in sorted(branch.dtypes.items()))
     noun = "tensor" if branch.tensors == 1 else "tensors"
     size = _size(branch.nbytes)
-    return f"{branch.tensors} {noun}, {branch.parameters:,} parameters, {size} ({dtypes})"
+    values = "values, in U32 several weights each" if "U32" in branch.dtypes else "parameters"
+    return f"{branch.tensors} {noun}, {branch.parameters:,} {values}, {size} ({dtypes})"
 
 
 def _size(nbytes: int) -> str:

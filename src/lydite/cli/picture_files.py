@@ -56,7 +56,7 @@ def check_template(template: str) -> str:
         raise InputError(
             f"--out {shown(template)}: may make a name of more than {LONGEST_NAME} bytes."
         )
-    check_format(Path(template))
+    check_format(Path(template), ", or in / for a folder")
     return template
 
 

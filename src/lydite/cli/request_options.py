@@ -25,6 +25,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 NOISES = ("torch", "mlx")  # whose generator a seed means
 MOST_SEEDS = 10_000
 MOST_AT_ONCE = 1024
+LONG_START = 0.12  # in sigma: after a longer first step flow models draw a grey background
+MORE_THAN_EVEN = 1.4  # times an even step
 FEW_STEPS = 25  # UniPC needs as many where the step before the last is long
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[F], F]
@@ -81,7 +83,8 @@ def with_revision(model: str, revision: str | None) -> str:
 components_option = click.option(
     "--components",
     metavar="FOLDER",
-    help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here.",
+    help="Take what MODEL lacks (text encoders, tokenizers, VAE) from here. MODEL may be one "
+    "component, which replaces the one here.",
 )
 dtype_option = click.option(
     "--dtype",
@@ -107,6 +110,20 @@ def image_options(command: F) -> F:
                           "outside of it as it was."),
     )  # fmt: skip
     return apply_options(options, command)
+
+
+def image_notes(options: Mapping[str, Any], run: "Run") -> Iterator[str]:
+    """What is changed of --image before it is used, in a sentence each."""
+    from lydite.pipelines.picture import describe_file
+
+    if not options.get("image") or run.image is None:
+        return
+    size, transparent = describe_file(Path(options["image"]))
+    height, width = run.image.shape[:2]
+    if size != (width, height):
+        yield f"--image is {size[0]}×{size[1]}; it is resized to {width}×{height}."
+    if transparent:
+        yield "--image has transparent pixels; their transparency is dropped."
 
 
 def read_images(
@@ -152,7 +169,8 @@ def request_options(command: F) -> F:
         click.option("--option", "options", multiple=True, metavar="NAME=N",
                      help="Another number of the sampler, e.g. s_noise=0.9; repeatable."),
         click.option("--schedule", metavar="NAME", shell_complete=complete_schedule,
-                     help="By default the checkpoint's own; karras, beta_sigmas, …"),
+                     help="By default the checkpoint's own; beta_sigmas, simple, …, and karras for "
+                          "Stable Diffusion 1.x, 2.x, XL."),
         click.option("--convention", metavar="NAME", shell_complete=complete_convention,
                      help="Whose choices where programs differ under one name: lydite (default), "
                           "k-diffusion, comfyui, a1111 or diffusers."),
@@ -364,4 +382,24 @@ def idle_options(run: "Run", typed: set[str]) -> Iterator[str]:
         yield (
             f"{run.sampler.name} is made for a --guidance between 0 and 1, as 0.6; "
             f"{guidance:g} is very strong."
+        )
+
+
+def long_start(run: "Run") -> Iterator[str]:
+    """Where the first step of a flow model leaves too little of the noise, in a sentence.
+
+    The first steps decide the layout and the background. Schedules for noise that is added (`ve`),
+    as karras, pass over the high sigmas of flow models, unless there are many steps.
+    """
+    from lydite.sampling.registry import SCHEDULES
+
+    for_flow = "ve" not in SCHEDULES[run.schedule.name].noise_models
+    if for_flow or run.prediction.noise_model.name != "flow":
+        return
+    first, second = (float(sigma) for sigma in run.schedule.sigmas[:2])
+    if first > 0.9 and first - second > max(LONG_START, MORE_THAN_EVEN / run.steps):  # not img2img
+        yield (
+            f"{run.schedule.name} takes its first step from sigma {first:.2f} to {second:.2f}: "
+            "flow models then often draw a grey background. Try more --steps, or --schedule "
+            "beta_sigmas."
         )

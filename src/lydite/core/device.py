@@ -33,6 +33,7 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 KEPT = 2**28
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _LARGE = 2**25  # bytes from which malloc always asks the system: glibc allows no more
+_named_by: dict[str, str] = {}  # device -> the option that named it, in place of the variable
 GPU_BRANCHES = "LYDITE_GPU_BRANCHES"  # for tests on a CPU: `on_cpu` answers no
 
 
@@ -73,6 +74,7 @@ def request_device(name: str | None) -> None:
     """Take a device by its name, as `--device` does; None leaves it as it is."""
     if name is not None:
         os.environ[VARIABLE] = name
+        _named_by[name] = f"--device {name}"
         if "mlx.core" in sys.modules:
             use_device(sys.modules["mlx.core"])
 
@@ -80,11 +82,12 @@ def request_device(name: str | None) -> None:
 def use_device(mx: Any) -> None:
     """Make the device that LYDITE_DEVICE names MLX's default."""
     name = os.environ.get(VARIABLE) or "auto"
+    source = _named_by.get(name, f"{VARIABLE}={name}")
     if name not in DEVICES:
-        raise ConfigError(f"{VARIABLE}={name}: expected one of {', '.join(DEVICES)}.")
+        raise ConfigError(f"{source}: expected one of {', '.join(DEVICES)}.")
     if name == "gpu" and not has_gpu(mx):
         raise ConfigError(
-            f"{VARIABLE}=gpu: this MLX has no GPU here. Expected Apple silicon, or Linux with "
+            f"{source}: this MLX has no GPU here. Expected Apple silicon, or Linux with "
             "CUDA and `pip install mlx[cuda13]`. `lydite doctor` says what it found."
         )
     if name != "auto":

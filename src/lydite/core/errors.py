@@ -63,6 +63,11 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 picture`, `2 pictures`: a number with its noun."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first `most` items in one line, and how many more there are."""
     text = separator.join(items[:most])

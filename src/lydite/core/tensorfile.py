@@ -180,7 +180,13 @@ def recognize(start: bytes) -> str | None:
     """What a file that is not safetensors turns out to be by its first bytes, and what to do."""
     if start[8:9] == b"{":  # a header does begin here; it is broken safetensors
         return None
-    return next((kind for magic, kind in _CONTENTS if re.match(magic, start)), None)
+    found = next((kind for magic, kind in _CONTENTS if re.match(magic, start)), None)
+    return found or (_TEXT if _is_text(start) else None)
+
+
+def _is_text(start: bytes) -> bool:
+    text = start.decode(errors="ignore")  # a letter may be cut at the end
+    return bool(text) and len(text.encode()) > len(start) - 4 and not _UNWRITTEN.search(text)
 
 
 _PICKLE = (
@@ -201,13 +207,20 @@ _GGUF = "GGUF files are not read here. Get the safetensors files of the model it
 _SUFFIXES: dict[str, str] = {".npz": _NUMPY, ".npy": _NUMPY, ".gguf": _GGUF}
 _SUFFIXES.update(dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pkl"), _PICKLE))
 
+_EXPECTED = "Expected a safetensors file or a model's folder"
 # What files named .safetensors turn out to be, by their first bytes.
 _CONTENTS = (
     (rb"version https://git-lfs", "a Git LFS pointer. Fetch the file it stands for: git lfs pull"),
     (rb"PK\x03\x04|\x80[\x02-\x05]", "a pickle or zip file. Get the model's safetensors files"),
     (rb"GGUF|\x93NUMPY", "a GGUF or NumPy file. Get the model's safetensors files"),
     (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page. Log in where it came from, download it again"),
+    (rb"\x89PNG", f"a PNG picture. {_EXPECTED}"),
+    (rb"\xff\xd8\xff", f"a JPEG picture. {_EXPECTED}"),
+    (rb"(?s)RIFF.{4}WEBP|GIF8|BM|II\*\0|MM\0\*", f"a picture. {_EXPECTED}"),
+    (rb"\s*(\{|\[\s*[\[{\"\d])", f"JSON. {_EXPECTED}"),
 )
+_TEXT = f"text. {_EXPECTED}"
+_UNWRITTEN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # no text has these
 
 
 def read_header(path: Path) -> Header:

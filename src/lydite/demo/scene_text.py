@@ -3,7 +3,7 @@
 from lydite.embedded.captions import CELL_KEYWORDS
 from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, Thing
 from lydite.embedded.shapes import SHAPES
-from lydite.evaluate.prompt_accuracy import THIRDS, Reading, SeenObject
+from lydite.evaluate.prompt_accuracy import Reading, cell_of
 
 ATTRIBUTE_NAMES = {
     "count": "number of objects",
@@ -29,7 +29,8 @@ def reading_text(reading: Reading, says: Scene) -> str:
     axis = says.relation or 0
     found = sorted(reading.objects, key=lambda one: (one.x, one.y)[axis])
     things = ", ".join(
-        _thing(one.thing) + ("" if says.cell is None else f", {_cell(one)}") for one in found
+        _thing(one.thing) + ("" if says.cell is None else f", {CELL_KEYWORDS[cell_of(one)][0]}")
+        for one in found
     )
     ground = None if says.background is None else reading.background
     return f"{_order(says) if found else ''}{things or 'nothing'}{_ground(ground)}"
@@ -44,11 +45,6 @@ def _thing(thing: Thing) -> str:
     color = "" if thing.color is None else COLORS[thing.color]
     shape = "shape" if thing.shape is None else SHAPES[thing.shape]
     return " ".join(word for word in (size, color, shape) if word)
-
-
-def _cell(found: SeenObject) -> str:
-    row, column = (sum(value >= edge for edge in THIRDS) for value in (found.y, found.x))
-    return CELL_KEYWORDS[3 * row + column][0]
 
 
 def _ground(background: tuple[int, int] | None) -> str:

@@ -47,7 +47,7 @@ from lydite.diff.verdict_text import (
     uncovered_text,
     undecided_text,
 )
-from lydite.trace.events import Event, EventId, dtype_name
+from lydite.trace.events import Event, EventId
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
@@ -398,7 +398,7 @@ class _Comparer:
         row = replace(row, site=self._wrong_part(pair, row))
         findings = (*more, *self._turned_weight(row))
         evidence = self.reader.evidence(pair, row.floor or 0.0)
-        findings += find(evidence)
+        findings += find(evidence) or self._of_the_same_call(rows, divergence.first)
         if not findings and pair.how in (*GUESSES, "order", "siblings"):
             row, evidence, findings = self._other_counterpart(pair, row, evidence)
         ruled_out = () if findings else tuple(dict.fromkeys(evidence.ruled_out))
@@ -440,6 +440,17 @@ class _Comparer:
             limit=row.limit,
             last_agreement=last.site if last else None,
         )
+
+    def _of_the_same_call(self, rows: Sequence[Row], first: int) -> tuple[Finding, ...]:
+        """What explains another output of the same call, as an attention's result."""
+        row = rows[first]
+        for at, other in enumerate(rows):
+            same = (other.site, other.step, other.call) == (row.site, row.step, row.call)
+            if at != first and same and other.wrong and other.slot.startswith("out"):
+                found = find(self.reader.evidence(self.pairs[at], other.floor or 0.0))
+                if found:
+                    return found
+        return ()
 
     def _other_counterpart(
         self, pair: Pair, row: Row, evidence: Evidence
@@ -613,9 +624,9 @@ def _rounding_source(traces: Comparison) -> str:
         return f"not used; your tolerance is {traces.tolerance:g}"
     if traces.floor is None:
         return "estimated from dtype and depth; --floor measures it"
-    first, second = traces.reference.header.dtype, traces.floor.header.dtype
+    first, second = traces.reference.dtype, traces.floor.dtype
     runs = f"the reference in {first or 'its precision'} and in {second or 'another'}"
-    port_unit = UNIT.get(dtype_name(traces.port.header.dtype), 0.0)
-    if max(UNIT.get(dtype_name(name), inf) for name in (first, second)) < port_unit / 2:
-        return f"estimated; {runs} do not show the rounding of {traces.port.header.dtype}"
+    port_unit = UNIT.get(traces.port.dtype, 0.0)
+    if max(UNIT.get(name, inf) for name in (first, second)) < port_unit / 2:
+        return f"estimated; {runs} do not show the rounding of {traces.port.dtype}"
     return f"measured: {runs}"

@@ -66,6 +66,7 @@ class EvidenceReader:
             others=lambda: values_nearby(self.reference, pair.event),
             near=lambda: values_nearby(self.reference, pair.event, any_size=True),
             before=lambda: self._before(event),
+            beside=lambda: self._beside(pair.event),
             parameters=lambda: self.parameters.of_module(event.name),
             parameters_like=lambda shape: self.parameters.like(event.name, shape),
         )
@@ -102,7 +103,18 @@ class EvidenceReader:
             if other.kind in ("activation", "input") and self.reference.has_values(other):
                 value = wide(self.reference.read(other))
                 step = "" if other.step == event.step else f", step {other.step}"
-                yield Recorded(f"{other}{step}", value, lambda i=other.i: self._ports_value(i))
+                name, is_input = f"{other}{step}", other.kind == "input"
+                own = lambda i=other.i: self._ports_value(i)  # noqa: E731
+                yield Recorded(name, value, own, is_input)
+
+    def _beside(self, event: Event) -> Iterator[Recorded]:
+        """The other outputs of the call that returns a value."""
+        for other in self.reference.events if event.slot.startswith("out") else ():
+            same = (other.name, other.step, other.call) == (event.name, event.step, event.call)
+            same = same and other.slot != event.slot and other.slot.startswith("out")
+            if same and self.reference.has_values(other):
+                value = wide(self.reference.read(other))
+                yield Recorded(str(other), value, lambda i=other.i: self._ports_value(i))
 
     def _ports_value(self, i: int) -> NDArray[Any] | None:
         """What the port has in the place of the reference's event number i."""

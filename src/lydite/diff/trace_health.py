@@ -39,7 +39,7 @@ class Remark:
 
 def examine(trace: Trace) -> tuple[Remark, ...]:
     """Check every event once, in order; serious remarks come first."""
-    checks = (_NotFinite(trace), _Range(), _Growth(), _Constant(), _Steps(), _Attention(trace))
+    checks = (_NotFinite(trace), _Range(), _Growth(), _Constant(trace), _Steps(), _Attention(trace))
     for event in trace.events:
         if event.kind == "selftest":
             continue
@@ -184,6 +184,7 @@ class _Growth:
 class _Constant:
     """Outputs whose values are all zero, or all equal."""
 
+    trace: Trace
     zero: dict[str, Event] = field(default_factory=dict)
     constant: dict[str, tuple[Event, float]] = field(default_factory=dict)
     calls: _Calls = field(default_factory=_Calls)
@@ -204,15 +205,35 @@ class _Constant:
             self.constant.setdefault(event.name, (event, stats.min))
 
     def remarks(self) -> Iterator[Remark]:
-        if self.zero:
-            first = next(iter(self.zero.values()))
-            text = f"All values are zero at {_named(self.zero)}: a weight never loaded, a gate of "
+        of_zeros = self._layers_of_zeros()
+        explained = {
+            name: event
+            for name, event in self.zero.items()
+            if any(layer == name or _contains(name, layer) for layer in of_zeros)
+        }
+        if explained:
+            first = next(iter(explained.values()))
+            text = f"All values are zero at {_named(explained)}: the parameters of "
+            text += f"{_named(of_zeros)} are zero. Right if they are zero in the checkpoint; "
+            text += "otherwise they were not loaded."
+            yield Remark("all-zero", first.name, first.step, text, False)
+        if zero := {name: event for name, event in self.zero.items() if name not in explained}:
+            first = next(iter(zero.values()))
+            text = f"All values are zero at {_named(zero)}: a weight never loaded, a gate of "
             text += "zero, or a buffer never written."
             yield Remark("all-zero", first.name, first.step, text, True)
         if self.constant:
             first, value = next(iter(self.constant.values()))
             text = f"All values are equal at {_named(self.constant)}, {value:g} at the first."
             yield Remark("constant", first.name, first.step, text, False)
+
+    def _layers_of_zeros(self) -> list[str]:
+        """Layers that give zeros, and whose recorded parameters are all zero."""
+        own: dict[str, list[bool]] = {}
+        for parameter, info in (self.trace.weights() or {}).items() if self.zero else ():
+            is_zero = info.stats is not None and info.stats.min == info.stats.max == 0
+            own.setdefault(parameter.rpartition(".")[0], []).append(is_zero)
+        return [name for name in self.zero if all(own.get(name, [False]))]
 
 
 @dataclass
@@ -324,6 +345,10 @@ def _may_be_probabilities(event: Event, stats: Stats) -> bool:
         return False
     low, high = stats.min, stats.max
     return low is not None and high is not None and low >= 0 and 0 < high <= 1 + CLOSE
+
+
+def _contains(module: str, part: str) -> bool:
+    return part.startswith((f"{module}.", f"{module}/"))
 
 
 def _peak(stats: Stats) -> float:

@@ -1,6 +1,7 @@
 """The sentence of a verdict: what, where, how large."""
 
 from collections.abc import Collection, Sequence
+from statistics import median
 
 from lydite.diff.divergence.first import RELATED, Coverage
 from lydite.diff.measure.rounding import FINE
@@ -100,20 +101,24 @@ def agreement_text(rows: Sequence[Row], covered: Coverage, pairing: Pairing) -> 
     ratio = (worst.error or 0.0) / (worst.floor or 1.0)
     count = len(compared)
     agree = f"All {count} values agree" if count > 1 else "The one value on both sides agrees"
+    allowed = f", limit {worst.limit / worst.floor:.2g} ×" if worst.limit and worst.floor else ""
     text = (
-        f"{agree}: the largest error is {ratio:.1f} × rounding "
+        f"{agree}: the largest error is {ratio:.1f} × rounding{allowed} "
         f"({error_text(worst.error or 0.0)} at {worst.name})."
     )
     coarse = {row.dtype for row in compared} & {"bf16", "f16", "f8_e4m3", "f8_e5m2"}
     if coarse:
-        largest = max(row.limit or 0.0 for row in compared)
+        limits = [row.limit or 0.0 for row in compared]
         text += (
-            f" In {' and '.join(sorted(coarse))} errors up to {largest:.1g} cannot be told from "
-            "rounding; run the port in float32 to detect smaller ones."
+            f" In {' and '.join(sorted(coarse))} smaller errors than the limit cannot be told from "
+            f"rounding: the limit is {median(limits):.2g} of a value in the median, "
+            f"{max(limits):.2g} at most. To see smaller ones, compare in float32."
         )
     counts = len(pairing.unpaired_reference), len(pairing.unpaired_port)
     if any(counts):
-        text += f" {counts[0]} names of the reference and {counts[1]} of the port are unpaired."
+        text += (
+            f" {counts[0]} names of the reference and {counts[1]} of the port have no counterpart."
+        )
     if covered.uncovered and covered.last is not None:
         count = len(covered.uncovered)
         verb = "was" if count == 1 else "were"

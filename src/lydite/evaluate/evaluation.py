@@ -6,6 +6,7 @@ Nothing here depends on the clock or on a random seed, so the same pictures give
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite import __version__
-from lydite.core.errors import InputError
+from lydite.core.errors import InputError, counted
 from lydite.evaluate import embedded_metrics, paired
 from lydite.evaluate.distributions import (
     Moments,
@@ -27,8 +28,11 @@ from lydite.evaluate.distributions import (
 from lydite.evaluate.feature_table import BATCH, PictureNetwork, Table, feature_table
 from lydite.evaluate.features import FeatureNetwork, Lpips
 from lydite.evaluate.intervals import (
+    ANY,
+    FEWEST,
     FEWEST_BOOTSTRAP,
     RESAMPLES,
+    Limits,
     Summary,
     growth,
     share_interval,
@@ -39,6 +43,22 @@ from lydite.pipelines.picture import Pixels, pixel_hash
 
 FEW_FOR_FID = 10_000  # pictures; below, FID is biased upwards by more than models differ
 WORST = 20  # pairs that are listed
+# What values a metric can have: an interval does not go beyond.
+LIMITS: Mapping[str, Limits] = {
+    "psnr": (0.0, paired.MOST_PSNR),
+    "ssim": (-1.0, 1.0),
+    "ms_ssim": (0.0, 1.0),
+    "lpips_alex": (0.0, inf),
+    "lpips_vgg": (0.0, inf),
+    "latent_error": (0.0, inf),
+    "clip_score": (0.0, 100.0),
+}
+FRECHET_JUDGE, GROWTH = "frechet_judge", "growth"
+MEANINGS = {  # of figures whose names say too little
+    FRECHET_JUDGE: "Fréchet distance between the two sets, by features of the network that judges "
+    "the embedded model's pictures; 0 where they are distributed alike.",
+    GROWTH: "the error at a step over that at the step before, fitted over all steps",
+}
 DAMAGE = ("lpips_alex", "lpips_vgg", "ms_ssim", "ssim", "psnr")  # what pairs are sorted by
 
 
@@ -83,7 +103,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     distribution: dict[str, Distance]
     steps: list[StepError]
     growth: float | None  # of the latents' error from one step to the next
-    worst: list[Pair]
+    worst: list[Pair]  # none whose pictures are identical
     identical: int  # pairs without any difference
     warnings: list[str]
     record: dict[str, Any]
@@ -130,29 +150,30 @@ def evaluate(
     `latent_errors` (images, steps) are relative errors at the beginning of `kept_steps`.
     """
     warnings: list[str] = []
-    pairs, hashes, identical = [], {}, 0
+    measured = _Pairs()
     if names is not None:
-        pairs, hashes, identical = _measure_pairs(
-            reference, candidate, names, options, seeds or {}, warnings
-        )
+        measured = _measure_pairs(reference, candidate, names, options, seeds or {})
+    pairs = measured.pairs
     sides = {
         side: _Set(source, _chosen(source, names), options)
         for side, source in (("reference", reference), ("candidate", candidate))
     }
     distribution = _measure_sets(sides, options, warnings)
     summaries = {
-        metric: summarize([pair.metrics[metric] for pair in pairs])
+        metric: summarize([pair.metrics[metric] for pair in pairs], LIMITS.get(metric, ANY))
         for metric in (pairs[0].metrics if pairs else ())
     }
     steps: list[StepError] = []
     if latent_errors is not None:
         steps = [
-            StepError(step, summarize(latent_errors[:, column]))
+            StepError(step, summarize(latent_errors[:, column], LIMITS["latent_error"]))
             for column, step in enumerate(kept_steps)
         ]
-        summaries["latent_error"] = summarize(latent_errors[:, -1])
+        summaries["latent_error"] = steps[-1].error
     warnings += [*reference.notes(), *candidate.notes()]
     counts = len(reference.names), len(candidate.names)
+    if 0 < len(pairs) < FEWEST:
+        warnings.append(_too_few(len(pairs)))
     if names is None and counts[0] != counts[1]:
         warnings.append(
             f"{counts[0]} and {counts[1]} pictures: distances of sets of two sizes are biased."
@@ -162,17 +183,30 @@ def evaluate(
         distribution=distribution,
         steps=steps,
         growth=growth([step.error.mean for step in steps]),
-        worst=sorted(pairs, key=damage, reverse=True)[:WORST],
-        identical=identical,
+        worst=sorted(measured.different, key=damage, reverse=True)[:WORST],
+        identical=len(measured.identical),
         warnings=warnings,
         record={
             "lydite": __version__,
             "pictures": {"reference": counts[0], "candidate": counts[1], "pairs": len(pairs)},
-            "content": hashes,
-            "metrics": _descriptions(options.networks, summaries, distribution),
+            "content": measured.hashes,
+            "metrics": _descriptions(options.networks, summaries, distribution)
+            | {name: f"left out: {reason}" for name, reason in measured.missing.items()},
             **(record or {}),
         },
     )
+
+
+def _too_few(count: int) -> str:
+    return (
+        f"{counted(count, 'picture')}: too few for a 95 % interval. Draw at least {FEWEST}; 32 or "
+        "more are better."
+    )
+
+
+def identical_text(count: int) -> str:
+    """How many pairs have no difference at all."""
+    return f"{counted(count, 'pair')} {'is' if count == 1 else 'are'} identical."
 
 
 def damage(pair: Pair) -> float:
@@ -187,18 +221,31 @@ def lower_is_better(metric: str) -> bool:
     return metric.startswith(("lpips", "latent_error"))
 
 
+@dataclass
+class _Pairs:
+    """What was measured of pairs of pictures."""
+
+    pairs: list[Pair] = field(default_factory=list[Pair])
+    identical: set[str] = field(default_factory=set[str])  # names
+    hashes: dict[str, str] = field(default_factory=dict[str, str])  # of all pictures of a side
+    missing: dict[str, str] = field(default_factory=dict[str, str])  # metrics, and why
+
+    @property
+    def different(self) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.name not in self.identical]
+
+
 def _measure_pairs(
     reference: PictureSource,
     candidate: PictureSource,
     names: set[str],
     options: Options,
     seeds: Mapping[str, int],
-    warnings: list[str],
-) -> tuple[list[Pair], dict[str, str], int]:
+) -> _Pairs:
     prompts = {**reference.prompts, **candidate.prompts}
-    pairs: list[Pair] = []
+    measured = _Pairs()
+    pairs = measured.pairs
     totals = {"reference": hashlib.sha256(), "candidate": hashlib.sha256()}
-    identical = 0
     metrics: dict[str, Callable[[Pixels, Pixels], float]] = {}
     smallest = 0  # pixels of a side
     for name, one, other in paired_pictures(reference, candidate, names):
@@ -206,23 +253,24 @@ def _measure_pairs(
             total.update(f"{name} {pixel_hash(pixels)}\n".encode(errors="surrogateescape"))
         if not pairs or min(one.shape[:2]) < smallest:
             smallest = min(one.shape[:2])
-            metrics, missing = _paired_metrics(smallest, options.networks)
-            warnings += [text for text in missing if text not in warnings]
-        identical += bool(np.array_equal(one, other))
+            metrics, measured.missing = _paired_metrics(smallest, options.networks)
+        if np.array_equal(one, other):
+            measured.identical.add(name)
         values = {metric: compute(one, other) for metric, compute in metrics.items()}
         pairs.append(Pair(name, values, prompts.get(name), seeds.get(name)))
         options.tick()
     for pair in pairs:  # of larger pictures
         for metric in pair.metrics.keys() - metrics.keys():
             del pair.metrics[metric]
-    return pairs, {side: total.hexdigest() for side, total in totals.items()}, identical
+    measured.hashes = {side: total.hexdigest() for side, total in totals.items()}
+    return measured
 
 
 def _paired_metrics(
     side: int, networks: Networks
-) -> tuple[dict[str, Callable[[Pixels, Pixels], float]], list[str]]:
-    """The metrics of pictures whose shorter side has so many pixels, and what they lack."""
-    missing: list[str] = []
+) -> tuple[dict[str, Callable[[Pixels, Pixels], float]], dict[str, str]]:
+    """The metrics of pictures whose shorter side has so many pixels; those left out, and why."""
+    missing: dict[str, str] = {}
     metrics: dict[str, Callable[[Pixels, Pixels], float]] = {"psnr": paired.psnr}
     for name, compute, smallest in (
         ("ssim", paired.ssim, paired.SMALLEST_SSIM),
@@ -231,7 +279,7 @@ def _paired_metrics(
         if side >= smallest:
             metrics[name] = compute
         else:
-            missing.append(f"{name} needs pictures of at least {smallest} pixels a side; left out.")
+            missing[name] = f"needs pictures of at least {smallest} pixels a side."
     for lpips in networks.lpips:
         metrics[f"lpips_{lpips.net}"] = lambda one, other, lpips=lpips: float(
             lpips(one[None], other[None])[0]
@@ -298,7 +346,10 @@ def evaluate_one(source: PictureSource, options: Options) -> Evaluation:
         "pictures": len(one.names),
         "metrics": _descriptions(options.networks, {}, distribution),
     }
-    return Evaluation({}, distribution, [], None, [], 0, source.notes(), record)
+    warnings = source.notes()
+    if len(one.names) < FEWEST and distribution:
+        warnings.append(_too_few(len(one.names)))
+    return Evaluation({}, distribution, [], None, [], 0, warnings, record)
 
 
 def _measure_sets(
@@ -312,8 +363,8 @@ def _measure_sets(
         result |= _inception_distances(tables, network.preprocess)
         if min(counts) < FEW_FOR_FID:
             warnings.append(
-                f"FID of {min(counts)} pictures is biased upwards: compare it only with FIDs of "
-                f"as many pictures, or draw {FEW_FOR_FID:,}. KID has no such bias."
+                f"FID of {counted(min(counts), 'picture')} is biased upwards: compare it only with "
+                f"FIDs of as many pictures, or draw {FEW_FOR_FID:,}. KID has no such bias."
             )
     if (network := options.networks.clip) is not None:
         tables = {name: side.features(network) for name, side in sides.items()}
@@ -325,7 +376,7 @@ def _measure_sets(
         judge = embedded_metrics.JudgeFeatures()
         if min(counts) > 1:
             one, other = (Moments.of(side.features(judge)["judge"]) for side in sides.values())
-            result["frechet_judge"] = Distance(frechet_distance(one, other), counts)
+            result[FRECHET_JUDGE] = Distance(frechet_distance(one, other), counts)
         for name, side in sides.items():
             if right := side.right():
                 result[f"prompt_accuracy_{name}"] = _share(right)
@@ -333,7 +384,8 @@ def _measure_sets(
 
 
 def _share(right: Sequence[bool]) -> Distance:
-    return Distance(float(np.mean(right)), (len(right),), ci95=share_interval(right))
+    interval = share_interval(right) if len(right) >= FEWEST else None
+    return Distance(float(np.mean(right)), (len(right),), ci95=interval)
 
 
 def _chosen(source: PictureSource, names: set[str] | None) -> tuple[str, ...]:
@@ -399,7 +451,7 @@ def _clip_score(table: Table, network: FeatureNetwork, prompts: Sequence[str]) -
     a = np.asarray(table["image"], np.float64)
     b = np.asarray(network.encode_text(prompts), np.float64)
     cosines = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-    summary = summarize((100 * cosines).clip(0))
+    summary = summarize((100 * cosines).clip(0, 100), LIMITS["clip_score"])
     return Distance(summary.mean, (summary.n,), summary.std, summary.ci95)
 
 
@@ -413,7 +465,8 @@ def _descriptions(
         "ms_ssim": {"scales": len(paired.SCALES), "window": "as ssim"},
         "latent_error": "norm of the difference over the norm of the reference, last kept step",
         "ci95": f"of the mean: bootstrap-t, {RESAMPLES} resamples; of fewer than "
-        f"{FEWEST_BOOTSTRAP} values Student's t",
+        f"{FEWEST_BOOTSTRAP} values Student's t; of fewer than {FEWEST} none. It ends where the "
+        "values of a metric can end",
     }
     described = {name: known[name] for name in summaries if name in known}
     described["ci95"] = known["ci95"]
@@ -425,8 +478,8 @@ def _descriptions(
                 "weights": network.digest,
                 "preprocess": network.preprocess,
             }
-    if "frechet_judge" in distribution:
-        described["frechet_judge"] = embedded_metrics.JudgeFeatures.name
+    if FRECHET_JUDGE in distribution:
+        described[FRECHET_JUDGE] = embedded_metrics.JudgeFeatures.name
     return described
 
 

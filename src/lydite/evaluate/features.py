@@ -30,9 +30,11 @@ Vectors = NDArray[np.float32]  # (N, D)
 BATCH = 8  # pictures at a time, of those that are resized
 PIXELS = 2**20  # at a time, of pictures that keep their size
 
+# What is downloaded is a pickle, which is never read here.
+_CONVERTED = "as a safetensors file (`lydite inspect FILE.pth` prints the command that converts it)"
 INCEPTION_FILE = (
-    "the Inception network of FID: download pt_inception-2015-12-05-6726825d.pth of pytorch-fid "
-    "(github.com/mseitzer/pytorch-fid/releases, fid_weights)"
+    "the Inception network of FID, pt_inception-2015-12-05-6726825d.pth of pytorch-fid "
+    f"(github.com/mseitzer/pytorch-fid/releases, fid_weights), {_CONVERTED}"
 )
 CLIP_FOLDER = (
     "a CLIP model with both towers: download the folder of openai/clip-vit-large-patch14 from the "
@@ -40,13 +42,13 @@ CLIP_FOLDER = (
     "tokenizer's files"
 )
 BACKBONE_FILES: Mapping[Backbone, str] = {
-    "alex": "torchvision's AlexNet: download alexnet-owt-7be5be79.pth "
-    "(download.pytorch.org/models)",
-    "vgg": "torchvision's VGG16: download vgg16-397923af.pth (download.pytorch.org/models)",
+    "alex": "torchvision's AlexNet, alexnet-owt-7be5be79.pth (download.pytorch.org/models), "
+    f"{_CONVERTED}",
+    "vgg": f"torchvision's VGG16, vgg16-397923af.pth (download.pytorch.org/models), {_CONVERTED}",
 }
 HEADS_FILES: Mapping[Backbone, str] = {
-    net: f"the heads of LPIPS for {net}: download {net}.pth of version 0.1 "
-    "(github.com/richzhang/PerceptualSimilarity, lpips/weights/v0.1)"
+    net: f"the heads of LPIPS for {net}, {net}.pth of version 0.1 "
+    f"(github.com/richzhang/PerceptualSimilarity, lpips/weights/v0.1), {_CONVERTED}"
     for net in BACKBONE_FILES
 }
 

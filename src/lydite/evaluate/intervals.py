@@ -2,10 +2,12 @@
 
 The interval is the bootstrap-t (Efron and Tibshirani, 1993, chapter 12): it holds its coverage for
 skewed values and few pictures, where the percentile bootstrap is too narrow. For fewer than
-`FEWEST_BOOTSTRAP` values it is Student's.
+`FEWEST_BOOTSTRAP` values it is Student's, for fewer than `FEWEST` there is none. It ends where the
+values of the metric end.
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 import numpy as np
@@ -13,10 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
 SEED = 0  # of the resampling: the same values give the same interval
+FEWEST = 5  # values; of fewer, Student's interval is wider than the values differ
 FEWEST_BOOTSTRAP = 10
-# The 97.5 % quantile of Student's t with 1 to 8 degrees of freedom.
-STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.306)
+# The 97.5 % quantile of Student's t with 4 to 8 degrees of freedom.
+STUDENT = (2.77645, 2.57058, 2.44691, 2.36462, 2.306)
 PIECE = 2**22  # values that are resampled at a time
+Limits = tuple[float, float]  # the smallest and the largest value that a metric can have
+ANY: Limits = (-inf, inf)
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -25,14 +30,14 @@ class Summary(msgspec.Struct, frozen=True):
     mean: float
     median: float
     std: float | None  # with n - 1; None: of one value
-    ci95: tuple[float, float] | None  # of the mean
+    ci95: tuple[float, float] | None  # of the mean; None: of fewer than FEWEST values
     min: float
     max: float
     n: int
 
 
-def summarize(values: ArrayLike) -> Summary:
-    """Of one value per picture; all finite."""
+def summarize(values: ArrayLike, limits: Limits = ANY) -> Summary:
+    """Of one value per picture; all finite and within the limits."""
     x = np.asarray(values, np.float64)
     if x.ndim != 1 or not x.size or not np.isfinite(x).all():
         raise ValueError(f"{x.shape} values, expected one finite number per picture.")
@@ -40,26 +45,27 @@ def summarize(values: ArrayLike) -> Summary:
         mean=float(x.mean()),
         median=float(np.median(x)),
         std=float(x.std(ddof=1)) if x.size > 1 else None,
-        ci95=mean_interval(x),
+        ci95=mean_interval(x, limits),
         min=float(x.min()),
         max=float(x.max()),
         n=x.size,
     )
 
 
-def mean_interval(values: ArrayLike) -> tuple[float, float] | None:
-    """The 95 % interval of the mean; None of a single value."""
+def mean_interval(values: ArrayLike, limits: Limits = ANY) -> tuple[float, float] | None:
+    """The 95 % interval of the mean, within the limits; None of fewer than `FEWEST` values."""
     x = np.asarray(values, np.float64)
-    if x.size < 2:
+    if x.size < FEWEST:
         return None
     mean, error = float(x.mean()), float(x.std(ddof=1)) / x.size**0.5
     if error == 0:
         return mean, mean
     if x.size < FEWEST_BOOTSTRAP:
-        half_width = STUDENT[x.size - 2] * error
-        return mean - half_width, mean + half_width
-    low, high = np.quantile(_studentized(x), (0.025, 0.975))
-    return mean - float(high) * error, mean - float(low) * error
+        below = above = STUDENT[x.size - FEWEST] * error
+    else:
+        low, high = np.quantile(_studentized(x), (0.025, 0.975))
+        below, above = float(high) * error, -float(low) * error
+    return max(mean - below, limits[0]), min(mean + above, limits[1])
 
 
 def _studentized(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -81,7 +87,11 @@ def share_interval(right: Sequence[bool]) -> tuple[float, float]:
     n, share, z = len(right), float(np.mean(right)), 1.959964
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half_width = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
-    return max(centre - half_width, 0.0), min(centre + half_width, 1.0)
+    # of none and of all, one end is exactly 0 or 1; computed, it is a rounding beside it
+    return (
+        centre - half_width if share > 0 else 0.0,
+        centre + half_width if share < 1 else 1.0,
+    )
 
 
 def growth(errors: Sequence[float]) -> float | None:

@@ -1,5 +1,6 @@
 """Two calibration sets of one plan, drawn by two models: the errors of latents over the steps."""
 
+from collections.abc import Container
 from itertools import groupby
 
 import numpy as np
@@ -34,16 +35,26 @@ def check_comparable(reference: CalibrationSet, candidate: CalibrationSet) -> No
 
 
 def latent_errors(
-    reference: CalibrationSet, candidate: CalibrationSet
+    reference: CalibrationSet,
+    candidate: CalibrationSet,
+    images: Container[int | None] | None = None,
 ) -> tuple[tuple[int, ...], NDArray[np.float64]]:
     """Steps that both keep, and |candidate − reference| / |reference| (images, steps) there.
 
     A sample is the latent at the beginning of its step, so step 0 is the noise, without an error.
+    `images` are the numbers of those that are compared; None: all.
     """
     steps = tuple(sorted(set(reference.plan.steps) & set(candidate.plan.steps)))
     rows: list[list[float]] = []
     samples = (
-        groupby((row for row in opened.rows("sample") if row.step in steps), lambda row: row.image)
+        groupby(
+            (
+                row
+                for row in opened.rows("sample")
+                if row.step in steps and (images is None or row.image in images)
+            ),
+            lambda row: row.image,
+        )
         for opened in (reference, candidate)
     )
     for (number, ours), (other_number, theirs) in zip(*samples, strict=True):

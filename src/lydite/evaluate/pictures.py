@@ -16,7 +16,7 @@ import numpy as np
 
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.set_file import NAME as SET_FILE
-from lydite.core.errors import FileError, InputError, LyditeError, at, first_of, shown
+from lydite.core.errors import FileError, InputError, LyditeError, at, counted, first_of, shown
 from lydite.core.files import open_regular
 from lydite.pipelines.picture import MOST_PIXELS, READ, Pixels, opened_image, read_pixels
 
@@ -114,7 +114,7 @@ class FolderPictures:
         notes: list[str] = []
         if self._lossy:
             notes.append(
-                f"{self.where}: {self._lossy} pictures are JPEG, whose losses count as "
+                f"{self.where}: {counted(self._lossy, 'JPEG file')}, whose losses count as "
                 "differences. Compare PNG files."
             )
         if self._converted:
@@ -192,8 +192,8 @@ class SetPictures:
         opened = CalibrationSet.open(folder)  # reads headers; keeps no file open
         if missing := opened.missing():
             raise InputError(
-                f"{at(folder)}: {len(missing)} images of the set are not drawn yet. Resume it "
-                f"with: lydite calibrate run --out {at(folder)}"
+                f"{at(folder)}: the set lacks {counted(len(missing), 'image')}. Resume it with: "
+                f"lydite calibrate run --out {at(folder)}"
             )
         if not opened.plan.pictures:
             raise InputError(f"{at(folder)}: a set without pictures.")
@@ -257,7 +257,7 @@ def common_names(
     for source, lonely in (reference, one - other), (candidate, other - one):
         if lonely and not only_common:
             raise InputError(
-                f"{source.where}: {len(lonely)} pictures have no partner of their name "
+                f"{source.where}: {counted(len(lonely), 'picture')} without a partner of that name "
                 f"({first_of(sorted(lonely), 3)}). Give --common to compare the others, or "
                 "--unpaired to compare the sets only."
             )

@@ -86,7 +86,7 @@ def check(reading: Reading, says: Scene) -> dict[str, list[bool]]:
                 marks[name].append(seen is not None and getattr(seen.thing, name) == wanted)
     if says.cell is not None:
         first = best[0]
-        marks["position"].append(first is not None and _cell(first) == says.cell)
+        marks["position"].append(first is not None and cell_of(first) == says.cell)
     if says.relation is not None:
         marks["relation"].append(_in_order(best, says.relation))
     if says.background is not None:
@@ -149,7 +149,8 @@ def _agreement(objects: Sequence[SeenObject | None], things: Sequence[Thing]) ->
     )
 
 
-def _cell(seen: SeenObject) -> int:
+def cell_of(seen: SeenObject) -> int:
+    """The cell of the 3 × 3 grid, row by row, that an object's centre is in."""
     row, column = (sum(value >= edge for edge in THIRDS) for value in (seen.y, seen.x))
     return 3 * row + column
 

@@ -88,6 +88,14 @@ class Run:
     stop: int | None = None  # steps after which the refiner goes on
     refining: "Run | None" = None  # of the refiner
 
+    def __repr__(self) -> str:
+        request, extras = self.request, [f"{self.steps} steps"]
+        extras += [f"{request.width}×{request.height}", f"guidance {request.guidance:g}"]
+        extras += ["with an image"] if self.image is not None else []
+        extras += ["with a mask"] if self.mask is not None else []
+        facts = ", ".join([*extras, f"{self.sampler.name} on {self.schedule.name}"])
+        return f"<Run {shown(request.prompt)}: {facts}>"
+
     @property
     def prompts(self) -> tuple[str, ...]:
         """The negative prompt where it is used, then the prompt."""

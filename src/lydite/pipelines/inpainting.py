@@ -11,9 +11,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageFilter
 
-from lydite.pipelines.picture import Pixels, opened_image
+from lydite.core.errors import InputError
+from lydite.pipelines.picture import Pixels, given_image, opened_image, to_grey
 from lydite.sampling.denoiser import Prediction
 
 Mask = NDArray[np.uint8]  # (H, W): from 128 on drawn anew
@@ -22,7 +23,21 @@ Mask = NDArray[np.uint8]  # (H, W): from 128 on drawn anew
 def read_mask(path: Path) -> Mask:
     """The brightness of an image file, turned as its EXIF says."""
     with opened_image(path) as image:
-        return np.asarray(ImageOps.exif_transpose(image).convert("L"))
+        return to_grey(image)
+
+
+def as_mask(mask: object) -> Mask:
+    """The mask of a run, as the command line reads it from a file; InputError."""
+    if isinstance(mask, np.ndarray) and mask.dtype == np.bool_:
+        mask = mask.astype(np.uint8) * 255
+    given = given_image(mask, "mask")
+    try:
+        grey = to_grey(given if isinstance(given, Image.Image) else Image.fromarray(given))
+    except ValueError as error:
+        raise InputError(f"mask: {error}.") from error
+    if grey.max(initial=0) == 1:
+        raise InputError("mask: expected 255 where it is drawn anew, found values 0 and 1.")
+    return grey
 
 
 def fit_mask(mask: Mask, width: int, height: int, feather: int) -> Mask:

@@ -3,9 +3,11 @@
 Only configs and headers are read here.
 """
 
+import difflib
 import re
 import sys
-from dataclasses import asdict
+import textwrap
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,10 @@ def locate(model: str, *, fetch: bool = True) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown user, a null
         raise FileError(f"{shown(model)}: {error}.") from error
     if not _HUB_ID.fullmatch(model) or path.suffix.lower() in _FILES:
+        close = difflib.get_close_matches(model, [embedded.NAME], cutoff=0.8)
+        hint = f"Did you mean {close[0]}? " if close else ""
         raise FileError(
-            f"{shown(model)[1:-1]}: no such file or folder. Expected a diffusers folder, "
+            f"{shown(model)[1:-1]}: no such file or folder. {hint}Expected a diffusers folder, "
             "a .safetensors file, or a hub id such as owner/name."
         )
     return _download(model, fetch)
@@ -84,7 +88,7 @@ def _download(model: str, fetch: bool) -> Path:
             what = "neither a folder here nor a public model on the hub"
         else:
             what = "not found here, and the download from the hub failed. The same command resumes"
-        reason = " ".join(str(error).split())[:160]
+        reason = textwrap.shorten(str(error), 160, placeholder=" …")
         raise FileError(f"{model}: {what}. The hub's error: {reason}") from error
 
 
@@ -121,13 +125,25 @@ def open_model(
     low_memory: bool = False,
     bits: int | None = None,
 ) -> tuple[Family, Model, Defaults]:
-    """Find every part of the checkpoint at `path`; parts it lacks come from the folder `extra`."""
-    family = _family(path)
+    """Find every part of the checkpoint at `path`; parts it lacks come from the folder `extra`.
+
+    Where `path` is one component, `extra` is the pipeline, and the component replaces its own.
+    """
+    alone = _is_component(path)
+    if alone and extra is None:
+        raise FileError(
+            f"{path}: one component of a pipeline. Name the pipeline's folder with --components "
+            "FOLDER."
+        )
+    home = extra if alone and extra else path
+    family = _family(home)
     components = find_components(path)
     if leftovers := _leftovers(path):
         leftovers.require_clean()
     if extra:
-        components = {**find_components(extra), **components}
+        others = find_components(extra)
+        components = _replacing(components, others, path, extra) if alone else components
+        components = {**others, **components}
     if missing := [name for name in family.required if name not in components]:
         raise _missing(path, ", ".join(missing))
     folders = [folder for folder in (path, extra) if folder and folder.is_dir()]
@@ -139,12 +155,38 @@ def open_model(
     family.check_components(path, components)
     index = next((read_json(each / INDEX) for each in folders if (each / INDEX).exists()), {})
     variant = family.variant_of(components, index)
-    config = path / "scheduler" / "scheduler_config.json"
+    config = home / "scheduler" / "scheduler_config.json"
     scheduler = variant.scheduler
-    if (path / INDEX).is_file():
+    if (home / INDEX).is_file():
         scheduler = read_json(config, infinity=True)  # diffusers writes it
-    model = Model(path, components, scheduler, tokenizers, dtype, low_memory, bits)
-    return family, model, _defaults(path, variant.defaults)
+    model = Model(home, components, scheduler, tokenizers, dtype, low_memory, bits)
+    return family, model, _defaults(home, variant.defaults)
+
+
+def _is_component(path: Path) -> bool:
+    """Whether a path is one component's folder, or a file of weights beside its config."""
+    if path.is_dir():
+        return (path / "config.json").exists() and not (path / INDEX).exists()
+    return (path.parent / "config.json").exists() and _layout(path) is None
+
+
+def _replacing(
+    own: dict[str, Component], others: dict[str, Component], path: Path, extra: Path
+) -> dict[str, Component]:
+    """One component, under the name of that of a pipeline which it replaces.
+
+    It goes by the name of its folder; where that is another, by its class.
+    """
+    (component,) = own.values()
+    twins = [name for name, other in others.items() if other.kind is component.kind]
+    if component.name in others:
+        return own
+    if len(twins) == 1:
+        return {twins[0]: replace(component, name=twins[0])}
+    raise ConfigError(
+        f"{path}: its folder is named {component.name}; {extra} has {', '.join(others)}. Name the "
+        "folder as the component that it replaces."
+    )
 
 
 def find_components(path: Path) -> dict[str, Component]:
@@ -157,7 +199,7 @@ def find_components(path: Path) -> dict[str, Component]:
     if layout := _layout(path):
         return layout[1].components(path)
     if path.is_dir():
-        raise FileError(
+        raise _missing_index(path) or FileError(
             f"{path}: neither {INDEX} (a pipeline) nor config.json (a component) is here, "
             f"nor {_folders()}."
         )
@@ -208,15 +250,32 @@ def _family(path: Path) -> Family:
     if layout := _layout(path):
         return layout[0]
     if path.is_dir():
-        raise FileError(
+        raise _missing_index(path) or FileError(
             f"{path}: no {INDEX} here; expected a whole pipeline in diffusers' layout, "
             f"or {_folders()}."
         )
     raise _unknown_file(path)
 
 
+def _missing_index(folder: Path) -> FileError | None:
+    """The error for a folder whose components have configs: a pipeline without its index."""
+    if not (names := _with_configs(folder)):
+        return None
+    return FileError(
+        f"{folder}: {INDEX} is missing, though {', '.join(names)} have their config.json. Copy it "
+        "from where they came from."
+    )
+
+
+def _with_configs(folder: Path) -> list[str]:
+    """The folders in it that are components as diffusers saves them; other programs save none."""
+    return sorted(file.parent.name for file in folder.glob("*/config.json"))
+
+
 def _layout(path: Path) -> tuple[Family, InferredModel] | None:
     """The family and layout of a file or folder without configs."""
+    if path.is_dir() and _with_configs(path):
+        return None
     names: dict[str, TensorInfo] = {}
     if not path.is_dir():
         with open_checkpoint(path) as checkpoint:

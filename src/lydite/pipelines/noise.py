@@ -1,12 +1,14 @@
 """What a seed means: torch's CPU generator, or MLX's own; and what a sampler's noise is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from lydite.core.errors import InputError, shown
 from lydite.sampling.brownian import BrownianNoise
 from lydite.sampling.noise import STREAMS, NoiseStreams, StreamRule
 from lydite.sampling.program_conventions import Convention, uses_brownian_path
@@ -56,6 +58,20 @@ class MLXNoise:
     def _fresh(self, delta: int) -> list[mx.array]:
         seeds = self._seeds if self._rule.batch == "image" else self._seeds[:1]
         return [mx.random.key((seed + delta) % 2**64) for seed in seeds]
+
+
+def whole_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
+    """Seeds as Python's whole numbers, which may be NumPy's; InputError."""
+    expected = "expected whole numbers in a list, as [1, 2]"
+    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+        raise InputError(f"seeds is {shown(seeds)}; {expected}, found {type(seeds).__name__}.")
+    found = list(seeds)
+    for seed in found:
+        if not isinstance(seed, Integral) or isinstance(seed, bool):
+            raise InputError(f"seeds has {shown(seed)}; {expected}, found {type(seed).__name__}.")
+        if not -(2**63) <= int(seed) < 2**64:
+            raise InputError(f"seeds has {seed}; expected -2**63 to 2**64 - 1.")
+    return tuple(int(seed) for seed in found)
 
 
 NOISES: dict[str, Callable[[Sequence[int], Shape, StreamRule], RunNoise]] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 from lydite import __version__
 from lydite.core.device import current_device
 from lydite.core.errors import FileError, InputError, at, shown
-from lydite.core.files import atomic_path, open_regular
+from lydite.core.files import NameTaken, atomic_path, open_regular
 from lydite.core.request import FIELDS, Request
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
@@ -49,12 +49,12 @@ UNREADABLE = (  # what Pillow raises for damaged files
 )
 
 
-def check_format(path: Path) -> str:
-    """The format that the ending of a name means, or InputError."""
+def check_format(path: Path, folder: str = "") -> str:
+    """The format that the ending of a name means, or InputError; `folder` names another way."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(
             f"{shown(str(path))}: pictures are PNG, JPEG or WebP; end the name in "
-            f"{', '.join(FORMATS)}."
+            f"{', '.join(FORMATS)}{folder}."
         )
     return FORMATS[path.suffix.lower()]
 
@@ -78,18 +78,74 @@ def opened_image(path: Path, formats: tuple[str, ...] = READ) -> Generator[Image
         except UNREADABLE as error:
             reason = f"{type(error).__name__}: {error}"
             if isinstance(error, UnidentifiedImageError):
-                reason = f"expected {', '.join(formats)}"
+                reason = f"expected {', '.join(dict.fromkeys(formats))}"
             raise FileError(f"{at(path)}: cannot be read as an image ({reason:.200}).") from error
 
 
 def read_pixels(path: Path, formats: tuple[str, ...] = READ) -> Pixels:
     """An image file as (H, W, 3), turned as its EXIF says; transparency is dropped."""
     with opened_image(path, formats) as opened:
+        return to_rgb(opened)
+
+
+def describe_file(path: Path) -> tuple[tuple[int, int], bool]:
+    """Width and height as `read_pixels` gives them, and whether a pixel is transparent."""
+    with opened_image(path) as opened:
         image = ImageOps.exif_transpose(opened)
-        if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip at 255
-            values = np.asarray(image)
-            image = Image.fromarray((values // 257).clip(0, 255).astype(np.uint8))
-        return np.asarray(image.convert("RGB"))
+        transparent = False
+        if image.has_transparency_data:
+            transparent = np.asarray(image.convert("RGBA"))[:, :, 3].min() < 255
+        return image.size, bool(transparent)
+
+
+def to_rgb(image: Image.Image) -> Pixels:
+    """(H, W, 3), turned as the EXIF data says; transparency is dropped. ValueError."""
+    return np.asarray(_in_bytes(image).convert("RGB"))
+
+
+def to_grey(image: Image.Image) -> NDArray[np.uint8]:
+    """The brightness, (H, W), turned as the EXIF data says. ValueError."""
+    return np.asarray(_in_bytes(image).convert("L"))
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F":  # Pillow would clip: of values from 0 to 1 a black picture
+        raise ValueError("its pixels are floats; expected 8 or 16 bits a channel")
+    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip at 255
+        values = np.asarray(image)
+        image = Image.fromarray((values // 257).clip(0, 255).astype(np.uint8))
+    return image
+
+
+def given_image(image: object, name: str) -> Image.Image | Pixels:
+    """What a caller passed as `name`: a Pillow image, or bytes that Pillow can take; InputError."""
+    if isinstance(image, Image.Image):
+        return image
+    found = type(image).__name__
+    if isinstance(image, np.ndarray):
+        array = cast(NDArray[Any], image)
+        found = f"an array of {array.dtype}, {list(array.shape)}"
+        colours = array.shape[2:] in ((), (3,), (4,))
+        if array.dtype == np.uint8 and array.ndim in (2, 3) and colours and array.size:
+            return array
+        if array.dtype.kind == "f":
+            found += ". Of values from 0 to 1 make (255 * a).round().astype('uint8')"
+    raise InputError(
+        f"{name}: expected a PIL image or an array of uint8, (H, W, 3) from 0 to 255, "
+        f"found {found}."
+    )
+
+
+def as_pixels(image: object) -> Pixels:
+    """The image of an img2img run, as the command line reads it from a file; InputError."""
+    given = given_image(image, "image")
+    if isinstance(given, np.ndarray) and given.shape[2:] == (3,):
+        return given
+    try:
+        return to_rgb(given if isinstance(given, Image.Image) else Image.fromarray(given))
+    except ValueError as error:
+        raise InputError(f"image: {error}.") from error
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
@@ -253,6 +309,12 @@ class Picture:
     record: Record
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
-        """Write PNG, JPEG or WebP by the ending of the name, with the settings inside."""
-        write_picture(Path(path), self.pixels, self.record, overwrite=overwrite)
+        """Write PNG, JPEG or WebP by the ending of the name, with the settings inside.
+
+        A file that exists stays, and NameTaken is raised, unless `overwrite` is true.
+        """
+        try:
+            write_picture(Path(path), self.pixels, self.record, overwrite=overwrite)
+        except NameTaken as error:
+            raise NameTaken(f"{error} Choose another name, or pass overwrite=True.") from error
         return Path(path)

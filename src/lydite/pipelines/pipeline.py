@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from lydite.core.device import avoid_cuda_graphs
 from lydite.core.errors import InputError, shown
@@ -25,6 +26,7 @@ from lydite.pipelines.family import Conditioning, Defaults, Family, Run
 from lydite.pipelines.inpainting import (
     Inpainting,
     Mask,
+    as_mask,
     hide,
     latent_mask,
     overlay,
@@ -32,12 +34,13 @@ from lydite.pipelines.inpainting import (
 from lydite.pipelines.model import DTYPES, Model, default_dtype
 from lydite.pipelines.model_files import locate, open_model
 from lydite.pipelines.model_hash import joined_hash, model_hash, sampled_hash
-from lydite.pipelines.noise import NOISES
+from lydite.pipelines.noise import NOISES, whole_seeds
 from lydite.pipelines.observer import Observer, require_finite
 from lydite.pipelines.picture import (
     Picture,
     Pixels,
     Record,
+    as_pixels,
 )
 from lydite.pipelines.planning import check_inputs, check_refiner, complete, hand_over, plan_run
 from lydite.pipelines.prompt_weights import plain_text
@@ -137,33 +140,61 @@ class Pipeline:
         """Whether this is the model that a picture was made with."""
         return record.model_hash in (self.model_hash, sampled_hash(self.model))
 
-    def plan(self, request: Request, image: Pixels | None = None, mask: Mask | None = None) -> Run:
-        """Complete and check a request; nothing is loaded.
+    def __repr__(self) -> str:
+        title, model = self.family.title, self.model
+        precision = model.dtype if model.bits is None else f"{model.dtype}, {model.bits} bits"
+        width, height = self.latents.default
+        return f"<Pipeline {self.name!r}: {title}, {precision}, {width}×{height}>"
 
-        `image` is where img2img starts, `mask` is (H, W) and 255 where it is drawn anew.
+    def plan(
+        self,
+        request: Request | str,
+        image: Pixels | Image.Image | None = None,
+        mask: Mask | Image.Image | None = None,
+    ) -> Run:
+        """Complete and check a request, or a prompt alone; nothing is loaded.
+
+        `image` is where img2img starts: a PIL image, or an array of uint8, (H, W, 3). `mask` is the
+        same, or (H, W), and white (255) where the image is drawn anew. Grey, transparency and 16
+        bits are converted as in files.
         """
+        request = Request(request) if isinstance(request, str) else request
+        if not isinstance(request, Request):
+            found = type(cast(object, request)).__name__
+            raise InputError(f"request: expected a Request or a prompt, found {found}.")
+        image = None if image is None else as_pixels(image)
+        mask = None if mask is None else as_mask(mask)
         check_inputs(self, image, mask)
         run = plan_run(self, complete(self, request, image, mask), image, mask)
         return run if self.refiner is None else hand_over(self, run, self.refiner)
 
     def generate(
         self,
-        request: Request | Run,
-        seeds: Sequence[int],
+        request: Request | Run | str,
+        seeds: Iterable[int],
         *,
-        image: Pixels | None = None,
-        mask: Mask | None = None,
+        image: Pixels | Image.Image | None = None,
+        mask: Mask | Image.Image | None = None,
         batch: int = 1,
         observer: Observer = SILENT,
     ) -> Iterator[Picture]:
         """One picture per seed, `batch` of them at a time, each as soon as it is finished.
 
+        `request`, `image` and `mask` are as of `plan`, or `request` is a run that `plan` returned.
+        What is wrong with them is raised now, the work begins with the first picture that is taken.
         A picture does not depend on which others share its batch, except for rounding. In
         low-memory mode all are denoised before the first is decoded.
         """
+        if isinstance(request, Run) and not (image is None and mask is None):
+            raise InputError("a planned run has its image and mask; pass them to `plan`.")
         run = request if isinstance(request, Run) else self.plan(request, image, mask)
-        if batch < 1:
-            raise InputError(f"batch is {batch}; expected at least 1.")
+        if not isinstance(batch, int) or batch < 1:
+            raise InputError(f"batch is {shown(batch)}; expected a whole number, at least 1.")
+        return self._pictures(run, whole_seeds(seeds), batch, observer)
+
+    def _pictures(
+        self, run: Run, seeds: Sequence[int], batch: int, observer: Observer
+    ) -> Iterator[Picture]:
         batches = self.denoise(run, seeds, batch=batch, observer=observer)
         last = self.refiner or self
         try:

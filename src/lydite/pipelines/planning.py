@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from lydite.core.errors import InputError, is_unicode, shown
+from lydite.core.errors import InputError, first_of, is_unicode, shown
 from lydite.core.request import LONGEST_PROMPT, Request
-from lydite.pipelines.family import Run
+from lydite.pipelines.family import Run, families
 from lydite.pipelines.inpainting import Mask, fit_mask
 from lydite.pipelines.noise import NOISES
 from lydite.pipelines.picture import Pixels, pixel_hash, resize
@@ -26,7 +26,7 @@ from lydite.sampling.program_conventions import (
     options_of,
     plan_schedule,
 )
-from lydite.sampling.registry import Sampler, find_sampler
+from lydite.sampling.registry import SAMPLERS, Sampler, find_sampler
 from lydite.sampling.schedules.schedule import ModelSigmas, Schedule, from_step
 
 if TYPE_CHECKING:
@@ -59,10 +59,9 @@ def check_inputs(pipeline: "Pipeline", image: Pixels | None, mask: Mask | None) 
         raise InputError(f"{pipeline.name}: this model draws under a mask; add --mask FILE.")
     if mask is not None and image is None:
         raise InputError("a mask without an image; add --image FILE.")
-    if mask is not None and mask.ndim != 2:
-        raise InputError(f"a mask of shape {list(mask.shape)}; expected (height, width).")
     if mask is not None and not pipeline.family.inpaints:
-        raise InputError(f"{pipeline.family.title}: inpainting is not supported.")
+        able = ", ".join(family.title for family in families() if family.inpaints)
+        raise InputError(f"{pipeline.family.title}: inpainting is not supported; it is for {able}.")
 
 
 def complete(
@@ -330,9 +329,13 @@ def _check_numbers(sampler: Sampler, options: Mapping[str, float]) -> None:
     known = [name for name in sampler.options if name in NUMBERS]
     for name, value in options.items():
         if name not in known:
+            has = [f"it has {', '.join(known) or 'none'}"] if known or name not in NUMBERS else []
+            if name in NUMBERS:
+                others = [each for each in SAMPLERS if name in SAMPLERS[each].options]
+                has.append(f"samplers that have it: {first_of(others, 6)}")
             raise InputError(
                 f"sampler {sampler.name} has no option {name!r:.60} that can be set here; "
-                f"it has {', '.join(known) or 'none'}."
+                f"{'; '.join(has)}."
             )
         low, high = NUMBERS[name]
         if not low <= value <= high:

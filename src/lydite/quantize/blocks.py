@@ -223,6 +223,12 @@ class BlockRows:
         self._first: list[Leaves] = []  # inputs of the first block, until its rows are made
         self._find_links()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of inputs that are kept until the walk reaches their block."""
+        kept = [each for inputs in self._others.values() for each in inputs]
+        return sum(leaf.nbytes for each in kept for leaf in output_arrays(each))
+
     def walk(self) -> Iterator[tuple[Block, list[Rows]]]:
         """Each block in the order of calls; before the next one its quantized layers are added."""
         rows: list[Rows] = []

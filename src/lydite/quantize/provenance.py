@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from lydite.core.config import read_json
 from lydite.core.errors import FileError, at
+from lydite.core.files import size_text
 
 NAME = "quantization.json"
 MOST_LAYERS = 100_000
@@ -59,6 +60,14 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """The method, and how inputs are rounded."""
         bits, groups = self.settings.get("act_bits"), self.settings.get("act_groups", 1)
         return method_text(self.method, self.activations, bits, groups)
+
+    @property
+    def summary(self) -> str:
+        """Method, bits per weight and size of the network's weights."""
+        return (
+            f"{self.method_text}, {self.bits_per_weight:.2f} bits per weight, "
+            f"{size_text(self.bytes_after)} instead of {size_text(self.bytes_before)}"
+        )
 
     def to_json(self) -> bytes:
         """The same provenance gives the same bytes."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 
@@ -60,15 +59,18 @@ def quantize_network(
     on_step: Callable[[str, int, float], None] = lambda unit, step, loss: None,
     on_block: Callable[[BlockResult], None] = lambda result: None,
 ) -> list[BlockResult]:
-    """The results of all blocks; those that are in the folder of work are taken from there."""
+    """The results of all blocks; those that are in the folder of work are taken from there.
+
+    `on_block` is called for the others, and for the layers outside of the blocks.
+    """
     finished, results = work.results(), list[BlockResult]()
     for number, result in enumerate(
         _results(pipeline, opened, samples, settings, finished, call_bytes, on_sample, on_step)
     ):
+        results.append(result)
         if result.path not in finished:
             work.add(number, result)
-        results.append(result)
-        on_block(result)
+            on_block(result)
     return results
 
 
@@ -133,6 +135,8 @@ class StepCount:
 
     total: int
     learned: bool
+    blocks: int  # of the network
+    finished: int  # of these
 
 
 def count_steps(
@@ -141,8 +145,9 @@ def count_steps(
     """For the length of a progress bar."""
     net = pipeline.model.network(pipeline.family.network)
     blocks = find_blocks(pipeline.family, net)
+    done = sum(block.path in finished for block in blocks)
     if settings.method not in LEARNED:
-        return StepCount(1 + len(blocks), learned=False)
+        return StepCount(len(blocks) - done, False, len(blocks), done)
     units = sum(
         len(
             units_of(
@@ -155,21 +160,23 @@ def count_steps(
         for block in blocks
         if block.path not in finished
     )
-    return StepCount(units * settings.recipe.iterations, learned=True)
+    return StepCount(units * settings.recipe.iterations, True, len(blocks), done)
 
 
 def sample_bytes(pipeline: Pipeline, opened: CalibrationSet) -> int:
-    """What one sample takes in memory while its rows pass the blocks: measured with one."""
+    """What one sample takes in memory while its rows pass the blocks.
+
+    Counted by its arrays, not by the memory in use: a run that is resumed has to choose the same
+    samples.
+    """
     first = next(iter(opened.rows("sample")))
-    mx.clear_cache()
-    before = mx.get_active_memory()
     rows = BlockRows(pipeline, opened, [first])
     _, own = next(iter(rows.walk()))
     held = sum(
         array.nbytes for each in own for array in (*each.full.values(), *each.shared.values())
     )
     # inputs and outputs of a block, at full precision and behind quantized blocks
-    return 4 * held + max(mx.get_active_memory() - before - held, 0)
+    return 4 * held + rows.waiting_bytes
 
 
 def provenance(

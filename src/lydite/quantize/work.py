@@ -29,6 +29,19 @@ from lydite.weights.quantized_format import Mode
 MARK, FINISHED = "work.txt", "finished.txt"
 JOB, BLOCKS, SET, MODEL, EVALUATION = "job.json", "blocks", "set", "model", "evaluation"
 _GRID = ("integers", "scales", "offsets")
+# What users give, for the keys of a job; other keys stand for themselves.
+_GIVEN = {
+    "source_hash": "MODEL",
+    "set_hash": "the calibration set",
+    "plan": "--bits, --group, --format, --bpw or --plan",
+    "samples": "--samples or --memory",
+} | {
+    key: f"--{key.replace('_', '-')}"
+    for key in (
+        *("method", "act_bits", "act_groups", "quantize_input", "rank", "tune", "iterations"),
+        "seed",
+    )
+}
 
 
 def work_folder(out: Path) -> Path:
@@ -64,10 +77,10 @@ class Work:
             return
         known, wanted = read_json(path), msgspec.json.decode(text)
         if known != wanted:
-            keys = _differing(known, wanted)
+            keys = dict.fromkeys(_GIVEN.get(key, key) for key in _differing(known, wanted))
             raise InputError(
-                f"{at(self.folder)}: was begun with another {', '.join(keys)[:200]}. Give the same "
-                "to resume it, remove the folder, or give another --out."
+                f"{at(self.folder)}: was begun with another value of {', '.join(keys)[:200]}. Give "
+                "the same to resume it, remove the folder, or give another --out."
             )
 
     def results(self) -> dict[str, BlockResult]:

@@ -173,11 +173,19 @@ def _share(value: float, limits: tuple[float, float], scale: Scale) -> float:
 
 
 def _ticks(limits: tuple[float, float], scale: Scale, *, whole: bool = False) -> list[float]:
-    """Round numbers within the limits: powers of ten, of two, or even steps."""
+    """Round numbers within the limits: powers of ten, of two, 1-2-5, or even steps."""
     low, high = limits
     if scale == "log":
         decades = math.log10(high) - math.log10(low)
         if decades < 2.5:
+            if low < 0.5:  # powers of two have many digits there: 0.00390625
+                first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+                round_numbers = [
+                    float(f"{digit}e{power}")
+                    for power in range(first, last + 1)
+                    for digit in (1, 2, 5)
+                ]
+                return [value for value in round_numbers if low <= value <= high]
             powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
             every = max(1, math.ceil(len(powers) / 8))
             return [2.0**power for power in powers][::every]

@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from lydite.evaluate.evaluation import Evaluation, Pair, lower_is_better
+from lydite.core.errors import counted
+from lydite.evaluate.evaluation import (
+    FRECHET_JUDGE,
+    GROWTH,
+    MEANINGS,
+    Evaluation,
+    Pair,
+    identical_text,
+    lower_is_better,
+)
 from lydite.evaluate.intervals import Summary
 from lydite.evaluate.pictures import PictureSource, paired_pictures
 from lydite.pipelines.picture import Pixels
@@ -19,6 +28,7 @@ from lydite.report.page import (
     Figures,
     Page,
     Table,
+    Text,
     render,
 )
 
@@ -39,21 +49,36 @@ STEPS = (
 )
 
 
-def page(evaluation: Evaluation, reference: PictureSource, candidate: PictureSource) -> bytes:
-    """The page of an evaluation, with its worst pairs."""
+def page(
+    evaluation: Evaluation,
+    reference: PictureSource,
+    candidate: PictureSource,
+    *,
+    title: str | None = None,
+) -> bytes:
+    """The page of an evaluation, with its worst pairs.
+
+    The title names both sides; one that names the candidate alone is followed by the reference.
+    """
     chapters = [Chapter("Figures", LEAD if evaluation.paired else "", _tables(evaluation))]
     if len(evaluation.steps) > 1:
-        chapters.append(Chapter("Error over steps", STEPS, (_curve(evaluation),)))
+        chapters.append(Chapter("Error over steps", _steps_text(evaluation), (_curve(evaluation),)))
     if evaluation.flat_field:
         chapters.append(Chapter("Flat field", FLAT_FIELD, (_flat_field(evaluation),)))
     if evaluation.worst:
         block = Comparisons(tuple(_comparisons(evaluation.worst[:SHOWN], reference, candidate)))
         chapters.append(Chapter("Pairs", PAIRS, (block,)))
     chapters.append(Chapter("Record", "What the figures were made with.", (_record(evaluation),)))
-    title = f"{_name(evaluation, 'candidate')} against {_name(evaluation, 'reference')}"
-    lead = f"{evaluation.record['pictures']} pictures."
-    if isinstance(counts := evaluation.record["pictures"], dict):
-        lead = f"{counts['pairs']} pairs of pictures." if counts["pairs"] else "Two sets."
+    counts, against = evaluation.record["pictures"], _name(evaluation, "reference")
+    if isinstance(counts, dict):
+        pairs = counts["pairs"]
+        lead = f"{counted(pairs, 'pair')} of pictures." if pairs else "Two sets."
+    else:
+        lead = f"{counted(counts, 'picture')}."
+    if title is None:
+        title = f"{_name(evaluation, 'candidate')} against {against}"
+    else:
+        lead = f"Against {against}. {lead}"
     facts = tuple(
         Fact(f"{summary.mean:.4g}", f"{name}, mean") for name, summary in evaluation.paired.items()
     )
@@ -64,6 +89,12 @@ FLAT_FIELD = (
     "A surface that should be even, drawn with more and more steps: the standard deviation of the "
     "picture minus its blur, in steps of 1/255."
 )
+
+
+def _steps_text(evaluation: Evaluation) -> str:
+    if evaluation.growth is None:
+        return STEPS
+    return f"{STEPS} Growth: {evaluation.growth:.3g} a step, {MEANINGS[GROWTH]}."
 
 
 def _name(evaluation: Evaluation, side: str) -> str:
@@ -77,7 +108,7 @@ def _name(evaluation: Evaluation, side: str) -> str:
 def _tables(evaluation: Evaluation) -> tuple[Block, ...]:
     blocks: list[Block] = [Callout(text, "warn") for text in evaluation.warnings]
     if evaluation.identical:
-        blocks.append(Callout(f"{evaluation.identical} pairs are identical.", "good"))
+        blocks.append(Callout(identical_text(evaluation.identical), "good"))
     if evaluation.paired:
         rows = tuple(_summary_row(name, summary) for name, summary in evaluation.paired.items())
         head = ("paired", "mean", "95 % interval", "median", "worst", "spread", "pictures")
@@ -95,6 +126,8 @@ def _tables(evaluation: Evaluation) -> tuple[Block, ...]:
         blocks.append(
             Table(("sets", "value", "95 % interval", "pictures"), rows, frozenset({1, 2}))
         )
+        if FRECHET_JUDGE in evaluation.distribution:
+            blocks.append(Text(f"{FRECHET_JUDGE}: {MEANINGS[FRECHET_JUDGE]}"))
     return tuple(blocks)
 
 

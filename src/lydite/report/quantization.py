@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lydite.core.errors import counted
 from lydite.core.files import size_text
 from lydite.evaluate.intervals import Summary
 from lydite.pipelines.picture import Pixels
@@ -81,15 +82,15 @@ def page(exports: Sequence[Export], pictures: Pictures | None, warnings: Sequenc
         chapters.append(Chapter("Pictures", text))
     else:
         names = [export.name for export in exports]
-        chapters += [
-            Chapter("The worst pictures", "By PSNR, mean over the exports.",
-                    _rows(pictures.worst, names)),
-            Chapter("Pictures in the middle", "Half of all pictures are better.",
-                    _rows(pictures.median, names)),
-        ]  # fmt: skip
+        for title, text, rows in (
+            ("The worst pictures", "By PSNR, mean over the exports.", pictures.worst),
+            ("Pictures in the middle", "About half of all pictures are better.", pictures.median),
+        ):
+            if rows:
+                chapters.append(Chapter(title, text, _rows(rows, names)))
     chapters.append(Chapter("Record", "How each export was made.", _records(exports)))
     source = exports[0].provenance.source_model
-    lead = f"{len(exports)} exports of {source}."
+    lead = f"{counted(len(exports), 'export')} of {source}."
     return render(
         Page(f"{source}, quantized", lead, tuple(chapters), (), "lydite quantize compare")
     )

@@ -158,3 +158,10 @@ def test_what_is_wrong_and_what_a_few_values_promise() -> None:
         other = port * (1 - factor * 8 * 0.02)
         assert e.promises(port, other, right) == promised
         assert e.promises(port, other, None) == promised  # against its own mean
+
+
+def test_equal_rows_do_not_make_numbers_coarse() -> None:
+    row = np.random.default_rng(4).standard_normal((1, 20)).astype(np.float32)
+    assert evidence(np.repeat(row, 4, 0), np.repeat(row, 4, 0)).variety == 24.0
+    few = np.round(row)  # whole numbers are coarse in one row as well
+    assert evidence(np.repeat(few, 4, 0), np.repeat(few, 4, 0)).variety < 5

@@ -292,7 +292,7 @@ def test_the_base_of_a_rotation_whose_fast_angles_wrap(rows: int) -> None:
     if rows == 1:
         assert result[0] == "rotation-base" and "base is 1000, the reference's 1e+04" in result[1]
     else:  # how many pairs the first axis has is not known: the second one does not turn
-        assert result[:1] != ["rotation-base"]
+        assert "base is" not in "".join(result)
 
 
 def test_rows_of_a_batch_with_positions_of_their_own() -> None:

@@ -170,3 +170,54 @@ def test_ranges_of_pictures(wrong: torch.Tensor, says: str) -> None:
 def test_a_picture_that_is_off_by_a_little_names_no_range() -> None:
     wrong = (RIGHT + 4e-3 * torch.randn(1, 3, 16, 16)).clamp(0, 1)
     assert found(RIGHT, wrong, {"vae [out]": PICTURE})[0] != "other-range"
+
+
+NOISE, NOISE_THEN = torch.randn(1, 4, 8, 8), torch.randn(1, 4, 8, 8)
+
+
+def stochastic(
+    k: float, factor: float = 0.5, noise: torch.Tensor = NOISE, *, first: bool = False
+) -> torch.Tensor:
+    """A step of second order whose sample has the noise of the step before in it."""
+    history = 0.0 if first else k * (NOW - THEN + 0.4 * X - 0.7 * NOISE_THEN)
+    return 0.8 * X + 0.3 * NOW + history + factor * noise
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause", "says"),
+    [
+        (stochastic(0, first=True), stochastic(0, 0.0, first=True), "term-missing", "p/noise"),
+        (stochastic(0, first=True), stochastic(0, 0.25, first=True), "other-factors", "0.5 ×"),
+        (stochastic(0, first=True), stochastic(0, -0.5, first=True), "term-negated", "p/noise"),
+        (
+            stochastic(0, first=True),
+            stochastic(0, 0.5, NOISE_THEN, first=True),
+            "another-value",
+            "takes p/noise, step 2",
+        ),
+        (stochastic(0.1), stochastic(0.0), "history-missing", "first order"),
+        (stochastic(0.1), stochastic(0.2), "second-order-term", "a factor 0.5 is missing"),
+        (stochastic(0.1), stochastic(0.1) + 0.1 * X + 0.1 * NOW, "other-factors", "p/noise"),
+    ],
+)
+def test_steps_with_noise(right: torch.Tensor, wrong: torch.Tensor, cause: str, says: str) -> None:
+    noises = {"p/noise, step 3": NOISE, "p/noise, step 2": NOISE_THEN}
+    values = [
+        *(Recorded(name, value.numpy()) for name, value in STEP.items()),
+        *(Recorded(name, value.numpy(), is_input=True) for name, value in noises.items()),
+    ]
+    base = evidence(right.numpy(), wrong.numpy())
+    e = type(base)(**{**vars(base), "before": lambda: values})
+    first = find(e)[0]
+    assert first.cause == cause and says in first.evidence
+
+
+def test_predictions_of_one_batch_are_no_step_with_noise() -> None:
+    # The network adds its input to what it returns: guidance is then a sum with the first noise.
+    inner = torch.randn(2, 4, 8, 8)
+    u, c = (inner + 0.6 * NOISE).chunk(2)
+    values = [Recorded("net", torch.cat((u, c)).numpy()), Recorded("net/b", inner.numpy())]
+    values.append(Recorded("p/noise", NOISE.numpy(), is_input=True))
+    base = evidence((4.5 * c - 3.5 * u).numpy(), (4.5 * u - 2.0 * inner[1:]).numpy())
+    e = type(base)(**{**vars(base), "before": lambda: values})
+    assert not any(f.cause == "other-factors" and "p/noise" in f.evidence for f in find(e))

@@ -80,9 +80,11 @@ def extend_plan(folder: Path, settings: Settings, plan: Plan) -> Description:
     """The description of the set with `plan` added; refused when the settings differ."""
     known = read_description(folder)
     if known.settings.hash != settings.hash:
+        other = known.settings.model_hash != settings.model_hash
+        model = " Its model has other weights: another folder or file, or other --bits." * other
         raise CalibrationError(
             f"{at(folder)}: made with other settings ({differences(known.settings, settings)}; the "
-            "set's first). Give the same settings to resume it, or another folder."
+            f"set's first).{model} Give the same settings to resume it, or another folder."
         )
     model = settings.model or known.settings.model  # where it is now
     renamed = msgspec.structs.replace(known.settings, model=model)

@@ -13,7 +13,7 @@ import msgspec
 
 from lydite import embedded
 from lydite.cli.calibrate.model_options import model_options
-from lydite.core.errors import FileError, InputError
+from lydite.core.errors import FileError, InputError, counted
 
 if TYPE_CHECKING:
     from lydite.calibrate.run import Model, RunCallbacks
@@ -94,10 +94,14 @@ def draw_missing(
     with Writer.start(folder, settings, plan, resume=command, begin=begin) as writer:
         if writer.recovered.added:
             _print_note(
-                options, f"recovered {writer.recovered.added} items from an interrupted run."
+                options,
+                f"recovered {counted(writer.recovered.added, 'item')} from an interrupted run.",
             )
         if writer.plan != plan:
-            known = f"{len(writer.plan.images)} images and {len(writer.plan.steps)} steps of each"
+            known = (
+                f"{counted(len(writer.plan.images), 'image')} and "
+                f"{counted(len(writer.plan.steps), 'step')} of each"
+            )
             _print_note(
                 options,
                 f"note: the set plans {known}; images and steps are never removed from a set.",
@@ -108,7 +112,8 @@ def draw_missing(
                 writer, pipeline, model, options, images=missing, steps=run.steps, command=command
             )
         held = len(writer.plan.images) - len(writer.missing())
-        _print_note(options, f"{folder}: {held} of {len(writer.plan.images)} images complete.")
+        total = counted(len(writer.plan.images), "image")
+        _print_note(options, f"{folder}: {held} of {total} complete.")
         return writer.content_hash
 
 

@@ -2,27 +2,29 @@
 
 import click
 
-from lydite.cli.main import Verbs
+from lydite.cli.unnamed_verb import VerbsAndOne
 
+UNNAMED = "models"
 VERBS = {
-    "models": "lydite.cli.evaluate.models",
+    UNNAMED: "lydite.cli.evaluate.models",
     "images": "lydite.cli.evaluate.images",
     "set": "lydite.cli.evaluate.set",
 }
 
 
-class _ModelsByDefault(Verbs):
+class _ModelsByDefault(VerbsAndOne):
     """`lydite evaluate MODEL --against …` is `lydite evaluate models MODEL --against …`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*VERBS, "-h", "--help"):
-            args = ["models", *args]
+            args = [UNNAMED, *args]
         return super().parse_args(ctx, args)
 
 
 @click.group(
-    "evaluate", cls=_ModelsByDefault, verbs=VERBS, invoke_without_command=True, no_args_is_help=True
-)
+    "evaluate", cls=_ModelsByDefault, verbs=VERBS, unnamed=UNNAMED, invoke_without_command=True,
+    no_args_is_help=True,
+)  # fmt: skip
 def command() -> None:
     """Measure how far apart two models, or two sets of pictures, are.
 

@@ -32,9 +32,12 @@ def command(reference: Path, candidate: Path, **options: Any) -> None:
 
     \b
     lydite evaluate images full/ quantized/
-    lydite evaluate images full/ quantized/ --lpips alex alexnet-owt-7be5be79.pth alex.pth
-    lydite evaluate images real.npz drawn/ --unpaired --inception pt_inception-2015-12-05.pth
+    lydite evaluate images full/ quantized/ --lpips alex alexnet.safetensors alex.safetensors
+    lydite evaluate images real.npz drawn/ --unpaired --inception pt_inception.safetensors
     lydite evaluate images a/ b/ --json > record.json
+
+    Weights of the networks are safetensors files. Of a downloaded .pth file, `lydite inspect
+    FILE.pth` prints the command that converts it.
 
     RGBA, grey and 16-bit pictures are converted to RGB of 8 bits, and that is said.
     """

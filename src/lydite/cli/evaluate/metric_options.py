@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from lydite.evaluate.pictures import PictureSource
 
 F = TypeVar("F", bound=Callable[..., Any])
-SHOWN = 5  # worst pairs
+SHOWN = 5  # worst pairs, and never more than a third of all
 
 METRICS = (
     click.option("--lpips", nargs=3, multiple=True, metavar="alex|vgg BACKBONE HEADS",
-                 help="LPIPS: torchvision's file of the backbone, lpips' file of the heads."),
+                 help="LPIPS: torchvision's weights of the backbone and lpips' of the heads, as "
+                      "safetensors files."),
     click.option("--inception", type=click.Path(path_type=Path), metavar="FILE",
                  help="FID, sFID, KID, precision, recall, Inception score: weights of FID's "
-                      "Inception-v3."),
+                      "Inception-v3, a safetensors file."),
     click.option("--resize", type=click.Choice(("clean", "legacy_tensorflow", "legacy_pytorch")),
                  default="clean", show_default=True,
-                 help="For Inception, by clean-fid's names."),
+                 help="How pictures are resized for --inception, by clean-fid's names."),
     click.option("--clip", type=click.Path(path_type=Path), metavar="FOLDER",
-                 help="CLIP score, CLIP-FID, CMMD: a CLIP model of transformers."),
+                 help="CLIP score, CLIP-FID, CMMD: the folder of a CLIP model of transformers."),
     click.option("--no-cache", is_flag=True, help="Compute all features again."),
     click.option("--html", type=click.Path(path_type=Path), metavar="PAGE",
                  help="Also write a page: table, error over steps, the worst pairs to look at."),
@@ -85,6 +86,7 @@ def print_evaluation(
 ) -> None:
     """The result on stdout, as JSON or as tables, and as a page."""
     from lydite.core.outputs import write_output
+    from lydite.evaluate.evaluation import FRECHET_JUDGE, GROWTH, MEANINGS, identical_text
 
     if options["html"] is not None:
         from lydite.report.evaluation import page
@@ -99,10 +101,13 @@ def print_evaluation(
         console.print(_paired_table(evaluation))
     if evaluation.distribution:
         console.print(_distribution_table(evaluation))
+        if FRECHET_JUDGE in evaluation.distribution:
+            click.echo(f"{FRECHET_JUDGE}: {MEANINGS[FRECHET_JUDGE]}")
     if evaluation.growth is not None and len(evaluation.steps) > 1:
         click.echo(
-            f"The error of the latents grows by a factor of {evaluation.growth:.3g} a step, to "
-            f"{evaluation.steps[-1].error.mean:.3g} at step {evaluation.steps[-1].step}."
+            f"latent_error at step {evaluation.steps[-1].step}: "
+            f"{evaluation.steps[-1].error.mean:.3g}; it grows by a factor of "
+            f"{evaluation.growth:.3g} a step ({MEANINGS[GROWTH]})."
         )
     for row in evaluation.flat_field:
         click.echo(
@@ -110,14 +115,18 @@ def print_evaluation(
             f"{row['candidate']:.2f} in the candidate (of 255)"
         )
     if evaluation.identical:
-        click.echo(f"{evaluation.identical} pairs are identical.")
-    for pair in evaluation.worst[:SHOWN]:
+        click.echo(identical_text(evaluation.identical))
+    for pair in evaluation.worst[: min(SHOWN, _pairs(evaluation) // 3)]:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in pair.metrics.items())
         click.echo(f"worst  {pair.name}  {figures}" + (f"  “{pair.prompt}”" if pair.prompt else ""))
     for warning in evaluation.warnings:
         click.echo(f"note: {warning}", err=True)
     if options["html"] is not None:
         click.echo(f"page   {options['html']}")
+
+
+def _pairs(evaluation: "Evaluation") -> int:
+    return max((summary.n for summary in evaluation.paired.values()), default=0)
 
 
 def _paired_table(evaluation: "Evaluation") -> Table:

@@ -33,6 +33,7 @@ from lydite.cli.request_options import (
     request_options,
     typed_arguments,
 )
+from lydite.cli.unnamed_verb import UnnamedVerb
 from lydite.core.errors import FileError, InputError, at
 from lydite.core.files import write_atomic
 
@@ -44,21 +45,22 @@ if TYPE_CHECKING:
     from lydite.evaluate.evaluation import Evaluation
 
 REFERENCE, CANDIDATE, RECORD, FLAT = "reference", "candidate", "evaluation.json", "flat"
+ROUNDED = "candidate_bits.json"  # --bits, of which the set of the candidate has no record
 FLAT_STEPS, FLAT_IMAGES = (4, 8, 16, 32), 4
 MOST_IMAGES = 100_000
 IMAGES = 32  # of the embedded model, where no prompts are given
 
 
-@click.command("models")
+@click.command("models", cls=UnnamedVerb)
 @click.argument("model", metavar="MODEL")
 @click.option("--against", required=True, metavar="MODEL|SET",
               help="The reference: a model, or a calibration set that it drew.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
-              help="txt, csv or jsonl. By default, for the embedded model, prompts held out from "
-                   "its training.")  # fmt: skip
+              help="File of prompts: txt, csv or jsonl. By default, for the embedded model, "
+                   "prompts held out from its training.")  # fmt: skip
 @click.option("--images", type=click.IntRange(1, MOST_IMAGES), metavar="N",
-              help="How many; the prompts are taken over and over. By default each prompt "
-                   "once, or 32 of the embedded model's own.")  # fmt: skip
+              help="Number of pictures; the prompts are taken over and over. By default each "
+                   "prompt once, or 32 of the embedded model's own.")  # fmt: skip
 @click.option("-s", "--seed", type=click.IntRange(0, 2**53), default=0, show_default=True,
               help="Seed of the first image; image n uses seed + n.")  # fmt: skip
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("evaluation"),
@@ -132,6 +134,8 @@ def _draw_both(options: dict[str, Any], settings: WorkerOptions, resume: str) ->
     from lydite.calibrate.store.set_file import NAME
 
     against, out = Path(options["against"]), options["out"]
+    candidate = _candidate(options)
+    _check_bits(out, candidate)
     folders = {REFERENCE: out / REFERENCE, CANDIDATE: out / CANDIDATE}
     if os.path.lexists(out / RECORD) and not (folders[CANDIDATE] / NAME).exists():
         raise FileError(
@@ -142,7 +146,7 @@ def _draw_both(options: dict[str, Any], settings: WorkerOptions, resume: str) ->
             raise InputError(
                 "--against is a set, which has its own prompts: leave out --prompts and --images."
             )
-        folders[REFERENCE] = against
+        folders[REFERENCE], model = against, None
         with CalibrationSet.open(against) as opened:
             if opened.missing():
                 raise InputError(f"{at(against)}: the set is not complete. Resume it first.")
@@ -154,12 +158,60 @@ def _draw_both(options: dict[str, Any], settings: WorkerOptions, resume: str) ->
         images = evaluated_images(options, model)
         plan = plan_of(images, _kept(options, run.steps))
         request = run.request.replace(prompt="")
+        _check_side(folders[REFERENCE], model, options["against_dtype"], request, plan)
+    _check_side(folders[CANDIDATE], candidate, options["dtype"], request, plan)
+    _check_flat_field(candidate, request, options)
+    if model is not None:
         draw_side(
             folders[REFERENCE], model, options["against_dtype"], request, plan, settings, resume
         )
-    model = _candidate(options)
-    draw_side(folders[CANDIDATE], model, options["dtype"], request, plan, settings, resume)
+    if not (folders[CANDIDATE] / NAME).exists():
+        write_atomic(out / ROUNDED, msgspec.json.encode({"bits": candidate.bits}) + b"\n")
+    draw_side(folders[CANDIDATE], candidate, options["dtype"], request, plan, settings, resume)
     return folders
+
+
+def _check_bits(out: Path, model: "Model") -> None:
+    """Refuse other --bits than those that the candidate in this folder was begun with."""
+    from lydite.calibrate.store.set_file import NAME
+    from lydite.core.config import read_json
+
+    if not (out / CANDIDATE / NAME).exists() or not (out / ROUNDED).exists():
+        return
+    known = read_json(out / ROUNDED).get("bits")
+    if known != model.bits:
+        begun, given = (f"with --bits {n}" if n else "without --bits" for n in (known, model.bits))
+        raise InputError(
+            f"{at(out)}: was begun {begun}, and this command is {given}. Give another --out, or "
+            f"the same bits to resume it. The reference need not be drawn again: --against "
+            f"{at(out / REFERENCE)}"
+        )
+
+
+def _check_side(folder: Path, model: "Model", dtype: str, request: "Request", plan: "Plan") -> None:
+    """Refuse what could not be drawn with this model, or not in this folder; nothing is loaded."""
+    from lydite.calibrate.model_session import count_steps, open_pipeline
+    from lydite.calibrate.request_record import conditions_of
+    from lydite.calibrate.settings import Settings
+    from lydite.calibrate.store.set_file import NAME, extend_plan, read_description
+
+    pipeline = open_pipeline(model, dtype)
+    run = pipeline.plan(request)
+    count_steps(run)
+    if (folder / NAME).exists():
+        known = read_description(folder).settings.model_hash  # ours is known when it is loaded
+        conditions = conditions_of(run.request, pipeline.model.dtype)
+        extend_plan(folder, Settings(known, conditions, "F32", model.name), plan)
+
+
+def _check_flat_field(model: "Model", request: "Request", options: dict[str, Any]) -> None:
+    from lydite.calibrate.model_session import count_steps, open_pipeline
+
+    if options["flat_field"]:
+        pipeline = open_pipeline(model, options["dtype"])
+        for steps in FLAT_STEPS:
+            run = pipeline.plan(request.replace(prompt=options["flat_field"], steps=steps))
+            count_steps(run)
 
 
 def _candidate(options: dict[str, Any]) -> "Model":

@@ -25,8 +25,10 @@ from lydite.core.errors import InputError
 @device_option
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 def command(folder: Path, against: Path | None, **options: Any) -> None:
-    """Measure the pictures of SET: prompt accuracy of the embedded model, CLIP score, Inception
-    score; with --against also how far it is from another set.
+    """Measure the pictures of a calibration set.
+
+    Prompt accuracy of the embedded model, CLIP score, Inception score; with --against also how far
+    it is from another set.
 
     \b
     lydite evaluate set set/

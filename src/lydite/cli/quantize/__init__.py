@@ -2,7 +2,7 @@
 
 import click
 
-from lydite.cli.main import Verbs
+from lydite.cli.unnamed_verb import VerbsAndOne
 
 UNNAMED = "model"  # this verb is not typed: a model's folder may have any name but the others'
 VERBS = {
@@ -12,7 +12,7 @@ VERBS = {
 }
 
 
-class _ModelByDefault(Verbs):
+class _ModelByDefault(VerbsAndOne):
     """`lydite quantize MODEL --out …` is the verb `model`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -22,8 +22,9 @@ class _ModelByDefault(Verbs):
 
 
 @click.group(
-    "quantize", cls=_ModelByDefault, verbs=VERBS, invoke_without_command=True, no_args_is_help=True
-)
+    "quantize", cls=_ModelByDefault, verbs=VERBS, unnamed=UNNAMED, invoke_without_command=True,
+    no_args_is_help=True,
+)  # fmt: skip
 def command() -> None:
     """Store the weights of a diffusion network in few bits, and measure what that costs.
 

@@ -15,8 +15,8 @@ from lydite.core.errors import InputError
 @click.argument("folders", metavar="EXPORT…", nargs=-1, required=True,
                 type=click.Path(path_type=Path))  # fmt: skip
 @click.option("--against", type=click.Path(path_type=Path), metavar="SET",
-              help="The set that the original drew, for the page; by default EXPORT/evaluation/"
-                   "reference.")  # fmt: skip
+              help="Set that the original drew, for the pictures of the page; by default "
+                   "EXPORT/evaluation/reference.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="PAGE",
               help="Also write a page, with pictures side by side where the sets are "
                    "there.")  # fmt: skip
@@ -29,23 +29,30 @@ def command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Compare folders that `lydite quantize` made: method, bits per weight, size, PSNR and SSIM
-    against the original's pictures, error of the latents, errors of the modules.
+    """Compare folders that `lydite quantize` made, in one table.
+
+    It has the method, bits per weight, size, PSNR and SSIM against the original's pictures, the
+    error of the latents, and in how many modules the error became smaller.
 
     \b
     lydite quantize compare rtn4/ gptq4/ mixed/
     lydite quantize compare rtn4/ gptq4/ --html page.html
     """
     from lydite.core.outputs import check_output, write_output
-    from lydite.quantize.compare_exports import choose_pictures, differences, read_exports
+    from lydite.quantize.compare_exports import (
+        choose_pictures,
+        differences,
+        on_common_pictures,
+        read_exports,
+    )
 
     if html is not None:
         given = [*folders, *([against] if against else [])]
         check_output(html, overwrite=overwrite, inputs=given)
     elif against is not None:
         raise InputError("--against is for the page: give --html PAGE too.")
-    exports = read_exports(folders)
-    warnings = differences(exports)
+    exports, notes = on_common_pictures(read_exports(folders), against)
+    warnings = [*notes, *differences(exports, common=bool(notes))]
     if html is not None:
         from lydite.report.quantization import page
 

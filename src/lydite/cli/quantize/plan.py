@@ -14,10 +14,10 @@ from lydite.cli.calibrate.draw_missing import (
     process_options,
 )
 from lydite.cli.calibrate.model_options import SampleBar, note_on_stop
-from lydite.cli.quantize.settings import METHODS, group_size
+from lydite.cli.quantize.settings import BPW, METHODS, group_size
 from lydite.cli.request_options import components_option, device_option, overwrite_option
 from lydite.cli.tables import wide_console
-from lydite.core.errors import InputError
+from lydite.core.errors import InputError, counted
 from lydite.core.files import size_text
 from lydite.weights.quantized_format import BITS
 
@@ -36,25 +36,25 @@ WIDTHS = [str(bits) for bits in BITS]
 @click.argument("model", metavar="MODEL")
 @click.option("--set", "set_folder", type=click.Path(path_type=Path), metavar="SET",
               help="A calibration set of MODEL, on which sensitivities are measured.")  # fmt: skip
-@click.option("--bpw", type=click.FloatRange(2.25, 9), metavar="X",
-              help="Bits per weight of all quantized layers, with scales: each layer gets its own "
-                   "width. Needs --set.")  # fmt: skip
+@click.option("--bpw", type=BPW, metavar="X",
+              help="Bits per weight on average over all quantized layers, scales included: each "
+                   "layer gets its own number of bits. Needs --set.")  # fmt: skip
 @click.option("--method", type=click.Choice(METHODS), default="gptq", show_default=True,
-              help="That the plan is for: those that learn from the set make the errors of all "
-                   "layers but the modulation's smaller.")  # fmt: skip
-@click.option("--bits", type=click.Choice(WIDTHS), help="The same width for all layers.")
+              help="Method that will use the plan. Methods that learn from the set make the errors "
+                   "of all layers smaller, except those that compute modulation.")  # fmt: skip
+@click.option("--bits", type=click.Choice(WIDTHS), help="Number of bits, the same for all layers.")
 @click.option("--group", type=click.Choice(("32", "64", "128", "channel")), default="64",
-              show_default=True, help="Inputs that share a scale.")  # fmt: skip
+              show_default=True, help="Number of inputs that share a scale.")  # fmt: skip
 @click.option("--modulation-bits", type=click.Choice(WIDTHS),
-              help="Least width of layers that compute modulation. By default 8 with --bits, and "
-                   "with --bpw what their sensitivity demands.")  # fmt: skip
+              help="Least number of bits of layers that compute modulation. By default 8 with "
+                   "--bits, and with --bpw what their sensitivity demands.")  # fmt: skip
 @click.option("--leave-out", multiple=True, metavar="PATTERN",
               help="Layers that stay as they are, such as '*.0.attn.*'; repeatable.")  # fmt: skip
 @click.option("--images", type=click.IntRange(1, 100_000), default=4, show_default=True,
-              help="Of the set, on which each layer is measured.")  # fmt: skip
+              help="Number of images of the set on which each layer is measured.")  # fmt: skip
 @click.option("--sensitivity", type=click.Path(path_type=Path), metavar="FILE",
-              help="Keep what is measured here; by default in the user's cache. A file that exists "
-                   "is extended.")  # fmt: skip
+              help="File that keeps what is measured; by default in the user's cache. A file that "
+                   "exists is extended.")  # fmt: skip
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE",
               help="Write the plan, for `lydite quantize MODEL --plan FILE`.")  # fmt: skip
 @overwrite_option
@@ -64,7 +64,7 @@ WIDTHS = [str(bits) for bits in BITS]
 @device_option
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 def command(**options: Any) -> None:
-    """Measure how sensitive each layer of MODEL is, and suggest how many bits each gets.
+    """Measure how sensitive each layer is, and suggest its bits.
 
     One layer after the other is rounded to nearest, and a few images of the set are drawn; its
     error is the relative error of their latents. Layers are listed from the most to the least
@@ -203,14 +203,15 @@ def _print(
         wide_console().print(_table(shapes, sensitivity, plan))
         click.echo(
             "error: relative, of the latents at the end, when only this layer is rounded to "
-            f"nearest; {sensitivity.images} images."
+            f"nearest; {counted(sensitivity.images, 'image')}."
         )
     counts = Counter(each.bits for each in plan.layers.values())
     widths = ", ".join(f"{count} in {bits} bits" for bits, count in sorted(counts.items()))
     before, after = _sizes(shapes, plan)
     click.echo(
-        f"plan: {len(plan.layers)} layers ({widths}), {plan.bits_per_weight(shapes):.3f} bits per "
-        f"weight; the network takes {size_text(before)} in 16 bits, {size_text(after)} with it."
+        f"plan: {counted(len(plan.layers), 'layer')} ({widths}), "
+        f"{plan.bits_per_weight(shapes):.3f} bits per weight; the network takes "
+        f"{size_text(before)} in 16 bits, {size_text(after)} with it."
     )
     if sensitivity is not None:
         click.echo(

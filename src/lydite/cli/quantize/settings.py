@@ -9,8 +9,8 @@ import click
 
 from lydite.cli.calibrate.draw_missing import StopRequest
 from lydite.cli.calibrate.model_options import SampleBar
-from lydite.core.errors import FileError, InputError, at, is_unicode
-from lydite.core.files import size_text
+from lydite.core.errors import FileError, InputError, at, counted, is_unicode
+from lydite.core.files import size_text, try_folder
 
 if TYPE_CHECKING:
     from lydite.calibrate.run import Model
@@ -24,6 +24,7 @@ METHODS = (
     "dwq",  # rtn, then tuned
 )
 ITERATIONS, TUNED = 1000, 200
+BPW = click.FloatRange(2.25, 9)  # 2 bits in groups of 128 to 8 bits in groups of 32
 
 
 def check_options(ctx: click.Context, options: dict[str, Any]) -> None:
@@ -51,8 +52,7 @@ def check_places(out: Path, model: "Model", options: dict[str, Any]) -> None:
     for source in (Path(each) for each in inputs if each is not None):
         if source.exists() and real.is_relative_to(os.path.realpath(source)):
             raise FileError(f"{at(out)}: is inside the input {at(source)}. Give another --out.")
-    if not real.parent.is_dir():
-        raise FileError(f"{at(out.parent)}: no such folder. Make it first.")
+    try_folder(real.parent)  # it is made with the first file in it
 
 
 def read_settings(pipeline: "Pipeline", options: dict[str, Any]) -> "Settings":
@@ -154,7 +154,7 @@ def plan_text(pipeline: "Pipeline", settings: "Settings") -> str:
     widths = ", ".join(f"{count} in {bits} bits" for bits, count in sorted(counts.items()))
     inputs = settings.activations, settings.act_bits, settings.act_groups
     return (
-        f"{pipeline.family.network}: {len(plan.layers)} layers ({widths}), "
+        f"{pipeline.family.network}: {counted(len(plan.layers), 'layer')} ({widths}), "
         f"{bits_per_weight(formats, shapes):.2f} bits per weight; {size_text(before)} in 16 "
         f"bits → {size_text(after)}. Method {method_text(settings.method, *inputs)}."
     )

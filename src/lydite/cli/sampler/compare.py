@@ -75,11 +75,7 @@ def compare(
 
 def _model(methods: "Sequence[Method]", model: str | None) -> str:
     """The model that was named, or one that both are for."""
-    shared = shared_noise_models(methods)
-    if not shared:
-        names = " and ".join(each.name for each in methods)
-        raise InputError(f"{names} share no noise model: one is for flow models only.")
-    return model_for(shared, model)
+    return model_for(shared_noise_models(methods), model)
 
 
 def _split(given: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:

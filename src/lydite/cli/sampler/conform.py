@@ -82,7 +82,7 @@ def conform(
     Exit status: 0 it conforms, 1 it deviates, 2 it could not be judged.
     """
     if write:
-        if problem or answer:
+        if problem:
             raise InputError(
                 "--write makes a problem; judging takes PROBLEM and ANSWER without it."
             )

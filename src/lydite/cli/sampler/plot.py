@@ -106,8 +106,6 @@ def _sigmas(
     from lydite.sampling.registry import find_schedule
 
     shared = shared_noise_models([find_schedule(name) for name in names])
-    if not shared:
-        raise InputError("these schedules are for different noise models; plot them separately.")
     called = model_for(shared, model)
     known = {name: find_schedule(name).options for name in names}
     for option in options:

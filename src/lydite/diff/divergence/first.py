@@ -71,7 +71,8 @@ def first_divergence(
     `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed` whether
     its pair is a guess, `is_mispaired` whether a guess is false, `is_anchored` whether the values
     it was computed from agree, `spoils` whether what is computed from it is wrong, `is_whole`
-    whether all that its module returns is compared. With `estimated` limits, a value a little above
+    whether all that its module returns is compared. With `estimated` limits, and in 16 bits, where
+    a port may round between operations that the reference computes as one, a value a little above
     its limit is ignored when no later value is. `port_order` has the number of each row's event in
     the port: of two wrong values that the sides compute in another order, neither is computed from
     the other, and the port's first is named.
@@ -85,7 +86,7 @@ def first_divergence(
         return (
             _is_lost_in_rounding(row)
             or (agrees_after and (row.error is None or is_misplaced(index)))
-            or (estimated and _is_marginal(rows, index))
+            or ((estimated or row.dtype not in FINE) and _is_marginal(rows, index))
             or (is_guessed(index) and (agrees_after or is_mispaired(index)))
             or _is_overtaken(rows, index, estimated=estimated)
             or _outer_module_agrees(rows, index, is_whole)
@@ -113,12 +114,17 @@ def first_divergence(
                 if rows[at].wrong
                 and (rows[at].step, rows[at].scope) == (row.step, row.scope)
                 and port_order[at] < port_order[index]
-                and not is_guessed(at)
+                and (not is_guessed(at) or _same_call(rows[at], row))
                 and not is_ignored(at)
             ]
             index = min((*earlier, index), key=lambda at: port_order[at])
         return Divergence(index, tuple(ignored), unsure)
     return Divergence(None, tuple(ignored))
+
+
+def _same_call(one: Row, other: Row) -> bool:
+    """Whether one call returned both: the reference's order of them says nothing."""
+    return (one.site, one.call) == (other.site, other.call)
 
 
 def first_isolated(rows: Sequence[Row]) -> Divergence:

@@ -41,6 +41,7 @@ class Recorded:
     name: str
     value: Array
     own: Callable[[], Array | None] = lambda: None
+    is_input: bool = False  # given to the run, as noise is
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,7 @@ class Evidence:
     others: Callable[[], Iterable[tuple[str, Array]]]  # reference values near it, of its size
     near: Callable[[], Iterable[tuple[str, Array]]] = lambda: ()  # of any size
     before: Callable[[], Iterable[Recorded]] = lambda: ()  # of any size, computed earlier
+    beside: Callable[[], Iterable[Recorded]] = lambda: ()  # other outputs of the same call
     parameters: Callable[[], Mapping[str, Array]] = dict  # of the same module: weight, bias …
     parameters_like: Callable[[tuple[int, ...]], Iterable[tuple[str, Array]]] = lambda _: ()
     ruled_out: list[str] = field(default_factory=list)  # operations replayed without success
@@ -149,7 +151,11 @@ class Evidence:
     @cached_property
     def variety(self) -> float:
         """Bits of information in one value: a mask of zeros and ones has one."""
-        values = self.values[1].reshape(-1)[self.sample]
+        value = self.values[1]
+        if len(value.shape) > 1 and len(value) > 1 and (value == value[:1]).all():
+            values = value[0].reshape(-1)[:SAMPLE]  # a time embedding is the same in each row
+        else:
+            values = value.reshape(-1)[self.sample]
         distinct = np.unique(values).size
         coarse = 4 * distinct < 3 * values.size or bool((values == np.rint(values)).all())
         return log2(max(distinct, 1)) if coarse else 24.0

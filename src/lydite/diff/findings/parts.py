@@ -58,12 +58,16 @@ def _sources(e: Evidence, axis: int, count: int) -> tuple[int, ...] | None:
     actual = port[outer, :, inner].T.astype(np.float64)
     apart = np.square(actual[:, None] - expected[None]).sum(-1)  # (actual, expected)
     own = np.diagonal(apart)
-    near = np.argmin(apart, axis=1)
     clean = (FEW * e.rounding) ** 2 * np.square(expected).sum(-1)
     stays = own <= np.maximum(clean, 1.01 * apart.min(axis=1))
     if not (stays | (apart.min(axis=1) < 0.25 * own)).all():
         return None
-    return tuple(int(i if stay else j) for i, (stay, j) in enumerate(zip(stays, near, strict=True)))
+    source = [i if stay else -1 for i, stay in enumerate(stays)]
+    for i, row in enumerate(apart):
+        if source[i] < 0:  # of equal parts of the reference, one that is not used yet
+            near = np.flatnonzero(row <= np.maximum(clean, 1.01 * row.min()))
+            source[i] = int(next((j for j in near if j not in source), near[0]))
+    return tuple(source)
 
 
 def _left(e: Evidence, axis: int, source: tuple[int, ...]) -> float:

@@ -97,7 +97,8 @@ def affine_per_row(e: Evidence) -> Finding | None:
         "affine-per-row",
         f"port = a·reference + b, with a and b per row of {e.port.shape[-1]}, a from "
         f"{_range(factors)}; {e.leaves(left)}.",
-        "Look for RMSNorm where the reference has LayerNorm, or the reverse: one removes the mean.",
+        "Check what a row is shifted and divided by: RMSNorm where the reference has LayerNorm, or "
+        "the reverse (one removes the mean); a mean or a standard deviation over other axes.",
         left <= e.noise(),
     )
 

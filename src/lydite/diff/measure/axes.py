@@ -107,6 +107,9 @@ def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
     if port != ref and (small == target or _merges(small, target) or _merges(target, small)):
         how = "axes of length 1" if small == target else "merged axes"
         fits.append(Fit(port, tuple(range(len(port))), ref, f"{how}: {_arrow(port, ref)}"))
+    if port != ref and not fits and _regroups(small, target):
+        order = tuple(range(len(port)))
+        fits.append(Fit(port, order, ref, f"rows of rows: {_arrow(port, ref)}"))
     moved_fits: list[tuple[float, Fit]] = []
     if len(small) >= len(target):
         moved_fits += [
@@ -204,6 +207,14 @@ def _merges(fine: Shape, coarse: Shape) -> bool:
         if product != size:
             return False
     return at == len(fine)
+
+
+def _regroups(a: Shape, b: Shape) -> bool:
+    """Whether two tables have the same rows, several of them in one row of the other."""
+    if len(a) != 2 or len(b) != 2:
+        return False
+    wide_, narrow = (a, b) if a[1] > b[1] else (b, a)
+    return wide_[1] % narrow[1] == 0 and narrow[0] % wide_[0] == 0
 
 
 def _rarity(order: Sequence[int]) -> float:

@@ -88,13 +88,14 @@ class LastWords:
     def __init__(self, pairs: Mapping[str, Sites]) -> None:
         votes: dict[str, Counter[Sites]] = defaultdict(Counter)
         for name, refs in pairs.items():
-            votes[last_word(name)][_last_words(refs)] += 1
+            for words in _endings(name):
+                votes[words][_last_words(refs)] += 1
         winners = ((word, _winner(counts)[0]) for word, counts in votes.items())
         self.rules = {word: won for word, won in winners if won}
 
     def counterparts(self, name: str, sites: Collection[Site]) -> list[Sites]:
         """The sites of one place each that end as the counterpart of this name should."""
-        wanted = self.rules.get(last_word(name), ())
+        wanted = next((self.rules[w] for w in _endings(name) if w in self.rules), ())
         starts = {
             site.name.removesuffix(wanted[0].name): None
             for site in sites
@@ -199,6 +200,12 @@ def last_word(name: str) -> str:
     """
     numbers = [match.end() for match in re.finditer(r"(?<![^._/])\d+(?:[._/]|$)", name)]
     return name[numbers[-1] :] if numbers else re.split(r"[./]", name)[-1]
+
+
+def _endings(name: str) -> list[str]:
+    """The last words of a name, the most first: a block may have no number, or one in a word."""
+    words = re.split(r"([./])", last_word(name) if re.search(r"\d", name) else name)
+    return ["".join(words[n:]) for n in range(0, len(words), 2)]
 
 
 def _last_words(refs: Sites) -> Sites:

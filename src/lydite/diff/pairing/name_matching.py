@@ -249,11 +249,15 @@ def with_inputs_in_names(port: Trace, modules: Collection[str]) -> tuple[Trace, 
 
 
 def _outputs_by_step(trace: Trace) -> dict[str, Counter[int]]:
-    """How many outputs each name has in each step."""
+    """How many times each name returned something in each step."""
+    returned = {
+        (event.name, event.step, event.call)
+        for event in trace.events
+        if event.slot.partition(".")[0] == "out" and event.kind == "activation"
+    }
     counts: dict[str, Counter[int]] = defaultdict(Counter)
-    for event in trace.events:
-        if event.slot == "out" and event.kind == "activation":
-            counts[event.name][event.step] += 1
+    for name, step, _ in sorted(returned):
+        counts[name][step] += 1
     return counts
 
 

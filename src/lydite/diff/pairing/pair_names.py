@@ -26,6 +26,17 @@ from lydite.trace.reader import Trace
 
 FindFused = Callable[[Comparer, ReferenceEvents, PortEvents, BlockMap], Iterable[tuple[str, Sites]]]
 MANY = 3  # inputs of one shape
+GUESSED = (
+    "parts",
+    "equal",
+    "order",
+    "siblings",
+    "position",
+    "copy",
+    "similarity",
+)  # siblings correct these
+WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
+MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
 
 
 @dataclass

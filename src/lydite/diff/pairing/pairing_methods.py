@@ -6,7 +6,7 @@ Each takes what is paired so far and adds to it; `by_siblings` also corrects wha
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, takewhile
 from math import inf, log10, prod
 
 import numpy as np
@@ -33,26 +33,16 @@ from lydite.diff.pairing.blocks import (
 )
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
-from lydite.diff.pairing.pair_names import NamePairs, compatible
-from lydite.diff.pairing.similarity import EQUAL, is_input, name_similarity, names_of
+from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
+from lydite.diff.pairing.results import by_ends_of_steps, by_last_values, by_results
+from lydite.diff.pairing.similarity import EQUAL, is_input, names_of
+from lydite.diff.pairing.tables import by_tables
 from lydite.trace.events import Event, Site
 
 Method = Callable[[NamePairs], None]
 
-GUESSED = (
-    "parts",
-    "equal",
-    "order",
-    "siblings",
-    "position",
-    "copy",
-    "similarity",
-)  # siblings correct these
-WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
 SOON_TAKEN = 8  # paired values after one among which it is taken
-SIMILAR = 0.45  # names of results: prompt_embeds and prompt_features
 ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
-MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
 
 
@@ -72,10 +62,27 @@ def by_parameters(names: NamePairs) -> None:
     modules = module_renames(match_weights(weights, reference_weights))
     by_path = _by_path(site.name for site in names.free() if site.slot == "out")
     for name in names.left():
-        for module in (name, name.rpartition("/")[2]):
-            target = by_path.get(modules.get(module, ""))
-            if target and names.is_possible(name, (Site(target),)):
-                names.found[name] = Rename((Site(target),), how="weights")
+        for module in dict.fromkeys((name.rpartition("/")[2], name)):
+            target = Site(by_path.get(modules.get(module, ""), ""))
+            if target.name and names.is_possible(name, (target,)):
+                equal = _equal_instead(names, name, target)
+                how = "equal" if equal else "weights"
+                names.found[name] = Rename((equal or target,), how=how)
+                break
+
+
+def _equal_instead(names: NamePairs, name: str, site: Site) -> Site | None:
+    """A later output that a value equals, where it is not that of the layer with its parameters.
+
+    A port may record what it makes of the layer's output, as a sum with positions. An earlier one
+    is what the layer takes: the port leaves it out.
+    """
+    port, layer, comparer = names.port_events[name], names.reference_events[site], names.comparer
+    if comparer.are_equal([layer], [port]) is not False:
+        return None
+    later = {s: e for s, e in names.free_events(inputs=False).items() if e.i > layer.i}
+    same_size = (s for s, e in later.items() if prod(e.shape) == prod(port.shape))
+    return next((s for s in same_size if comparer.are_equal([later[s]], [port])), None)
 
 
 def by_fused_values(names: NamePairs) -> None:
@@ -190,6 +197,47 @@ def _predicted_by_siblings(
         for name, refs in predicted
         if refs and all(ref in names.reference_events for ref in refs)
     }
+
+
+def by_containers(names: NamePairs) -> None:
+    """Names that contain others, with the module that contains their counterparts.
+
+    Where an operation is missing in the port, such a name has the value of one of its parts.
+    """
+    around = {
+        name: module
+        for name, event in names.port_events.items()
+        if (module := _module_around(names, name)) and compatible(event, [module])
+    }
+    known = {n: m for n, m in around.items() if _is_known(names, n, m)}
+    of_name = {n: names.reference_events.get(names.found[n].ref[0]) for n in known}
+    if not known or any(e is None or e.hash != known[n].hash for n, e in of_name.items()):
+        return
+    for name, module in around.items():
+        rename = names.found.get(name)
+        inside = rename is None or rename.ref[0].name.startswith(f"{module.name}.")
+        if inside and module.site in names.free():
+            names.found[name] = Rename((module.site,), how="siblings")
+
+
+def _module_around(names: NamePairs, name: str) -> Event | None:
+    """The output of the innermost module around the counterparts of a name's parts."""
+    parts = [
+        rename.ref[0].name
+        for part, rename in names.found.items()
+        if part.startswith((f"{name}.", f"{name}/")) and rename.ref
+    ]
+    around = [name.split(".")[:-1] for name in parts]
+    same = takewhile(lambda words: len(set(words)) == 1, zip(*around, strict=False))
+    return names.reference_events.get(Site(".".join(words[0] for words in same))) if parts else None
+
+
+def _is_known(names: NamePairs, name: str, module: Event) -> bool:
+    """Whether a name that contains others has a counterpart of its own, outside of its module."""
+    rename = names.found.get(name)
+    if rename is None or rename.how in WEAK:
+        return False
+    return not rename.ref[0].name.startswith(f"{module.name}.")
 
 
 def by_scopes(names: NamePairs) -> None:
@@ -461,31 +509,6 @@ def by_shapes(names: NamePairs) -> None:
                 names.found[name] = Rename((site,), how="position")
 
 
-def by_last_values(names: NamePairs) -> None:
-    """Pair the last values of both sides where each is recorded once more, or has no other.
-
-    A port that returns another layer's value records a value that the reference has too, but
-    not at its end. A last value without any counterpart is the wrong result.
-    """
-    ends = [
-        max((e for e in events.values() if e.slot[:3] == "out"), key=lambda e: e.i, default=None)
-        for events in (names.port_events, names.reference_events)
-    ]
-    port, reference = ends
-    if port is None or reference is None or not compatible(port, [reference]):
-        return
-    used = names.found.get(port.name)
-    if used is not None and used.how not in GUESSED:
-        return
-    copies = port.alias_of is not None and reference.alias_of is not None
-    joined = used is not None and len(used.ref) > 1  # of other layers, say
-    if (copies or joined) and port.shape == reference.shape:
-        if names.comparer.are_equal([reference], [port]) is False:
-            names.found[port.name] = Rename((reference.site,), how="end")
-    elif used is None and reference.site in names.free() and prod(port.shape) >= MIN_RESULT:
-        names.found[port.name] = Rename((reference.site,), how="position")
-
-
 def by_inputs(names: NamePairs) -> None:
     """Inputs of a name with those of the reference's modules that return its counterpart."""
     first: dict[Site, Event] = {}
@@ -543,29 +566,6 @@ def _is_copy(names: NamePairs, name: str, other: str | None) -> bool:
     return content(names.port_events[name]) == content(names.port_events[other])
 
 
-def by_results(names: NamePairs) -> None:
-    """Values recorded by hand after the last module, by shape and similar names.
-
-    Equal ones are paired by now: these differ, as another layer's features do.
-    """
-    modules = {event.name for event in names.reference.events if is_input(event.site)}
-    inside = tuple(f"{name}{mark}" for name in modules for mark in "./")
-    parts = [e for e in names.reference.events if e.name in modules or e.name.startswith(inside)]
-    last = max((event.i for event in parts), default=inf)
-    paired = {ref.name for refs in names.refs().values() for ref in refs}
-    for site, event in names.free_events(inputs=False).items():
-        if event.i < last or site.name in paired or event.kind != "activation":
-            continue
-        alike = {
-            name: name_similarity(name.rpartition("/")[2], site.name.rpartition("/")[2])
-            for name, other in names.left_events().items()
-            if other.shape == event.shape and prod(event.shape) >= MIN_RESULT
-        }
-        best = max(alike, key=lambda name: alike[name], default="")
-        if best and alike[best] > SIMILAR:
-            names.found[best] = Rename((site,), how="end")
-
-
 def _by_path(names: Iterable[str]) -> dict[str, str]:
     """Names by themselves, and by what follows the component where only one has it."""
     names = list(names)
@@ -589,20 +589,23 @@ OTHER_NAMES: tuple[Method, ...] = (
     by_joined_tokens,
     by_values,
     by_other_parts,
+    by_tables,
     by_siblings,
+    by_containers,
     by_scopes,
     by_last_words,
     by_fused_shapes,
     by_joined_shapes,
     by_sequences,
     by_kinds,
+    by_ends_of_steps,
     by_similarity,
     by_position,
     by_shapes,
     by_siblings,
     by_scopes,
+    by_results,
     by_last_values,
     by_inputs,
     by_copies,
-    by_results,
 )

@@ -29,7 +29,7 @@ from lydite.trace.statistics import measure
 CLOSE = 0.3  # relative error below which content supports a pair
 EQUAL = 1e-2  # relative error below which two values are equal, in any axis order
 EQUAL_FINE = 1e-4  # the same in float32, where rounding is far smaller
-FINE = (None, "float32", "float64", "f32", "f64")  # precisions of a run; None: not recorded
+FINE = ("", "f32", "f64")  # precisions of a run; "": no value shows it
 MAX_VALUES = 2**22  # larger values are compared by their statistics only
 MIN_ROWS = 8  # of a value whose rows show whether it is normed
 ONE_SIZE = 0.02  # of the largest mean square of a row: by how much rows of one size differ
@@ -141,8 +141,7 @@ class Comparer:
         fits = possible_fits(_concatenated(parts, 0).shape, expected.shape)
         if not fits:
             return None
-        run_dtype = self.port.trace.header.dtype
-        coarse = run_dtype not in FINE or any(e.dtype not in ("f32", "f64") for e in port)
+        coarse = any(d not in FINE for d in (self.port.trace.dtype, *(e.dtype for e in port)))
         error = min(
             best_fit(fits, _concatenated(order, 0), expected)[1] for order in (parts, parts[::-1])
         )

@@ -47,8 +47,11 @@ def other_residual(e: Evidence) -> Finding | None:
             wrong = _gate_name(used, own, limit) if used is not None else None
             if wrong is None or (right == wrong and name):
                 continue
+            # The stream is older than the branch that is computed from it.
+            is_stream = right == "1" and values.index(y) > values.index(x)
+            lost = "residual-missing" if is_stream else "branch-missing"
             cause = "residual-missing" if not name else "gate-missing" if wrong == "1" else (
-                "branch-missing" if wrong == "0" else "other-gate"
+                lost if wrong == "0" else "other-gate"
             )  # fmt: skip
             ours = [name] if name else []
             ours += [] if wrong == "0" else [_term(wrong, y.name)]

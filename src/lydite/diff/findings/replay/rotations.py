@@ -92,12 +92,44 @@ def other_rotation_table(e: Evidence) -> Finding | None:
         return None
     told = told_apart(e, _rotation_tables(shape), what="tables of rotations")
     if told is None:
-        return None
+        return _other_angles(e)
     return Finding(
         "other-rotation-table",
         f"The port is a table of {told.wrong}, the reference of {told.right}; {told.leaves}.",
         f"Compute it with {told.right}.",
     )
+
+
+def _other_angles(e: Evidence) -> Finding | None:
+    """Cosines and sines of other angles: both outputs of one call, or one value and the other."""
+    for other in e.beside():
+        own = other.own()
+        if own is None or other.value.size % e.port.size or own.size != e.port.size:
+            continue
+        # The port may keep the first half of a table whose halves are equal.
+        width = e.port.shape[-1]
+        sides = [
+            [value[..., :width].reshape(-1, width) for value in side]
+            for side in zip(e.values, (other.value, own), strict=True)
+        ]
+        if any(a.shape != b.shape for a, b in sides):
+            continue
+        if sides[0][0].mean() < sides[0][1].mean():  # slow rotations have cosines of one
+            sides = [side[::-1] for side in sides]
+        right, wrong = (_distinct(cosines + 1j * sines) for cosines, sines in sides)
+        if right.shape == wrong.shape and np.abs(np.abs((right, wrong)) - 1).max() < 2e-2:
+            name = f"queries and keys (by the table {e.name})"
+            return _compare_tables(name, right, wrong, max(2e-3, 8 * fit_tolerance(e)))
+    return None
+
+
+def _distinct(table: Table) -> Table:
+    """One column for each pair of numbers that is rotated."""
+    half = table.shape[1] // 2
+    for once, again in ((table[:, :half], table[:, half:]), (table[:, ::2], table[:, 1::2])):
+        if once.shape == again.shape and np.abs(once - again).max() < 1e-6:
+            return once
+    return table
 
 
 def _rotation_tables(shape: tuple[int, ...]) -> Iterator[Candidate]:
@@ -187,7 +219,17 @@ def _compare_rotations(
             f"The port does not rotate {name}; the reference rotates pairs of {pairing}.",
             "Apply the rotation (RoPE) here.",
         )
-    close = max(2e-3, 8 * limit)
+    return _compare_tables(name, right, wrong, max(2e-3, 8 * limit))
+
+
+def _compare_tables(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
+    """How the angles of the port's rotations differ from the reference's."""
+    if float(np.abs(wrong - 1j * right.conj()).max()) < close:
+        return Finding(
+            "sines-cosines-exchanged",
+            f"The port rotates {name} with the cosines in the place of the sines.",
+            "Exchange sines and cosines.",
+        )
     if float(np.abs(wrong - right.conj()).max()) < close:
         return Finding(
             "rotation-sign",
@@ -235,7 +277,66 @@ def _compare_rotations(
             f"{bases[0]:.4g}.",
             f"Use the base {bases[0]:.4g} (rope_theta).",
         )
-    return _other_frequencies(name, right, wrong, close)
+    return _other_frequencies(name, right, wrong, close) or _other_slow_angles(name, right, wrong)
+
+
+def _other_slow_angles(name: str, right: Table, wrong: Table) -> Finding | None:
+    """Other positions or other frequencies, by the pairs that turn too slowly to wrap.
+
+    In an axis, angles are frequencies times positions: where each pair has its own factor, the
+    frequencies differ, where each token has, the positions do.
+    """
+    angles, own = np.angle(right), np.angle(wrong)
+    axes: list[list[int]] = []  # the pairs of each axis
+    for pair in range(right.shape[1]):
+        largest = float(np.abs(angles[:, pair]).max())
+        if not 1e-5 < largest < 3 or float(np.abs(own[:, pair]).max()) >= 3:
+            continue
+        places = angles[:, pair] / largest
+        same = (a for a in axes if np.abs(_places(angles[:, a[0]]) - places).max() < 1e-2)
+        if (axis := next(same, None)) is None:
+            axes.append([pair])
+        else:
+            axis.append(pair)
+    moved: dict[str, None] = {}
+    for axis in axes:
+        if len(axis) < 2:
+            continue  # perhaps one that wraps
+        pairs = sorted(sorted(axis, key=lambda pair: float(np.abs(angles[:, pair]).max()))[:2])
+        places = _places(angles[:, pairs[0]])
+        sizes = np.abs(angles[:, pairs]).max(0)
+        used = own[:, pairs] / sizes  # in units of the reference's largest position
+        near = 2e-2 * max(float(np.abs(used).max()), 1.0)
+        if np.abs(used - places[:, None]).max() < near / 4:
+            continue
+        factors = (used * places[:, None]).sum(0) / (places * places).sum()
+        if np.abs(used - used[:, :1]).max() < near:
+            factor = float(factors[0])
+            even = np.abs(used[:, 0] - factor * places).max() < near
+            moved[f"times {factor:.4g}" if even else "not a multiple of those"] = None
+        elif np.abs(used - factors * places[:, None]).max() < near:
+            first, last = factors[0], factors[-1]
+            return Finding(
+                "rotation-base",
+                f"The port rotates {name} with other frequencies at the same positions: pair "
+                f"{pairs[0]} turns {first:.4g} × as fast as in the reference, pair {pairs[-1]} "
+                f"{last:.4g} ×.",
+                "Check the base (rope_theta), and by which width the exponents are divided.",
+            )
+        else:
+            return None
+    if not moved:
+        return None
+    return Finding(
+        "rotation-positions",
+        f"The port rotates {name} with the reference's frequencies at other positions: "
+        f"{', '.join(moved)} of the reference.",
+        "Check the positions: their scale (rope scaling, the grid's size), rounding, and first.",
+    )
+
+
+def _places(angles: Array) -> Array:
+    return angles / np.abs(angles).max()
 
 
 def _other_rows(
@@ -326,6 +427,8 @@ def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> F
     bases = _bases(rates, right.shape[1])
     if bases is None or all(abs(a / b - 1) < 1e-2 for a, b in rates.values()):
         return None
+    if abs(log(bases[0] / bases[1])) < 0.05:
+        return None  # other positions
     theirs, ours = f"{bases[0]:.4g}", f"{bases[1]:.4g}"
     return Finding(
         "rotation-base",

@@ -42,6 +42,7 @@ class Source:
     name: str
     x: Array
     _port: Callable[[], Array | None]
+    is_input: bool = False
 
     @cached_property
     def own(self) -> Array:
@@ -103,7 +104,7 @@ def sources(e: Evidence) -> Iterator[Source]:
                 seen.add((part.shape, head))
                 number = "" if count == 1 else f" (part {row} of the batch)"
                 own = recorded.own if count == 1 else _part_of(recorded.own, row, count)
-                yield _source(recorded.name + number, part, own)
+                yield _source(recorded.name + number, part, own, recorded.is_input)
 
 
 def told_apart(
@@ -198,9 +199,11 @@ def _common(parts: list[str], others: list[str]) -> int:
     return sum(part in others for part in parts)
 
 
-def _source(name: str, value: Array, own: Callable[[], Array | None]) -> Source:
+def _source(
+    name: str, value: Array, own: Callable[[], Array | None], is_input: bool = False
+) -> Source:
     (array,) = comparable(value)
-    return Source(name, array.astype(np.float64), own)
+    return Source(name, array.astype(np.float64), own, is_input)
 
 
 def _as_picture(recorded: Recorded, shape: tuple[int, ...]) -> Recorded:

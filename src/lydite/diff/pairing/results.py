@@ -1,0 +1,76 @@
+"""The results of a run and of its steps: values at an end, which are paired because they are there.
+
+Each function is a method of `pairing_methods`.
+"""
+
+from math import inf, prod
+
+from lydite.diff.name_map import Rename
+from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, NamePairs, compatible
+from lydite.diff.pairing.similarity import is_input, name_similarity
+from lydite.trace.events import Site
+
+SIMILAR = 0.45  # names of results: prompt_embeds and prompt_features
+
+
+def by_ends_of_steps(names: NamePairs) -> None:
+    """The values that end every step of a loop: the latents."""
+    ends: list[set[Site]] = []
+    for trace in (names.port, names.reference):
+        last = {e.step: e.site for e in trace.events if e.slot[:3] == "out"}
+        ends.append({*last.values()} if len(last) > 1 else set())
+    if len(ends[0]) != 1 or len(ends[1]) != 1:
+        return
+    (port,), (site,) = ends
+    event = names.left_events().get(port.name)
+    free = names.free_events()
+    if event is not None and site in free and compatible(event, [free[site]]):
+        names.found[port.name] = Rename((site,), how="siblings")
+
+
+def by_last_values(names: NamePairs) -> None:
+    """Pair the last values of both sides where each is recorded once more, or has no other.
+
+    A port that returns another layer's value records a value that the reference has too, but
+    not at its end. A last value without any counterpart is the wrong result.
+    """
+    ends = [
+        max((e for e in events.values() if e.slot[:3] == "out"), key=lambda e: e.i, default=None)
+        for events in (names.port_events, names.reference_events)
+    ]
+    port, reference = ends
+    if port is None or reference is None or not compatible(port, [reference]):
+        return
+    used = names.found.get(port.name)
+    if used is not None and used.how not in GUESSED:
+        return
+    copies = port.alias_of is not None and reference.alias_of is not None
+    joined = used is not None and len(used.ref) > 1  # of other layers, say
+    if (copies or joined) and port.shape == reference.shape:
+        if names.comparer.are_equal([reference], [port]) is False:
+            names.found[port.name] = Rename((reference.site,), how="end")
+    elif used is None and reference.site in names.free() and prod(port.shape) >= MIN_RESULT:
+        names.found[port.name] = Rename((reference.site,), how="position")
+
+
+def by_results(names: NamePairs) -> None:
+    """Values recorded by hand after the last module, by shape and similar names.
+
+    Equal ones are paired by now: these differ, as another layer's features do.
+    """
+    modules = {event.name for event in names.reference.events if is_input(event.site)}
+    inside = tuple(f"{name}{mark}" for name in modules for mark in "./")
+    parts = [e for e in names.reference.events if e.name in modules or e.name.startswith(inside)]
+    last = max((event.i for event in parts), default=inf)
+    paired = {ref.name for refs in names.refs().values() for ref in refs}
+    for site, event in names.free_events(inputs=False).items():
+        if event.i < last or site.name in paired or event.kind != "activation":
+            continue
+        alike = {
+            name: name_similarity(name.rpartition("/")[2], site.name.rpartition("/")[2])
+            for name, other in names.left_events().items()
+            if other.shape == event.shape and prod(event.shape) >= MIN_RESULT
+        }
+        best = max(alike, key=lambda name: alike[name], default="")
+        if best and alike[best] > SIMILAR:
+            names.found[best] = Rename((site,), how="end")

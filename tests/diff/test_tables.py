@@ -1,0 +1,125 @@
+"""Tables of cosines and sines keep their counterpart when they are wrong, in any layout."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.diff.compare import compare
+from lydite.trace.events import Header
+from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
+
+TOKENS, PAIRS = 12, 8
+X = np.random.default_rng(5).standard_normal((2, 3, TOKENS, 2 * PAIRS))
+
+
+def write(folder: Path, events: list[tuple[Any, ...]]) -> Trace:
+    with TraceWriter(folder, Header()) as writer:
+        for name, value, *more in events:
+            writer.add(name, np.asarray(value, np.float32), **(more[0] if more else {}))
+    return Trace.open(folder)
+
+
+def angles(base: float = 1e4, scale: float = 1.0, first: float = 0.0) -> Any:
+    return np.outer((np.arange(TOKENS) + first) * scale, base ** (-np.arange(PAIRS) / PAIRS))
+
+
+def rotated(x: Any, table: Any) -> Any:
+    a, b = x[..., :PAIRS], x[..., PAIRS:]
+    cos, sin = np.cos(table), np.sin(table)
+    return np.concatenate((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+def reference(folder: Path) -> Trace:
+    both = np.concatenate((angles(), angles()), -1)
+    turned = rotated(X, angles())
+    return write(
+        folder,
+        [
+            ("net/start", X),
+            ("net/rope", np.cos(both)),
+            ("net/rope", np.sin(both), {"slot": "out.1"}),
+            ("net/turn", turned),
+            ("net/last", np.tanh(turned).sum(-1)),
+        ],
+    )
+
+
+def port(folder: Path, table: Any, how: str = "half") -> Trace:
+    cos, sin = np.cos(table), np.sin(table)
+    if how == "neighbours":
+        kept = [np.repeat(value, 2, -1) for value in (cos, sin)]
+    else:
+        kept = [cos, sin] if how == "half" else [-cos, sin]
+    turned = rotated(X, table)
+    events = [("x", X), ("tables/cos", kept[0]), ("tables/sin", kept[1]), ("q", turned)]
+    return write(folder, [*events, ("y", np.tanh(turned).sum(-1))])
+
+
+@pytest.mark.parametrize("how", ["half", "neighbours", "negated"])
+def test_right_tables_in_another_layout_are_no_bug(tmp_path: Path, how: str) -> None:
+    verdict = compare(reference(tmp_path / "r"), port(tmp_path / "p", angles(), how))
+    assert verdict.verdict == "agree"
+
+
+@pytest.mark.parametrize(
+    ("table", "cause", "says"),
+    [
+        (angles(base=500.0), "rotation-base", "500"),
+        (angles(scale=0.125), "rotation-positions", "times 0.125"),
+        (angles(first=1), "rotation-offset", "n + 1"),
+    ],
+)
+def test_a_wrong_table_is_the_first_wrong_value(
+    tmp_path: Path, table: Any, cause: str, says: str
+) -> None:
+    verdict = compare(reference(tmp_path / "r"), port(tmp_path / "p", table))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "tables/cos")
+    assert verdict.findings[0].cause == cause and says in verdict.findings[0].evidence
+
+
+@pytest.mark.parametrize("how", ["half", "neighbours"])
+def test_a_right_table_in_another_order_hides_no_bug(tmp_path: Path, how: str) -> None:
+    # Rows in another order may be those of a port with its tokens in that order: its use tells.
+    verdict = compare(reference(tmp_path / "r"), port(tmp_path / "p", angles()[::-1], how))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "q")
+    assert verdict.findings[0].cause == "rotation-positions"
+
+
+def test_exchanged_sines_and_cosines(tmp_path: Path) -> None:
+    cos, sin = np.cos(angles()), np.sin(angles())
+    turned = rotated(X, np.pi / 2 - angles())
+    events = [("x", X), ("tables/cos", sin), ("tables/sin", cos), ("q", turned)]
+    wrong = write(tmp_path / "p", [*events, ("y", np.tanh(turned).sum(-1))])
+    verdict = compare(reference(tmp_path / "r"), wrong)
+    assert verdict.port_site == "tables/cos"
+    assert verdict.findings[0].cause == "sines-cosines-exchanged"
+
+
+IDS = np.array([64.0, 96, 3, 5, 80, 112])
+
+
+def sinusoids(ids: Any) -> Any:
+    table = np.outer(ids, 1e4 ** (-np.arange(4) / 4))
+    return np.concatenate((np.cos(table), np.sin(table)), -1)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [0, 1, 4, 5, 2, 3]])
+def test_sinusoids_of_several_numbers_in_one_row(tmp_path: Path, order: list[int]) -> None:
+    weight = np.random.default_rng(6).standard_normal((48, 20))
+    ids = np.tile(IDS, 2)
+    rows = sinusoids(ids)
+    start = [("net/ids", ids)]
+    right = write(
+        tmp_path / "r", [*start, ("net/sin", rows), ("net/out", rows.reshape(2, 48) @ weight)]
+    )
+    own = sinusoids(np.tile(IDS[order], 2)).reshape(2, 48)
+    wrong = write(tmp_path / "p", [("sizes", ids), ("size_sin", own), ("y", own @ weight)])
+    verdict = compare(right, wrong)
+    if order[2] == 2:
+        assert verdict.verdict == "agree" and any("2×48 → 12×8" in r for r in verdict.remarks)
+    else:
+        assert (verdict.verdict, verdict.port_site) == ("diverge", "size_sin")
+        assert "reordered" in verdict.findings[0].cause
