@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lydite.calibrate.blocks import BlockOptions, BlockRecorder, SizeEstimate, store_blocks
+from lydite.calibrate.blocks import (
+    BlockOptions,
+    BlockRecorder,
+    SizeEstimate,
+    _bytes,
+    _command,
+    store_blocks,
+)
 from lydite.calibrate.replay import network, replaying
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.verify import verify
@@ -189,3 +196,46 @@ def test_the_command(drawn: Path, tmp_path: Path) -> None:
             run(*arguments)
     assert not (tmp_path / "b").exists()
     assert os.listdir(tmp_path) == ["blocks"]
+
+
+def test_a_request_to_stop_ends_it_after_the_sample_under_way(
+    opened: CalibrationSet, pipeline: Pipeline, memory: Path
+) -> None:
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        store_blocks(
+            opened, pipeline, memory / "blocks", KEPT, PLENTY,
+            on_sample=lambda number, _: done.append(number), stopping=lambda: len(done) == 2,
+        )  # fmt: skip
+    with CalibrationSet.open(memory / "blocks") as made:
+        assert done == [1, 2] and len(list(made.rows("sample"))) == 2
+
+
+def test_the_command_that_resumes_it_has_every_option() -> None:
+    stored = BlockOptions(5, "BF16", "*.ff")
+    found = _command(Path("set"), Path("out"), stored, 7, ["--model", "m"])
+    assert found == (
+        "lydite calibrate blocks set --out out --tokens 5 --modules '*.ff' --budget 7 "
+        "--store-dtype bfloat16 --model m"
+    )
+    assert "--tokens" not in _command(Path("set"), Path("out"), BlockOptions(), 7, [])
+
+
+def test_numbers_of_tokens_keep_their_width_in_the_estimate() -> None:
+    floats, numbers = np.zeros(100, np.float32), np.zeros(100, np.int64)
+    assert _bytes({"x": floats}, "F32") - _bytes({"x": floats}, "F16") == 200
+    assert _bytes({"x": numbers}, "F32") == _bytes({"x": numbers}, "F16") >= 800
+
+
+def test_tokens_of_a_level_with_another_length_are_stored_with_the_module(
+    pipeline: Pipeline,
+) -> None:
+    recorder = BlockRecorder(pipeline.family.blocks, 5)
+    recorder.begin("0")
+    for path, length in (("transformer_blocks.0.ff", 9), ("transformer_blocks.1.ff", 7)):
+        recorder.add(path, "in.0", mx.arange(length * 2.0).reshape(1, length, 2))
+    first, second = recorder.chosen("image", 9), recorder.chosen("image", 7)
+    tokens = {name: value.tolist() for name, value in recorder.tensors.items() if "tokens" in name}
+    assert tokens == {
+        "tokens.image": first.tolist(), "transformer_blocks.1.ff.tokens": second.tolist(),
+    }  # fmt: skip

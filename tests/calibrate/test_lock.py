@@ -136,3 +136,20 @@ def test_only_a_regular_file_is_locked(tmp_path: Path, kind: str) -> None:
     with pytest.raises(FileError, match=NAME):
         WriterLock(tmp_path)
     assert lock_owner(tmp_path) is None and thesis.read_text() == "years of work"
+
+
+def test_a_longer_note_of_a_dead_writer_is_replaced_whole(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(json.dumps({"pid": 1, "host": "h" * 200, "since": "then"}))
+    lock = WriterLock(tmp_path)
+    owner = lock_owner(tmp_path)
+    lock.release()
+    assert owner is not None and owner.pid == os.getpid()
+
+
+def test_a_refused_writer_leaves_no_file_open(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path)
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(CalibrationError, match="being written by"):
+        WriterLock(tmp_path)
+    assert len(os.listdir("/dev/fd")) == before
+    lock.release()

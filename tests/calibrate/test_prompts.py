@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lydite.calibrate.prompts import Prompts, read_prompts
+from lydite.calibrate.prompts import Prompts, read_lines, read_prompts
 from lydite.core.errors import LyditeError
+from lydite.core.request import LONGEST_PROMPT
 
 
 def write(folder: Path, name: str, data: str | bytes) -> Path:
@@ -48,6 +49,8 @@ def test_good_files(
     [
         ("a.txt", "\n \n", "no prompt in it"),
         ("a.txt", b"a\nb\n\xff\xfe", "line 3 is not UTF-8"),
+        ("a.txt", b"a\n\xff\nc\nd\n", "line 2 is not UTF-8"),
+        ("a.txt", b"a\r\n\r\n\0\r\n", "line 3 is no text"),
         ("a.txt", b"a\n\0\n", "line 2 is no text"),
         ("a.txt", "a\n" + "x" * 10_001, "line 2 has a prompt of 10001 characters"),
         ("a.csv", "id,prompt\n1,a\n2\n", "line 3 has 1 columns, and the prompt is in column 2"),
@@ -89,3 +92,9 @@ def test_a_repeated_prompt_is_used_once_and_counted(tmp_path: Path) -> None:
 
 def test_images_take_the_prompts_over_and_over_with_seeds_of_their_own() -> None:
     assert Prompts(("a", "b")).images(3, 7) == [("a", 7), ("b", 8), ("a", 9)]
+
+
+def test_the_longest_prompt_is_taken_and_a_line_of_no_text_is_named() -> None:
+    assert read_lines(b"a\n" + b"x" * LONGEST_PROMPT, "captions") == ["a", "x" * LONGEST_PROMPT]
+    with pytest.raises(LyditeError, match="captions: line 3 is no text"):
+        read_lines(b"a\n\n\0\n", "captions")

@@ -65,7 +65,8 @@ def test_pictures_have_the_size_of_the_run() -> None:
         found = shapes.problem(Entry("k", "picture", "p", tensors, 0, 0))
         assert (found is None) == fits
     assert shapes.problem(Entry("k", "picture", "p", {}, 0, 0))
-    for conditions in ({}, {"height": 64}, {"height": 0, "width": 32}, {"blocks": 1, "height": 64}):
+    blocks = {"blocks": 1, "height": 64, "width": 32}
+    for conditions in ({}, {"height": 64}, {"height": 0, "width": 32}, blocks):
         assert LatentShapes(conditions).problem(entry((1, 2))) is None
 
 
