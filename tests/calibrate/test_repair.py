@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -205,3 +206,18 @@ def test_a_lock_that_is_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="not a file"):
         repair(folder)
     assert status(folder).writer is None
+
+
+def test_a_plan_made_from_shards_has_their_conditioning_and_counts_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    with Writer.start(tmp_path, SETTINGS, plan(2, conditioning=True)) as writer:
+        made = items(writer.builder, 0)
+        prompt = writer.plan.images[0].prompt
+        made.append(writer.builder.conditioning(prompt, {"text": np.ones((2, 3), np.float32)}))
+        writer.commit(made)
+    assert repair(tmp_path).missing == len(made)
+    (tmp_path / NAME).unlink()
+    done = repair(tmp_path)
+    assert done.from_shards and (done.items, done.missing) == (len(made), 0)
+    assert read_description(tmp_path).plan.conditioning

@@ -207,3 +207,21 @@ def test_after_a_failure_the_writer_is_closed_and_the_set_is_free(tmp_path: Path
 def test_commands_in_messages_are_quoted_and_stay_on_one_line() -> None:
     assert command_line("lydite", Path("a set"), 3) == "lydite 'a set' 3"
     assert "\n" not in command_line("lydite", "two\nlines")
+
+
+def test_seeds_end_at_64_bits_and_a_moved_model_is_known_by_its_new_name(tmp_path: Path) -> None:
+    moved = msgspec.structs.replace(SETTINGS, model="there")
+    Writer.start(tmp_path / "set", SETTINGS, plan_of([("a", 2**64 - 1)], (0,))).close()
+    with Writer.start(tmp_path / "set", moved, plan_of([("a", 2**64 - 1)], (0,))) as writer:
+        assert writer.settings.model == "there"
+    with pytest.raises(CalibrationError, match=f"{2**64} is no seed"):
+        Writer.start(tmp_path / "other", SETTINGS, plan_of([("a", 2**64)], (0,)))
+
+
+def test_the_leftover_of_an_interrupted_write_is_no_foreign_file_and_is_removed(
+    tmp_path: Path,
+) -> None:
+    leftover = tmp_path / ".set.json.1.part"
+    leftover.touch()
+    draw(tmp_path, 1)
+    assert not leftover.exists()
