@@ -87,6 +87,17 @@ def test_two_copies_have_to_be_equal() -> None:
     assert not checked({**arrays, "twin": other.astype(np.float16)}).clean
 
 
+def test_what_one_check_finds_stays_after_the_next() -> None:
+    arrays = sound()
+    reference = digested(arrays)
+    arrays |= {"stored.bias": arrays["stored.bias"] + 1, "twin": arrays["table"] + 1}
+    source = in_memory(arrays)
+    values_first = compare(checked(arrays), source, EXPECTED, RULES, reference)
+    values_last = check_values(against(arrays, reference), source, RULES)
+    assert {*plain(values_first.different)} == {*plain(values_last.different)}
+    assert {*plain(values_first.different)} == {"stored.bias", "twin"}
+
+
 def test_the_same_checkpoint_in_any_precision_is_the_same() -> None:
     arrays = sound()
     for dtype in (np.float64, np.float32, *HALF.values()):

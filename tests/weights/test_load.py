@@ -184,6 +184,13 @@ def test_the_hash_tells_values_dtypes_and_names_apart() -> None:
     assert parameter_hash(fill(changed)) != before
 
 
+@pytest.mark.parametrize("same_bytes", [mx.zeros((3, 2)), mx.zeros((2, 3), mx.int32)])
+def test_the_hash_tells_shapes_and_dtypes_of_equal_bytes_apart(same_bytes: mx.array) -> None:
+    first, second = nn.Module(), nn.Module()
+    first.weight, second.weight = mx.zeros((2, 3)), same_bytes
+    assert parameter_hash(first) != parameter_hash(second)
+
+
 def test_specs() -> None:
     assert parameter_specs(Toy()) == {
         "conv.weight": (4, 3, 3, 2),

@@ -333,6 +333,10 @@ METHODS = {
             {f"{GOOD}.lora_down.weight": (0, 32), f"{GOOD}.lora_up.weight": (32, 0)},
             "not of one rank",
         ),
+        (
+            {f"{GOOD}.lora_down.weight": None, f"{GOOD}.lora_up.weight": None},
+            "0 of 0 tensors have no place",
+        ),
     ],
 )
 def test_what_has_no_place_is_refused_by_name(

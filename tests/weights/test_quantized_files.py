@@ -14,8 +14,11 @@ from lydite.weights.audit import PACKED, audit, compare, digests
 from lydite.weights.audit import stored as found_in
 from lydite.weights.load import _check_input, load, parameter_hash, parameter_specs
 from lydite.weights.quantized_format import (
+    BIAS,
+    BITS,
     DIVISOR,
     FORMATS,
+    GROUPS,
     RANGE,
     SHIFT,
     TIMES,
@@ -120,7 +123,8 @@ def test_scales_take_the_dtype_of_the_model_and_integers_stay() -> None:
     model = loaded(arrays, mx.float16)
     parts: dict[str, Any] = dict(model.a.items())
     assert parts["scales"].dtype == mx.float16 and parts["weight"].dtype == mx.uint32
-    assert parts["low_rank_up"].dtype == mx.float16 and parts["input_range"].dtype == mx.float32
+    assert parts["low_rank_up"].dtype == mx.float16
+    assert parts["input_range"].dtype == parts["input_shift"].dtype == mx.float32
     np.testing.assert_array_equal(np.array(model.a.weight), arrays["a.weight"])
 
 
@@ -156,6 +160,9 @@ def test_what_a_layer_holds_beside_its_weight_is_computed(rows: int) -> None:
 
 def test_a_shift_brings_a_bias_to_a_layer_without_one() -> None:
     arrays = {**stored(), "b.input_shift": normal(INPUTS), "b.bias": normal(ROWS)}
+    arrays["a.input_shift"] = arrays["b.input_shift"]
+    formats = found_in(in_memory(arrays), parameter_specs(Toy()), ()).formats
+    assert formats["a.weight"].extras == (SHIFT,) and formats["b.weight"].extras == (SHIFT, BIAS)
     model = loaded(arrays)
     np.testing.assert_array_equal(np.array(model.b.bias), arrays["b.bias"])
     del arrays["b.input_shift"]
@@ -303,12 +310,22 @@ def test_a_config_says_what_the_file_holds() -> None:
     assert "no weight of the file is quantized" in contradictions(declared, {})[0]
 
 
+def test_of_formats_that_are_as_common_the_smallest_is_declared() -> None:
+    """In every process: the order of a set of texts changes from one to the next."""
+    formats = [Format(bits, group) for bits in BITS for group in GROUPS]
+    declared = declaration({f"{i}.weight": each for i, each in enumerate(formats)})
+    assert (declared["group_size"], declared["bits"]) == (min(GROUPS), min(BITS))
+
+
 @pytest.mark.parametrize(("mode", "bits", "group"), CASES)
 def test_sizes_are_those_of_the_arrays(mode: Mode, bits: int, group: int) -> None:
     arrays = stored(bits, group, mode)
     parts = [arrays.get(f"a.{n}") for n in ("weight", "scales", "biases")]
     size = sum(part.nbytes for part in parts if part is not None)
-    assert Format(bits, group, mode).nbytes((ROWS, INPUTS), 4) == size
+    chosen = Format(bits, group, mode)
+    assert chosen.nbytes((ROWS, INPUTS), 4) == size
+    halves = chosen.nbytes((ROWS, INPUTS), 2)
+    assert chosen.bits_per_weight == 8 * halves / (ROWS * INPUTS)
 
 
 @pytest.mark.parametrize(
