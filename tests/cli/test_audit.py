@@ -12,9 +12,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lydite.cli.audit import _ranks
+from lydite.cli.audit import _audit_lora, _print_undecidable, _ranks
 from lydite.cli.main import main
 from lydite.core.tensorfile import save
+from lydite.weights.audit import TRANSPOSABLE, Finding
 from support.tiny_sd3 import read_tensors
 
 Run = Callable[..., tuple[int, str, str]]
@@ -274,3 +275,40 @@ def test_from_a_shell(untrained: Path, transformer: Path) -> None:
 def test_the_ranks_of_a_lora(ranks: tuple[int, ...], text: str) -> None:
     layers = [SimpleNamespace(down=np.zeros((rank, 9))) for rank in ranks]
     assert _ranks(cast(Any, SimpleNamespace(layers=layers))) == text
+
+
+def test_what_cannot_be_decided_is_counted_by_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    found = (
+        *(Finding(f"a.{n}", TRANSPOSABLE) for n in range(2)),
+        *(Finding(f"b.{n}", "in 4 bits") for n in range(3)),
+        Finding("c", "in 8 bits"),
+    )
+    ledger = cast(Any, SimpleNamespace(undecidable=found))
+    _print_undecidable(ledger, 10)
+    assert capsys.readouterr().out.splitlines() == [
+        "  2 square tensors cannot be checked for transposition; --against a copy decides",
+        "  not compared: in 4 bits (3 tensors)",
+        "  not compared: in 8 bits (1 tensor)",
+    ]
+    _print_undecidable(ledger, None)
+    assert capsys.readouterr().out.startswith("  not decidable (6)\n    a.0: ")
+
+
+def test_a_lora_for_scripts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [
+        SimpleNamespace(network=SimpleNamespace(name=name), down=np.zeros((4, 2)))
+        for name in ("transformer", "transformer", "text_encoder")
+    ]
+    family = SimpleNamespace(lora_networks=lambda components: components)
+    opened = family, SimpleNamespace(components={}), None
+    monkeypatch.setattr("lydite.pipelines.model_files.locate", Path)
+    monkeypatch.setattr("lydite.pipelines.model_files.open_model", lambda _: opened)
+    monkeypatch.setattr("lydite.weights.lora.read_lora", lambda *_: SimpleNamespace(layers=layers))
+    _audit_lora("l.safetensors", "base", True)
+    counts = {"transformer": 2, "text_encoder": 1}
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"model": "l.safetensors", "clean": True, "layers": counts}
+    _audit_lora("l.safetensors", "base", False)
+    assert "it changes 2 of transformer, 1 of text_encoder (rank 4)" in capsys.readouterr().out

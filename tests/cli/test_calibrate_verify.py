@@ -126,6 +126,10 @@ def test_verify_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp_pat
     )
     assert "damaged   s: cut (a, b)\n" in text and "damaged   t: w\n" in text
     assert "missing   7 items" in text and "verdict   damaged. Run: lydite calibrate repair" in text
+    text = printed(replace(whole, missing=7, writer="process 3"))
+    assert text.endswith("verdict   incomplete; process 3 is writing it\n")
+    text = printed(replace(whole, writer="process 3"))
+    assert text.endswith("verdict   whole\n")
     for changes, verdict in (
         ({"missing": 1, "suspects": suspects}, "incomplete"), ({"missing": None}, "whole"),
     ):  # fmt: skip

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from lydite.cli.diff import (
     _gates_text,
     _next,
     _print_layers,
+    _print,
     _print_sources,
     _print_unpaired,
+    _repro_text,
 )
 from lydite.cli.main import lydite
 from lydite.core.errors import FileError, InputError, TraceError
@@ -370,3 +373,25 @@ def test_rerun_names_the_modules_that_are_wrong_on_the_right_inputs(
         result = run(folders["reference"], folders["unbiased"], *again, *options)
         wrong.append({row["site"] for row in json.loads(result.stdout)["sources"]})
     assert wrong[0] == {"net/blocks.2.norm"} and len(wrong[1]) > 5
+    shown = run(folders["reference"], folders["unbiased"], *again[:2]).stdout.splitlines()
+    at = next(n for n, line in enumerate(shown) if line.startswith("1 value is still wrong"))
+    assert shown[at + 1].startswith("  net/blocks.2.norm")
+
+
+def test_what_is_said_of_a_reproduction(tmp_path: Path) -> None:
+    found = SimpleNamespace(name="net/norm", inputs={"x": np.ones(3)})
+    assert _repro_text(tmp_path, [found]) == (  # type: ignore[list-item]
+        f"repro: {tmp_path / 'check.py'}, beside it what the operation gets and returns"
+    )
+    found.inputs = {}
+    assert "not written; no value from which net/norm" in _repro_text(
+        tmp_path,
+        [found],  # type: ignore[list-item]
+    )
+    assert "no operation is wrong by itself" in _repro_text(tmp_path, [])
+
+
+def test_remarks_and_the_health_of_a_trace_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    _print(Verdict("agree", "fine", remarks=("one",), health=("two",), floor_source="three"), False)
+    lines = capsys.readouterr().out.splitlines()
+    assert {"note: one", "health: two", "rounding: three"} <= set(lines)

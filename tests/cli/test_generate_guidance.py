@@ -1,5 +1,6 @@
 """Guidance and the sampler's numbers as options of `lydite generate`, on the untrained model."""
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from lydite.cli import generate
 from lydite.cli.main import lydite
 from lydite.cli.request_options import idle_options, long_start, read_request
 from lydite.core.errors import InputError, LyditeError
@@ -244,3 +246,45 @@ def test_bad_numbers_are_one_clear_error(untrained, tmp_path, arguments, message
     assert isinstance(result.exception, InputError)
     assert message in str(result.exception) and "\n" not in str(result.exception)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widens", "rounding", "first", "said"),
+    [
+        ("float16", True, "", False, ["exceeds the range of float16"]),
+        ("float16", False, "", False, []),
+        ("bfloat16", True, "", False, []),
+        ("float32", True, "inputs are rounded", False, ["inputs are rounded"]),
+        ("float32", True, "", True, ["compiles kernels"]),
+    ],
+)
+def test_what_to_know_of_the_model_before_the_work(
+    dtype: str, widens: bool, rounding: str, first: bool, said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in ("idle_options", "long_start", "image_notes"):
+        monkeypatch.setattr(generate, name, lambda *_: [])
+    monkeypatch.setattr("lydite.core.device.compiles_kernels_first", lambda: first)
+    component = SimpleNamespace(widens=widens, rounding_of_inputs=lambda: rounding)
+    parts = {"vae": component, "transformer": component}
+    pipeline: Any = SimpleNamespace(
+        model=SimpleNamespace(dtype=dtype, components=parts),
+        family=SimpleNamespace(network="transformer"),
+        truncated=lambda run: [],
+    )
+    run: Any = None
+    notes = list(generate._notes(pipeline, [run], {}, set(), None))
+    assert len(notes) == len(said) and all(text in note for note, text in zip(notes, said))
+
+
+def test_prompts_on_stdin_end_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lydite.calibrate.prompts.MAX_BYTES", 10)
+    stdin = SimpleNamespace(buffer=io.BytesIO(b"one\ntwo\n\n\n"))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert generate._prompts_on_stdin() == ["one", "two"]
+    stdin.buffer = io.BytesIO(b"one\ntwo\n\n\n\n")
+    with pytest.raises(InputError, match="standard input: more than 10 bytes"):
+        generate._prompts_on_stdin()
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="no prompt on standard input"):
+        generate._prompts_on_stdin()

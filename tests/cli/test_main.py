@@ -38,6 +38,15 @@ def test_the_shell_completes_sampler_names() -> None:
     complete = ShellComplete(lydite, {}, "lydite", "_LYDITE_COMPLETE")
     items = complete.get_completions(["generate", "--sampler"], "dpmpp_2m")
     assert {item.value for item in items} >= {"dpmpp_2m", "dpmpp_2m_sde"}
+    for words, begun, name in (
+        (["generate", "--sampler"], "eul", "euler"),
+        (["generate", "--schedule"], "kar", "karras"),
+        (["generate", "--convention"], "a11", "a1111"),
+        (["sampler", "show"], "kar", "karras"),
+        (["sampler", "show"], "eul", "euler"),
+    ):
+        found = [item.value for item in complete.get_completions(words, begun)]
+        assert name in found and all(each.startswith(begun) for each in found)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lydite.cli.main import lydite, main
-from lydite.cli.safe_streams import PipeClosed, SafeStream, escape, safe_streams
+from lydite.cli.safe_streams import (
+    PipeClosed,
+    SafeStream,
+    escape,
+    progress_stream,
+    safe_streams,
+)
+from lydite.cli.tables import wide_console
 from lydite.core.errors import (
     CalibrationError,
     ConfigError,
@@ -38,6 +45,21 @@ def test_control_characters_are_escaped_and_colours_stay() -> None:
     shown = escape(f"{red} {HOSTILE}")
     assert shown.startswith(red)
     assert shown.removeprefix(red).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F), (0x61C, 0x61C), (0x200E, 0x200F),
+        (0x2028, 0x2029), (0x202A, 0x202E), (0x2066, 0x2069), (0xFEFF, 0xFEFF),
+    ],
+)  # fmt: skip
+def test_every_character_that_controls_hides_or_reorders_is_escaped(first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        shown = escape(f"a{chr(number)}b")
+        assert shown.isascii() and shown.startswith("a\\") and shown.endswith("b")
+    for number in {9, 10, 0x20, 0x7E, 0xA0, 0x200D, 0x2010, 0x2027, 0x2030, 0x2070}:
+        assert escape(chr(number)) == chr(number)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
@@ -113,3 +135,56 @@ def test_a_stream_is_the_users_again_afterwards(tmp_path: Path) -> None:
         assert isinstance(sys.stdout, SafeStream)
     assert sys.stdout is before
     print("still open")  # noqa: T201
+
+
+def test_bars_move_the_cursor_and_go_where_stderr_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stderr", err)
+    with safe_streams():
+        bars = progress_stream()
+        bars.write("\x1b[2K")
+        bars.flush()
+        sys.stderr.write("\x1b[2K")
+        assert bars.encoding == "utf-8" and bars.isatty() is False
+        with pytest.raises(io.UnsupportedOperation):
+            bars.fileno()  # as of stderr itself
+    assert printed(err) == "\x1b[2K\\x1b[2K"
+    assert progress_stream() is err
+
+
+@pytest.mark.parametrize("text", ["a line\n", "no line"])
+def test_a_closed_pipe_is_noticed_at_a_line_and_at_a_flush(text: str) -> None:
+    class Closed(io.BytesIO):
+        def write(self, data: object, /) -> int:
+            raise BrokenPipeError
+
+    below = io.TextIOWrapper(Closed(), encoding="utf-8")
+    stream = SafeStream(below)
+    with pytest.raises(PipeClosed):
+        stream.write(text)
+        stream.flush()
+
+
+@pytest.mark.parametrize(("variable", "color"), [("1", False), ("", None)])
+def test_no_color_turns_colours_off(
+    variable: str, color: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", variable)
+    given: list[object] = []
+
+    def fail(**settings: object) -> None:
+        given.append(settings["color"])
+        raise InputError("no")
+
+    monkeypatch.setattr(lydite, "main", fail)
+    monkeypatch.setattr(click, "echo", lambda *_, color, **__: given.append(color))
+    with pytest.raises(SystemExit):
+        main()
+    assert given == [color, color]
+
+
+def test_text_in_tables_is_not_replaced_by_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("name")
+    table.add_row("a :cat: on a mat")
+    wide_console().print(table)
+    assert "a :cat: on a mat" in capsys.readouterr().out

@@ -17,6 +17,8 @@ from lydite.calibrate.settings import plan_of
 from lydite.cli import generate
 from lydite.cli.calibrate.draw_missing import WorkerOptions
 from lydite.cli.main import lydite
+from lydite.cli.request_options import read_request
+from lydite.core.errors import InputError
 from lydite.core.request import Request
 from lydite.pipelines import picture
 from lydite.pipelines.pipeline import Pipeline
@@ -255,3 +257,19 @@ def test_both_sides_of_an_evaluation(reached: Any, monkeypatch: pytest.MonkeyPat
         assert (*found, request, plan) in checked
         assert request.steps == 8 and settings == WorkerOptions(2, None, quiet=False)
         assert sorted(resume.split()[2:]) == sorted(words.split()[2:])
+
+
+@pytest.mark.parametrize(
+    ("text", "sides"),
+    [("64", (64, 64)), ("64x96", (64, 96)), ("64X96", (64, 96)), ("64×96", (64, 96)),
+     ("1", (1, 1)), ("999999x1", (999_999, 1)),
+     *((wrong, None) for wrong in ("0", "0x64", "64x0", "1000000", "64x1000000", "64x", "x64", "-1",
+                                   "", "64x64x64", "6.4"))],
+)  # fmt: skip
+def test_sizes_of_a_picture(text: str, sides: tuple[int, int] | None) -> None:
+    if sides is None:
+        with pytest.raises(InputError, match="--size is"):
+            read_request({"size": text})
+    else:
+        request = read_request({"size": text})
+        assert (request.width, request.height) == sides

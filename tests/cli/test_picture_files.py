@@ -10,6 +10,7 @@ from lydite.cli.picture_files import (
     LONGEST_NAME,
     check_template,
     picture_path,
+    recorded_name,
     save_new,
     save_picture,
 )
@@ -121,3 +122,26 @@ def test_names_that_are_not_utf8_are_names(tmp_path: Path) -> None:
     template = check_template(f"{tmp_path}/o\udcff.png")
     assert picture_path(template, REQUEST, seed=1, index=0, model="m").parent == tmp_path
     assert check_template("~/a.png") == str(Path.home() / "a.png")
+
+
+@pytest.mark.parametrize("second", [OSError(28, "full"), FileError("also full")])
+def test_where_no_disk_takes_a_picture_the_first_error_is_told(
+    second: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    errors = [second, FileError("the first")]
+
+    def save(path: Path) -> None:
+        raise errors.pop()
+
+    with pytest.raises(FileError, match="^the first$"):
+        save_picture(tmp_path / "a.png", save, overwrite=False)
+
+
+def test_a_picture_remembers_the_name_of_a_file_and_not_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").touch()
+    there = str(tmp_path / "m.safetensors")
+    assert recorded_name(there, absolute=False) == "m.safetensors"
+    assert recorded_name(there, absolute=True) == there
+    for name in (None, "embedded", "owner/name", "/no/such/file"):
+        assert recorded_name(name, absolute=False) == recorded_name(name, absolute=True) == name

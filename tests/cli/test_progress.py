@@ -1,5 +1,7 @@
-"""Progress of long work where there is no terminal."""
+"""Progress of long work, on a terminal and elsewhere."""
 
+import io
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -37,3 +39,24 @@ def test_the_path_of_a_picture_goes_to_stdout_and_the_rest_to_stderr(
         bar.print("a line")
         bar.saved(Path("a.png"), 7)
     assert capsys.readouterr() == ("a.png\n", "a line\n")
+
+
+def test_on_a_terminal_lines_stand_above_the_bar_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, ticks = Terminal(), count(0, 100)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with StepBar(3, quiet=False, clock=lambda: float(next(ticks))) as bar:
+        bar.print("[red] \x1b[2J :cat:")
+        bar.saved(Path("a.png"), 7)
+        for _ in range(3):
+            bar.advance()
+    shown = terminal.getvalue()
+    assert "[red] \\x1b[2J :cat:" in shown and "a.png  seed 7" in shown
+    assert "3/3" in shown and "100 s/step" in shown and "of 3" not in shown
+    assert capsys.readouterr().out == ""

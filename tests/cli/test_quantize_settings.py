@@ -1,16 +1,24 @@
 """From the options of `lydite quantize MODEL` to settings: what each decides, what is refused."""
 
 import json
+import signal
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from lydite.calibrate.run import Model
 from lydite.cli.main import lydite
 from lydite.cli.quantize import model
+from lydite.cli.quantize.calibration import _draw_set
+from lydite.cli.quantize.evaluation import shared_prompts
+from lydite.cli.quantize.model import _round, _tune
+from lydite.core.errors import InputError
+from lydite.embedded.captions import training_prompts
 from lydite.quantize.plan import LayerPlan, Plan
 from lydite.quantize.quantize_blocks import Settings
 
@@ -168,3 +176,71 @@ def test_the_options_of_a_plan(
     plan = msgspec.json.decode(save.read_bytes(), type=Plan)
     assert (plan.layers.get(FF), plan.layers.get(NORM)) == (inner, modulation)
     assert msgspec.convert(json.loads(result.stdout)["plan"], Plan) == plan
+
+
+class Stopping:
+    """A quantization whose user asks to stop at the first step, block or iteration."""
+
+    def __init__(self, at: str, learned: bool) -> None:
+        self.at, self.learned, self.finished = at, learned, 0
+        self.settings = SimpleNamespace(tune=5)
+
+    def steps_left(self) -> Any:
+        return SimpleNamespace(learned=self.learned, finished=0, blocks=3, total=3)
+
+    def round(self, stepped: Any, finished: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        if self.at == "step":
+            stepped("blocks.0", 0, 0.5)
+        finished(SimpleNamespace(path="blocks.0", errors=[]))
+        self.finished += 1
+
+    def tune(self, stepped: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        stepped(0, 0.5)
+        self.finished += 1
+
+
+@pytest.mark.parametrize(
+    ("work", "at", "learned"),
+    [(_round, "step", True), (_round, "block", False), (_tune, "iteration", False)],
+)
+def test_a_request_to_stop_is_heard_at_once(work: Any, at: str, learned: bool) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    quantization = Stopping(at, learned)
+    with pytest.raises(KeyboardInterrupt):
+        work(quantization, True)
+    assert not quantization.finished and signal.getsignal(signal.SIGINT) is before
+
+
+def test_prompts_of_the_evaluation_that_are_in_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*prompts: str) -> Any:
+        images = [SimpleNamespace(prompt=prompt) for prompt in prompts]
+        return SimpleNamespace(plan=SimpleNamespace(images=images))
+
+    against = {"against": "folder"}
+    for evaluated, said in (
+        (("a", "b", "c"), "(2 of 3, with other seeds)"), (("c", "d"), None), (("c",), None),
+    ):  # fmt: skip
+        monkeypatch.setattr(
+            "lydite.calibrate.store.set_file.read_description",
+            lambda _, each=evaluated: plan(*each),
+        )
+        sentence = shared_prompts(cast(Any, None), plan("a", "b", "b"), against)
+        assert sentence is None if said is None else sentence and said in sentence
+    assert shared_prompts(cast(Any, None), None, against) is None
+
+
+def test_the_embedded_model_has_prompts_of_its_own(tmp_path: Path) -> None:
+    given: list[dict[str, Any]] = []
+    ctx: Any = SimpleNamespace(invoke=lambda _, **words: given.append(words))
+    options = {"prompts": None, "quiet": True}
+    _draw_set(tmp_path / "set", ctx, Model("embedded", "parts"), tmp_path, options)
+    (words,) = given
+    texts = words.pop("prompts").read_text().splitlines()
+    assert len(texts) == words["images"] == 16 and len(set(texts)) > 10
+    assert texts == [prompt.text for prompt in training_prompts(16, 4242)]
+    assert words == {"images": 16, "model": "embedded", "components": "parts",
+                     "out": tmp_path / "set", "quiet": True}  # fmt: skip
+    with pytest.raises(InputError, match="Only the embedded model has prompts"):
+        _draw_set(tmp_path / "set", ctx, Model("other", None), tmp_path, options)

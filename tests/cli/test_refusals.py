@@ -31,6 +31,8 @@ def run(*arguments: object) -> Result:
         ("calibrate activations SET FILE --out NEW", "one set at a time"),
         ("calibrate activations FILE --out NEW.parquet", "written as SQLite"),
         ("calibrate activations MISSING --out NEW", "no such file or folder"),
+        ("calibrate import MISSING --out NEW", "no such folder"),
+        ("calibrate import FILE --out NEW", "no such folder"),
         ("calibrate import SET --out NEW --settings FILE", "not JSON|JSON object"),
         ("calibrate import SET --out NEW --settings BAD", "Expected model_hash, conditions"),
         ("calibrate import SET --out NEW --settings GOOD", "manifest.json: no such file"),

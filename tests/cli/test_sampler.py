@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from PIL import Image
 from rich.console import Console
 
 from lydite.cli.main import lydite
+from lydite.cli.sampler.compare import _cell, _relative
 from lydite.cli.sampler.list import _samplers
+from lydite.cli.sampler.options import finite, read_options
 from lydite.conform.mistakes import PLANTED
-from lydite.core.errors import LyditeError
+from lydite.core.errors import InputError, LyditeError
 from lydite.sampling.registry import SAMPLERS, SCHEDULES
 
 ROOT = Path(__file__).parents[2]
@@ -455,3 +458,24 @@ def test_the_list_has_the_numbers_of_every_sampler() -> None:
             numbers.append(sampler.noise)
         wanted = [word for text in numbers for word in text.split()]
         assert rows[name][: len(wanted)] == wanted, name
+
+
+def test_values_of_options_and_numbers_of_json() -> None:
+    pairs = ("eta=0.5", "order=2", "final=null", "lower=true", "kind=midpoint", 'quoted="a"')
+    assert read_options(pairs) == {
+        "eta": 0.5, "order": 2, "final": None, "lower": True, "kind": "midpoint", "quoted": "a",
+    }  # fmt: skip
+    for wrong in ("eta", "=1", "a b=1", "eta=[1]", "eta={}"):
+        with pytest.raises(InputError, match="--option"):
+            read_options([wrong])
+    assert finite({"a": [1.0, inf, (-inf, nan)], "b": "x", "c": 2}) == {
+        "a": [1.0, None, [None, None]], "b": "x", "c": 2,
+    }  # fmt: skip
+
+
+def test_what_has_no_counterpart_has_no_difference() -> None:
+    assert _relative(None, 1.0) is None and _relative(1.0, None) is None
+    assert _relative(0.0, 0.0) == 0.0 and _relative(2.0, 1.0) == 0.5
+    assert _relative(0.0, 1e-12) == 1.0
+    assert _cell(None) == "–" and _cell([1.0, -0.5]) == "+1.00000 -0.50000"
+    assert _cell(1 / 3) == "0.3333333"

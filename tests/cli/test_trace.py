@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -318,6 +319,27 @@ def test_a_trace_is_not_written_over_its_injection_or_beside_other_files(tmp_pat
             _free_folder(folder, False, None)
 
 
+def test_a_folder_that_cannot_be_read_is_an_error_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(Path, "iterdir", fail)
+    with pytest.raises(FileError, match="Permission denied"):
+        _free_folder(tmp_path / "t", False, None)
+
+
+def test_a_trace_whose_end_is_lost_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _record(tmp_path / "t", {"x": np.linspace(0, 1, 9)})
+    assert "lost" not in run("trace", "check", folder).stdout
+    before = Trace.open
+    monkeypatch.setattr(Trace, "open", lambda path: replace(before(path), lost=3))
+    assert "3 values at the end were lost" in run("trace", "check", folder).stdout
+    assert json.loads(run("trace", "check", folder, "--json").stdout)["lost"] == 3
+
+
 def test_a_program_gets_the_folder_and_what_is_injected(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +362,12 @@ def test_a_program_gets_the_folder_and_what_is_injected(
     assert "next: lydite diff REFERENCE" in err and "1 value" in err
     assert _run_program((sys.executable, "-c", ""), tmp_path / "t", None, None, True) == 0
     assert not capfd.readouterr().err
+    (tmp_path / "no_program").write_text("no program")
+    (tmp_path / "no_program").chmod(0o755)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(FileError, match="no_program.*: Exec format error"):
+        _run_program((str(tmp_path / "no_program"),), tmp_path / "t", None, None, True)
+    assert signal.getsignal(signal.SIGINT) is handler
     killed = "import os; os.kill(os.getpid(), 15)"
     assert _run_program((sys.executable, "-c", killed), tmp_path / "t", None, None, True) == 143
 

@@ -9,6 +9,7 @@ from typing import Self
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from lydite.cli.safe_streams import escape, progress_stream
 
@@ -65,7 +66,8 @@ class StepBar:
         if self._bar.disable:
             click.echo(line, err=True)
         else:
-            self._bar.console.print(escape(line), markup=False, highlight=False, soft_wrap=True)
+            text = Text(escape(line))  # not markup, no :emoji:
+            self._bar.console.print(text, soft_wrap=True)
 
     def saved(self, path: Path, seed: int) -> None:
         """A picture is on disk: its path to stdout, for scripts; the seed for people."""
