@@ -1,5 +1,6 @@
 """One writer: a second is refused at once by name, a dead one is no hindrance."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lydite.calibrate.activations import file as statistics_file
-from lydite.calibrate.store.lock import NAME, WriterLock, lock_owner
-from lydite.core.errors import CalibrationError, FileError
+from lydite.calibrate.store.lock import NAME, WriterLock, _release_in_child, lock_owner
+from lydite.core.errors import CalibrationError, FileError, LyditeError
 
 HOLD = """
 import sys, time
@@ -152,4 +153,37 @@ def test_a_refused_writer_leaves_no_file_open(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="being written by"):
         WriterLock(tmp_path)
     assert len(os.listdir("/dev/fd")) == before
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "message"),
+    [
+        ("fcntl.flock", errno.ENOLCK, "cannot be locked .*Keep the set on a local disk"),
+        ("os.ftruncate", errno.EIO, "Input/output error"),
+        ("lydite.core.files.system.write", errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_a_disk_that_cannot_lock_or_write_is_one_error_and_leaves_nothing_open(
+    call: str, number: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    before = sorted(os.listdir("/proc/self/fd")) if sys.platform == "linux" else []
+    with monkeypatch.context() as patch:
+        patch.setattr(call, fail)
+        with pytest.raises(LyditeError, match=message):
+            WriterLock(tmp_path)
+        if call == "fcntl.flock":
+            assert lock_owner(tmp_path) is None
+    if before:
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+    WriterLock(tmp_path).release()
+
+
+def test_a_child_closes_the_lock_and_leaves_the_note_of_its_parent(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path)
+    _release_in_child()  # as `os.fork` calls it
+    assert lock._handle is None and (tmp_path / NAME).read_bytes()
     lock.release()

@@ -186,3 +186,46 @@ def test_status_and_manifest_say_what_is_there(tmp_path: Path) -> None:
     assert listed["content_hash"] == found.content_hash and len(listed["items"]) == 12
     write_manifest(tmp_path / "set", tmp_path / "manifest.json")
     assert json.loads((tmp_path / "manifest.json").read_text()) == json.loads(json.dumps(listed))
+
+
+def test_a_manifest_has_a_version_and_all_that_describes_a_set(tmp_path: Path) -> None:
+    content = draw(tmp_path / "set", 1)
+    found = manifest(tmp_path / "set")
+    described = read_description(tmp_path / "set")
+    assert found["format"] == "lydite-calibration" and found["version"] == 1
+    assert msgspec.convert(found["settings"], Settings) == described.settings == SETTINGS
+    assert msgspec.convert(found["plan"], Plan) == described.plan
+    assert (found["content_hash"], found["settings_hash"]) == (content, SETTINGS.hash)
+    with CalibrationSet.open(tmp_path / "set") as opened:
+        assert [(item["shard"], item["digest"], item["key"]) for item in found["items"]] == [
+            (row.shard, row.digest, row.key) for row in opened.rows(None)
+        ]
+
+
+def test_what_the_layout_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    only = Plan((PlannedImage(0, "a cat", 0),), (0,), pictures=False)
+    with Writer.start(tmp_path / "set", SETTINGS, only) as writer:
+        tensors = {"x": latent(0, 0), "sigma": latent(0, 1)}
+        writer.commit([writer.builder.sample(0, 0, tensors)])
+    with pytest.raises(CalibrationError, match="image 0 step 0: the layout keeps sigma for itself"):
+        export_npz(tmp_path / "set", tmp_path / "npz")
+    assert not (tmp_path / "npz").exists()
+
+
+def test_conditioning_has_no_number_and_is_merged_as_it_is(tmp_path: Path) -> None:
+    for name in ("a cat", "a dog"):
+        kept = Plan((PlannedImage(0, name, 0),), (0,), pictures=False, conditioning=True)
+        with Writer.start(tmp_path / name, SETTINGS, kept) as writer:
+            x = {"x": latent(0, len(name))}
+            writer.commit(
+                [
+                    writer.builder.sample(0, 0, x),
+                    writer.builder.conditioning(name, {"text": latent(1, 1)}),
+                ]
+            )
+    merge([tmp_path / "a cat", tmp_path / "a dog"], tmp_path / "both")
+    with CalibrationSet.open(tmp_path / "both") as both:
+        rows = {row.entry.prompt: row for row in both.rows("conditioning")}
+        assert sorted(rows) == ["a cat", "a dog"] and not both.missing()
+        assert {row.image for row in rows.values()} == {None}
+        assert rows["a dog"].entry.label == "conditioning of 'a dog'"

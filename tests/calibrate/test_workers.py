@@ -6,17 +6,18 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from lydite.calibrate import ray_cluster as cluster
+from lydite.calibrate import worker_pool
 from lydite.calibrate.model_session import ModelSession, model_hash, open_pipeline
 from lydite.calibrate.request_record import conditions_of
 from lydite.calibrate.run import Model, RunCallbacks, run_here
 from lydite.calibrate.settings import Description, Plan, Settings, plan_of
 from lydite.calibrate.store.writer import Writer
-from lydite.calibrate.worker_pool import MOST_LOSSES, Pool, PoolCallbacks, WorkerHandle
+from lydite.calibrate.worker_pool import Pool, PoolCallbacks, WorkerHandle
 from lydite.calibrate.workers import run_workers
 from lydite.core import files
 from lydite.core.errors import CalibrationError, FileError, InputError, NotFiniteError
@@ -71,25 +72,107 @@ def test_a_killed_worker_costs_its_image_only(
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize(("task", "where"), [(1, "at image 1"), (None, "at its start")])
-def test_a_run_ends_with_the_loss_after_the_last_that_is_taken_over(
-    monkeypatch: pytest.MonkeyPatch, task: int | None, where: str
-) -> None:
-    spawned: list[object] = []
-    monkeypatch.setattr(Pool, "_spawn", lambda pool: spawned.append(pool))
-    notes: list[str] = []
-    handle = WorkerHandle(Mock(exitcode=-9), Mock(), task)
-    callbacks = PoolCallbacks(lambda task, result: None, noted=notes.append)
-    pool = Pool(Mock(), (), (), callbacks, name=lambda task: f"image {task}")
-    for losses in range(1, MOST_LOSSES + 1):
+def lost_worker(task: Any = None) -> Any:
+    process = Mock(exitcode=-9)
+    return WorkerHandle(process, Mock(), task)
+
+
+def test_the_task_of_a_lost_worker_comes_next_and_losses_count_for_each_task() -> None:
+    pool = Pool(
+        Mock(), (), ["b", "c"], PoolCallbacks(Mock(), noted=(noted := Mock())), "image {}".format
+    )
+    pool._spawn = (spawn := Mock())  # type: ignore[method-assign]
+
+    def lose(task: str | None) -> None:
+        handle = lost_worker(task)
         pool.handles.append(handle)
         pool.lost(handle)
-        assert len(spawned) == len(notes) == losses and where in notes[-1]
-        assert list(pool.waiting) == ([] if task is None else [task] * losses)
-    pool.handles.append(handle)
-    with pytest.raises(CalibrationError, match=f"{MOST_LOSSES + 1} workers ended {where}"):
-        pool.lost(handle)
-    assert len(spawned) == MOST_LOSSES and not pool.handles
+        assert handle.process.join.called and not pool.handles
+
+    for task in ("a", "a", "z", None, None):
+        lose(task)
+        assert task is None or pool.waiting.popleft() == task
+    assert spawn.call_count == noted.call_count == 5
+    assert "at image z" in noted.call_args_list[2].args[0]
+    assert list(pool.waiting) == ["b", "c"]
+    for task, where in (
+        ("a", "3 workers ended at image a"),
+        (None, "3 workers ended at its start"),
+    ):
+        with pytest.raises(CalibrationError, match=where):
+            lose(task)
+    assert spawn.call_count == 5 and list(pool.waiting) == ["b", "c"]
+
+
+def test_a_pool_that_ends_or_is_stopped_leaves_no_worker_and_no_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handles = [lost_worker("a"), lost_worker("b")]
+    pool = Pool(Mock(), (), ["c", "d"], PoolCallbacks(Mock(), stopping=lambda: True))
+    waiting = iter([[], [handles[0].pipe], [handles[1].pipe]])
+    for handle in handles:
+        handle.pipe.recv.side_effect = EOFError
+
+    def spawn() -> None:
+        pool.handles.append(handles[len(pool.handles)])
+
+    pool._spawn = spawn  # type: ignore[method-assign]
+    monkeypatch.setattr("lydite.calibrate.worker_pool.wait", lambda *_: next(waiting))
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(2)
+    assert not pool.waiting
+    for handle in handles:  # asked once, and not replaced
+        handle.pipe.send.assert_called_once_with(None)
+    pool = Pool(Mock(), (), ["c"], PoolCallbacks(Mock(side_effect=ValueError)))
+    handle = lost_worker("c")
+    handle.pipe.recv.return_value = ("result", 1)
+    pool._spawn = lambda: pool.handles.append(handle)  # type: ignore[method-assign]
+    monkeypatch.setattr("lydite.calibrate.worker_pool.wait", lambda *_: [handle.pipe])
+    with pytest.raises(ValueError):
+        pool.run(1)
+    for ended in (handle.pipe.close, handle.process.terminate, handle.process.join):
+        ended.assert_called_once_with()
+
+
+def test_a_worker_computes_on_one_core_and_hears_ctrl_c_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    monkeypatch.setattr(worker_pool, "use_one_thread", (one_thread := Mock()))
+    pipe, start = Mock(), MagicMock()
+    pipe.recv.side_effect = ["task", None]
+    start.return_value.__enter__.return_value = Mock(return_value="done")
+    try:
+        worker_pool._work(pipe, start, ("argument",))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+    sent = [call.args[0] for call in pipe.send.call_args_list]
+    assert sent == [("ready", None), ("result", "done"), ("end", None)]
+    one_thread.assert_called_once_with()
+    start.assert_called_once_with("argument")
+
+
+@pytest.mark.parametrize(
+    ("error", "sent"),
+    [
+        (KeyboardInterrupt(), ("end", None)), (InputError("no"), ("error", CalibrationError)),
+        (NotFiniteError("NaN"), ("error", NotFiniteError)),
+    ],
+)  # fmt: skip
+def test_how_a_worker_says_that_it_ends(
+    error: BaseException, sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pool, "use_one_thread", Mock())
+    monkeypatch.setattr(signal, "signal", Mock())
+    pipe = Mock()
+    worker_pool._work(pipe, Mock(side_effect=error), ())
+    ((what, value),) = (call.args[0] for call in pipe.send.call_args_list)
+    assert (what, value if value is None else type(value)) == sent
+    assert value is None or str(value) == str(error)
 
 
 def test_a_run_that_is_stopped_leaves_whole_images_and_no_worker(

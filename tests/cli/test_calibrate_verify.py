@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lydite.calibrate.settings import plan_of
 from lydite.calibrate.store.status import Status
 from lydite.calibrate.store.verify import Damage, SuspiciousItem, VerifyResult
 from lydite.calibrate.store.writer import Writer
 from lydite.cli.calibrate.status import _print_status, duration
 from lydite.cli.calibrate.verify import SHOWN, _print_result, _verdict, first_names
+from lydite.report import contact_sheets
 from lydite.report.contact_sheets import scale_to_width
 from support.calibration import SETTINGS, FaultyDisk, draw, faulty, pixels, plan
 from support.calibration_cli import calibrate
@@ -119,6 +121,8 @@ def test_verify_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp_pat
     suspects = tuple(SuspiciousItem(f"item {n}", "NaN") for n in range(SHOWN + 2))
     text = printed(replace(whole, suspects=suspects, pending=2, quarantined=5, broken=("x",)))
     assert text.count("suspect ") == SHOWN + 1 and "… and 2 more" in text
+    few = printed(replace(whole, suspects=suspects[:SHOWN]))
+    assert few.count("suspect ") == SHOWN == 10 and "more" not in few
     assert "incoming  2 shards" in text and "incoming  x; " in text and "quarantine 5" in text
     assert "verdict   unhealthy" in text
     text = printed(
@@ -166,3 +170,22 @@ def test_a_manifest_that_cannot_be_written_is_found_before_the_export(tmp_path: 
     assert not (tmp_path / "npz").exists() and taken.read_text() == "mine"
     assert calibrate(*words, "--overwrite").exit_code == 0 and taken.read_text() != "mine"
     assert "nothing to write" in str(calibrate("export", tmp_path / "set").exception)
+
+
+def test_captions_of_a_sheet_are_cut_where_they_are_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [("x" * length, 0) for length in (5, 77, 78)]
+    with Writer.start(tmp_path / "set", SETTINGS, plan_of(images, ())) as writer:
+        for number in range(3):
+            writer.commit([writer.builder.picture(number, pixels(number))])
+    captions: list[str] = []
+    sheet = contact_sheets.contact_sheet
+
+    def seen(tiles: Any, **settings: Any) -> Any:
+        captions.extend(tile.caption for tile in tiles)
+        return sheet(tiles, **settings)
+
+    monkeypatch.setattr(contact_sheets, "contact_sheet", seen)
+    calibrate("verify", tmp_path / "set", "--sheet", tmp_path / "sheet.png")
+    assert captions == ["0: xxxxx", f"1: {'x' * 77}", f"2: {'x' * 77} …"]

@@ -274,7 +274,7 @@ def test_what_to_know_of_the_model_before_the_work(
     )
     run: Any = None
     notes = list(generate._notes(pipeline, [run], {}, set(), None))
-    assert len(notes) == len(said) and all(text in note for note, text in zip(notes, said))
+    assert all(text in note for note, text in zip(notes, said, strict=True))
 
 
 def test_prompts_on_stdin_end_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from lydite.calibrate.blocks import BlockOptions
 from lydite.calibrate.run import Model
 from lydite.calibrate.settings import plan_of
 from lydite.cli import generate
-from lydite.cli.calibrate.draw_missing import WorkerOptions
+from lydite.cli.calibrate.draw_missing import WorkerOptions, _run_on_workers, draw_missing
 from lydite.cli.main import lydite
 from lydite.cli.request_options import read_request
-from lydite.core.errors import InputError
+from lydite.core.errors import FileError, InputError
+from lydite.core.files import DiskError
 from lydite.core.request import Request
 from lydite.pipelines import picture
 from lydite.pipelines.pipeline import Pipeline
@@ -273,3 +275,45 @@ def test_sizes_of_a_picture(text: str, sides: tuple[int, int] | None) -> None:
     else:
         request = read_request({"size": text})
         assert (request.width, request.height) == sides
+
+
+def test_only_a_model_that_is_typed_may_be_downloaded(reached: Any) -> None:
+    target = "lydite.calibrate.model_session.open_pipeline"
+    (model, dtype), _ = reached("calibrate run --out set", target)
+    assert (model, dtype) == (Model("embedded", None, fetch=False), "float16")
+    (model, _), _ = reached("calibrate run --out set -m owner/name --components given", target)
+    assert model == Model("owner/name", str(Path("given").absolute()), fetch=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [((1, None), "run.run_here"), ((2, None), "workers.run_workers"),
+     ((1, "auto"), "ray_cluster.run_ray")],
+)  # fmt: skip
+def test_who_draws(
+    options: tuple[int, str | None], target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"lydite.calibrate.{target}", (draw := Mock()))
+    monkeypatch.setattr("lydite.calibrate.model_session.ModelSession", Mock(return_value="session"))
+    writer, pipeline, callbacks = Mock(), Mock(), cast(Any, "callbacks")
+    model = Model("m")
+    _run_on_workers(writer, pipeline, model, WorkerOptions(*options, quiet=True), callbacks)
+    alone = target == "run.run_here"
+    given = ("session",) if alone else (model, options[1] or options[0])
+    draw.assert_called_once_with(writer, *given, callbacks)
+    assert pipeline.model.unload.called is not alone  # workers have their own
+
+
+def test_too_little_space_is_told_with_the_command_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = DiskError(tmp_path, OSError(28, "No space left on device"))
+    monkeypatch.setattr("lydite.calibrate.model_session.item_sizes", Mock())
+    monkeypatch.setattr("lydite.calibrate.request_record.request_of", lambda _: (None, ""))
+    monkeypatch.setattr("lydite.calibrate.run.require_space_for", Mock(side_effect=full))
+    with pytest.raises(FileError, match=r"No space left.*resume with: lydite again$"):
+        draw_missing(
+            tmp_path / "set", Mock(), Mock(), Mock(), Model("m"), WorkerOptions(1, None, True),
+            command="lydite again",
+        )  # fmt: skip
+    assert not (tmp_path / "set").exists()

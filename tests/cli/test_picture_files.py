@@ -134,7 +134,7 @@ def test_where_no_disk_takes_a_picture_the_first_error_is_told(
     def save(path: Path) -> None:
         raise errors.pop()
 
-    with pytest.raises(FileError, match="^the first$"):
+    with pytest.raises(FileError, match=r"^the first$"):
         save_picture(tmp_path / "a.png", save, overwrite=False)
 
 

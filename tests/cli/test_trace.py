@@ -365,7 +365,7 @@ def test_a_program_gets_the_folder_and_what_is_injected(
     (tmp_path / "no_program").write_text("no program")
     (tmp_path / "no_program").chmod(0o755)
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(FileError, match="no_program.*: Exec format error"):
+    with pytest.raises(FileError, match=r"no_program.*: Exec format error"):
         _run_program((str(tmp_path / "no_program"),), tmp_path / "t", None, None, True)
     assert signal.getsignal(signal.SIGINT) is handler
     killed = "import os; os.kill(os.getpid(), 15)"

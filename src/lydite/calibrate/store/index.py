@@ -112,10 +112,6 @@ class Index:
         row = self._rows.get(key)
         return None if row is None else row.digest
 
-    def find(self, key: str) -> Row | None:
-        """The row of an item, or None."""
-        return self._rows.get(key)
-
     def rows(self, kind: str | None = None) -> Iterator[Row]:
         """Every row, in the order of kind, image, step and key."""
         rows = (row for row in self._rows.values() if kind is None or row.entry.kind == kind)
