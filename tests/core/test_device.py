@@ -154,13 +154,13 @@ def test_cuda_graphs_are_avoided_on_cuda_unless_the_user_has_chosen(
 ) -> None:
     names = ("MLX_USE_CUDA_GRAPHS", "MLX_MAX_OPS_PER_BUFFER")
     with_mlx(metal=True)
-    device.avoid_cuda_graphs()
+    device.avoid_cuda_graphs(10)
     assert not any(name in os.environ for name in names)
     with_mlx(cuda=True)
-    device.avoid_cuda_graphs()
-    assert [os.environ[name] for name in names] == ["0", "20"]
+    device.avoid_cuda_graphs(10)
+    assert [os.environ[name] for name in names] == ["0", "10"]
     monkeypatch.setenv("MLX_USE_CUDA_GRAPHS", "1")
-    device.avoid_cuda_graphs()
+    device.avoid_cuda_graphs(10)
     assert os.environ["MLX_USE_CUDA_GRAPHS"] == "1"
 
 

@@ -222,3 +222,16 @@ def test_large_values_are_computed_at_once_on_a_gpu(
     for size in (10, 11):
         assert layers.computed_if_large(mx.zeros(size)).size == size
     assert seen == ([11] if branch == "gpu" else [])
+
+
+def test_a_large_picture_is_normed_and_convolved_in_two_steps_on_a_gpu(branch: str) -> None:
+    norm, conv = layers.GroupNorm(2, 4, eps=1e-6), layers.Conv2d(4, 8, kernel_size=3)
+    x, seen = mx.array(normal(1, 5, 6, 4)), []
+
+    def step(value: mx.array) -> mx.array:
+        seen.append(value.shape)
+        return value
+
+    y = layers.norm_silu_conv(norm, conv, x, step=step)
+    assert seen == ([(1, 5, 6, 4), (1, 5, 6, 8)] if branch == "gpu" else [])
+    assert relative_l2(np.array(y), np.array(layers.norm_silu_conv(norm, conv, x))) < 1e-6

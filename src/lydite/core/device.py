@@ -114,17 +114,18 @@ def current_device() -> Device:
     )
 
 
-def avoid_cuda_graphs() -> None:
+def avoid_cuda_graphs(together: int) -> None:
     """On CUDA, have MLX launch kernel by kernel; it must not have computed on the GPU before.
 
-    MLX gathers kernels into CUDA graphs. It cannot use such a graph again if a kernel runs in
-    clusters along two axes, as many for convolutions do, and building it costs more than the
-    kernels of a U-Net take: a picture of SDXL took 1.9 s, and takes 1.1 s without.
+    MLX gathers kernels into CUDA graphs and keeps what a graph reads and writes until all of it has
+    run. It cannot use a graph again if a kernel runs in clusters along two axes, as those of
+    convolutions and large products do, and builds it anew: a picture of SDXL took 1.9 s, and takes
+    1.1 s without. Memory is free again when all kernels that were committed `together` are done.
     """
     mx: Any = import_module("mlx.core")
     if mx.cuda.is_available():
         os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
-        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "20")  # then their memory is free again
+        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", str(together))
 
 
 def compiles_kernels_first() -> bool:

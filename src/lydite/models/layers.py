@@ -383,10 +383,18 @@ def norm_silu(norm: GroupNorm, x: mx.array) -> mx.array:
     return silu(norm(x)) if y is None else y
 
 
-def norm_silu_conv(norm: GroupNorm, conv: Conv2d, x: mx.array) -> mx.array:
-    """A convolution of SiLU of the normed x, on a CPU in one pass over the picture."""
+def norm_silu_conv(
+    norm: GroupNorm,
+    conv: Conv2d,
+    x: mx.array,
+    step: Callable[[mx.array], mx.array] = lambda value: value,
+) -> mx.array:
+    """A convolution of SiLU of the normed x, on a CPU in one pass over the picture.
+
+    Elsewhere norm and convolution pass through `step`.
+    """
     if not on_cpu() or type(norm) is not GroupNorm or type(conv) is not Conv2d:
-        return conv(norm_silu(norm, x))
+        return step(conv(step(norm_silu(norm, x))))
     y = cpu.norm_silu_conv2d(
         x,
         (norm.weight, norm.bias),
@@ -400,7 +408,7 @@ def norm_silu_conv(norm: GroupNorm, conv: Conv2d, x: mx.array) -> mx.array:
 def conv_doubled(conv: Conv2d, x: mx.array) -> mx.array:
     """A convolution of x at twice its height and width."""
     if not on_cpu() or type(conv) is not Conv2d or x.dtype != mx.float32:
-        return conv(double_size(x))
+        return conv(computed_if_large(double_size(x)))
     return cpu.conv2d_doubled(x, conv.kernel(), conv.bias)
 
 

@@ -51,7 +51,7 @@ from lydite.sampling.scheduler_config import SchedulerConfig, read_scheduler_con
 from lydite.weights.lora import read_lora
 from lydite.weights.quantized_format import Format
 
-AHEAD = 2 * 2**30  # bytes for a picture of 1024² in 16 bits
+AHEAD = 3 * 2**28  # bytes for a picture of 1024² in 16 bits
 SILENT = Observer()
 T = TypeVar("T")
 
@@ -100,8 +100,7 @@ class Pipeline:
             low_memory=low_memory,
             bits=None if bits is None else Format(bits).bits,
         )
-        if family.network == "unet":
-            avoid_cuda_graphs()
+        avoid_cuda_graphs(together=20 if family.network == "unet" else 10)
         if loras and bits:
             raise InputError("LoRAs change weights before they are rounded; leave out --bits.")
         networks = family.lora_networks(opened.components) if loras else []
@@ -297,7 +296,7 @@ class Pipeline:
         """Bound what MLX allocates beyond what is in memory now, for so many pixels.
 
         On CUDA it hands over the work of many operations in advance, and keeps the buffers of all
-        of them: 8 to 12 GiB for a picture of 1024², where 2 give the same speed. Beyond the limit
+        of them: 8 to 12 GiB for a picture of 1024², where ¾ give the same speed. Beyond the limit
         it waits until some are done.
         """
         if not mx.cuda.is_available() or on_cpu():

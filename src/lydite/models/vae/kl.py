@@ -229,8 +229,8 @@ class ResnetBlock(nn.Module):
             self.conv_shortcut = Conv2d(width_in, width, kernel_size=1)
 
     def __call__(self, x: mx.array) -> mx.array:
-        hidden = norm_silu_conv(self.norm1, self.conv1, x)
-        hidden = norm_silu_conv(self.norm2, self.conv2, hidden)
+        hidden = norm_silu_conv(self.norm1, self.conv1, x, step=computed_if_large)
+        hidden = norm_silu_conv(self.norm2, self.conv2, hidden, step=computed_if_large)
         return hidden + (self.conv_shortcut(x) if "conv_shortcut" in self else x)
 
 
