@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,38 @@ def test_a_file_written_by_path_is_on_disk_before_it_has_its_name(
     assert done == [("flush", ".part"), ("name", ".png"), ("flush", tmp_path.suffix)]
 
 
+def _write_by_path(path: Path) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("change", "flushed"),
+    [
+        (lambda folder: files.remove(folder / "old"), ["."]),
+        (lambda folder: files.remove(folder / "nothing"), []),
+        (lambda folder: files.make_folder(folder / "new" / "below"), [".", "new"]),
+        (lambda folder: files.make_folder(folder / "there"), []),
+        (lambda folder: files.move(folder / "old", folder / "there" / "old"), ["there", "."]),
+        (lambda folder: write_atomic(folder / "there" / "file", b"x"), ["there"]),
+        (lambda folder: _write_by_path(folder / "there" / "file"), ["there"]),
+    ],
+)
+def test_a_changed_folder_is_flushed(
+    change: Callable[[Path], None],
+    flushed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "old").touch()
+    (tmp_path / "there").mkdir()
+    flush, done = files.sync_path, list[Path]()
+    monkeypatch.setattr(files, "sync_path", lambda path: (done.append(path), flush(path)))
+    change(tmp_path)
+    found = [str(path.relative_to(tmp_path)) for path in done if path.is_dir()]
+    assert found == flushed
+
+
 def test_on_a_mac_the_drive_is_flushed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(files.sys, "platform", "darwin")
@@ -314,6 +347,24 @@ def test_locks_that_another_process_takes_or_that_a_disk_lacks(
     answers.append(OSError(errno.ENOTSUP, "no locks"))
     write_atomic(tmp_path / "file", b"2")
     assert len(names) == 4 and (tmp_path / "file").read_bytes() == b"2"
+
+
+def test_a_new_file_that_a_sweep_removed_before_it_was_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Path] = []
+
+    def sweep(_: int, __: int) -> None:
+        if not swept:
+            swept.extend(tmp_path.glob(".*"))
+            (left,) = swept
+            left.unlink()
+            left.touch()  # a file of another process that has the same name
+
+    monkeypatch.setattr(files.fcntl, "flock", sweep)
+    write_atomic(tmp_path / "file", b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert sorted(tmp_path.iterdir()) == sorted([*swept, tmp_path / "file"])
 
 
 def test_a_folder_that_is_missing_is_made_only_if_asked(tmp_path: Path) -> None:

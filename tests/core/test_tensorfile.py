@@ -306,6 +306,20 @@ BAD = {
     "PNG": Bad(lambda: b"\x89PNG\r\n\x1a\n" + bytes(64), "a PNG picture", kind=FileError),
     "JPEG": Bad(lambda: b"\xff\xd8\xff\xe0" + bytes(64), "a JPEG picture", kind=FileError),
     "WebP": Bad(lambda: b"RIFF\x0a\0\0\0WEBP" + bytes(64), "a picture", kind=FileError),
+    **{
+        f"picture {start!r}": Bad(lambda start=start: start + bytes(64), "a pict", kind=FileError)
+        for start in (b"GIF89a", b"BM", b"II*\0", b"MM\0*")
+    },
+    **{
+        f"page {start!r}": Bad(lambda start=start: start + b"> " * 9, "web page", kind=FileError)
+        for start in (b"\n <HTML", b"<?xml")
+    },
+    **{
+        f"pickle of protocol {protocol}": Bad(
+            lambda protocol=protocol: pickle.dumps(1.5, protocol), "pickle", kind=FileError
+        )
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    },
     "JSON": Bad(lambda: b'{"_class_name": "X"}\n' * 9, "but JSON", kind=FileError),
     "list in JSON": Bad(lambda: b'[\n  {"prompt": "a"}\n]', "but JSON", kind=FileError),
     "text": Bad(lambda: b"# A model\n" * 9, "but text", kind=FileError),

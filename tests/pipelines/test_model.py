@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
 from lydite.core.device import GPU_BRANCHES
@@ -174,3 +175,12 @@ def test_what_a_config_declares_is_checked_before_weights_are_read() -> None:
     for use in (wrong.check, lambda: wrong.load(mx.float32)):
         with pytest.raises(WeightsError, match="no weight of the file is quantized"):
             use()
+
+
+def test_the_largest_id_that_an_encoder_has_is_taken_and_no_larger_one() -> None:
+    part = component("text_encoder", vocab_size=11)
+    tokenizers: Any = {"text_encoder": (Path("t"), None)}
+    model = Model(Path(), {"text_encoder": part}, {}, tokenizers)
+    assert model.checked_ids("text_encoder", np.array([[0, 10]], np.int32)).tolist() == [[0, 10]]
+    with pytest.raises(ConfigError, match="gives token 11, but text_encoder has only 11"):
+        model.checked_ids("text_encoder", np.array([[0, 11]], np.int32))

@@ -14,6 +14,7 @@ from lydite.core.errors import FileError
 from lydite.core.request import Request
 from lydite.pipelines.picture import (
     Record,
+    pixel_hash,
     read_pixels,
     read_record,
     resize,
@@ -135,3 +136,10 @@ def test_a1111_text_names_the_strength_only_for_img2img() -> None:
     assert "Denoising" not in RECORD.a1111()
     img2img = RECORD.request.replace(strength=0.5)
     assert "Denoising strength: 0.5" in msgspec.structs.replace(RECORD, request=img2img).a1111()
+
+
+def test_the_hash_of_pixels_knows_their_size() -> None:
+    pixels = np.arange(48, dtype=np.uint8)
+    shapes = ((4, 4, 3), (2, 8, 3), (8, 2, 3), (6, 8))
+    assert len({pixel_hash(pixels.reshape(shape)) for shape in shapes}) == len(shapes)
+    assert pixel_hash(pixels) != pixel_hash(pixels[::-1])

@@ -423,6 +423,7 @@ def test_fresh_noise_of_the_sampler_has_a_seed_of_its_own() -> None:
     assert mx.array_equal(again.first(), again(1.0, 0.5)) and not mx.array_equal(first, again(1, 0))
     below, above = (MLXNoise([seed], (4, 2, 2)).first() for seed in (-1, 2**64 - 1))
     assert mx.array_equal(below, above)  # as in torch
+    assert not mx.array_equal(first, MLXNoise([5 + 2**32], (4, 2, 2)).first())
 
 
 def test_noise_of_each_image_or_of_the_whole_batch() -> None:
