@@ -348,6 +348,12 @@ def test_malformed_file_is_refused_in_one_line(bad: Bad, tmp_path: Path) -> None
     assert bad.stricter or library_rejects(bad.build())
 
 
+def test_text_is_recognized_wherever_a_letter_is_cut() -> None:
+    data = "лидит 🐈 ".encode() * 3
+    for end in range(1, len(data) + 1):
+        assert (tensorfile.recognize(data[:end]) or "").startswith("text") or end == 1
+
+
 def library_rejects(data: bytes) -> bool:
     try:
         safetensors.deserialize(data)
