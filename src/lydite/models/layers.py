@@ -448,6 +448,7 @@ def computed_if_large(x: mx.array) -> mx.array:
     """
     if x.size > LARGE and not on_cpu():
         mx.eval(x)
+        mx.synchronize()  # the result is there a moment before MLX frees what it was computed from
     return x
 
 
