@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.calibrate.settings import Plan, plan_of
+from lydite.calibrate.store.lock import lock_owner
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.set_file import SHARDS
 from lydite.calibrate.store.shards import write_shard
@@ -156,6 +157,20 @@ def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
         with pytest.raises(CalibrationError, match="this writer is closed"):
             take()
     writer.close()
+
+
+def test_the_writer_of_another_process_takes_nothing_and_keeps_its_lock(tmp_path: Path) -> None:
+    with Writer.start(tmp_path, SETTINGS, plan(1)) as writer:
+        made = items(writer.builder, 0)
+        writer._process = os.getppid()  # as in a child that was forked
+        for take in (lambda: writer.commit(made), writer.collect):
+            with pytest.raises(CalibrationError, match="belongs to another process"):
+                take()
+        writer.close()
+        assert lock_owner(tmp_path) is not None
+        writer._process = os.getpid()
+        assert writer.commit(made).items == 4
+    assert lock_owner(tmp_path) is None
 
 
 def test_a_complete_shard_is_part_of_the_set_and_one_of_another_run_is_refused(

@@ -16,7 +16,7 @@ from lydite.calibrate.store.status import Status
 from lydite.calibrate.store.verify import Damage, SuspiciousItem, VerifyResult
 from lydite.calibrate.store.writer import Writer
 from lydite.cli.calibrate.status import _print_status, duration
-from lydite.cli.calibrate.verify import SHOWN, _print_result, _verdict, first_names
+from lydite.cli.calibrate.verify import SHOWN, _as_json, _print_result, _verdict, first_names
 from lydite.report import contact_sheets
 from lydite.report.contact_sheets import scale_to_width
 from support.calibration import SETTINGS, FaultyDisk, draw, faulty, pixels, plan
@@ -134,6 +134,8 @@ def test_verify_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp_pat
     assert text.endswith("verdict   incomplete; process 3 is writing it\n")
     text = printed(replace(whole, writer="process 3"))
     assert text.endswith("verdict   whole\n")
+    told = _as_json(tmp_path, replace(whole, damage=(Damage("s", "cut"),)))
+    assert not told["complete"] and not told["sound"] and told["healthy"]
     for changes, verdict in (
         ({"missing": 1, "suspects": suspects}, "incomplete"), ({"missing": None}, "whole"),
     ):  # fmt: skip

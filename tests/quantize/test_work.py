@@ -18,7 +18,16 @@ from lydite.quantize.export import WEIGHTS, _files, export, network_tensors
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.quantize_blocks import Settings
 from lydite.quantize.quantize_network import count_steps, quantize_network
-from lydite.quantize.work import EVALUATION, JOB, MARK, MODEL, Work, work_folder
+from lydite.quantize.work import (
+    EVALUATION,
+    FINISHED,
+    JOB,
+    MARK,
+    MODEL,
+    Work,
+    is_finished,
+    work_folder,
+)
 from lydite.weights.load import parameter_specs
 
 
@@ -171,3 +180,48 @@ def test_tuning_that_gains_nothing_changes_nothing(
     (recipe,) = calls  # the second time it is taken from the folder
     assert (recipe.iterations, recipe.seed, recipe.store) == (7, 5, settings.store)
     assert again.errors == result.errors and again.weights.keys() == result.weights.keys()
+
+
+def test_a_finished_folder_is_removed_and_a_link_to_one_is_not_followed(tmp_path: Path) -> None:
+    out, folder = tmp_path / "out", tmp_path / "out.work"
+    elsewhere = tmp_path / "elsewhere"
+    for place in (folder, elsewhere):
+        place.mkdir()
+        for name in (FINISHED, MARK, JOB):
+            (place / name).write_text("")
+        (place / "blocks").mkdir()
+    (folder / MODEL).mkdir()
+    assert not is_finished(out) and folder.exists()  # the model is not in its place yet
+    (folder / MODEL).rmdir()
+    assert is_finished(out) and not folder.exists() and not is_finished(out)
+    folder.symlink_to(elsewhere)
+    assert not is_finished(out) and len(list(elsewhere.iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", ["blocks", "set", "model", "evaluation", MARK, JOB])
+def test_no_part_of_the_folder_of_work_may_be_a_link(name: str, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "out.work", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("mine")
+    with Work.open(folder):
+        pass
+    place = folder / name
+    if place.is_dir():
+        place.rmdir()
+    place.unlink(missing_ok=True)
+    place.symlink_to(elsewhere / "file" if "." in name else elsewhere)
+    with pytest.raises(FileError, match="is a link. Remove it"):
+        Work.open(folder)
+
+
+def test_a_finished_run_holds_no_lock_and_one_that_is_refused_neither(tmp_path: Path) -> None:
+    work = Work.open(tmp_path / "out.work")
+    for name in (MODEL, EVALUATION):
+        (work.folder / name).mkdir()
+    work.finish(tmp_path / "out")
+    assert work._lock._handle is None
+    leftover = tmp_path / "out.work" / "blocks" / ".000.safetensors.1.part"
+    with Work.open(tmp_path / "out.work"):
+        leftover.touch()
+    with Work.open(tmp_path / "out.work"):
+        assert not leftover.exists()
