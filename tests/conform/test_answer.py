@@ -38,6 +38,22 @@ def test_a_right_answer_in_flat_lists_and_in_shape(problem: Problem, tmp_path: P
     for xs in ([x.ravel().tolist() for x in right(problem)], [x.tolist() for x in right(problem)]):
         verdict = judge_path(problem, written(tmp_path, x=xs))
         assert verdict.verdict == "conforms" and not verdict.remarks, verdict.sentence
+    batch = judge_path(problem, written(tmp_path, x=[[x.tolist()] for x in right(problem)]))
+    shape = (1, *problem.shape)
+    assert batch.verdict == "conforms"
+    assert batch.remarks == (f"x has shape {shape}, read as {problem.shape}",)
+
+
+def test_values_of_calls_and_steps_that_ours_has_not_are_no_rows(
+    problem: Problem, tmp_path: Path
+) -> None:
+    ours = run(plan_for(problem))
+    sigma = [float(ours.values["sigma", step, 0]) for step in range(4)]
+    xs = [x.tolist() for x in right(problem)]
+    verdict = judge_path(problem, written(tmp_path, x=xs, sigma=[*sigma, 0.5, 0.25]))
+    assert [row.step for row in verdict.rows if row.name == "sigma"] == [0, 1, 2, 3]
+    verdict = judge_path(problem, written(tmp_path, x=[*xs, xs[-1]]))
+    assert [row.step for row in verdict.rows if row.name == "x"] == [0, 1, 2, 3, 4]
 
 
 def test_every_field_is_read(problem: Problem, tmp_path: Path) -> None:

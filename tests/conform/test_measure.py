@@ -1,7 +1,9 @@
 """Errors of values and tables, their limits, and runs without noise."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -9,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lydite.conform import measure
 from lydite.conform.answers import DTYPES
 from lydite.conform.convergence import WithPair, denoiser_for, errors, exact, quiet_options
 from lydite.conform.make_problem import ProblemSpec, make_problem
@@ -28,6 +31,7 @@ from lydite.conform.measure import (
 )
 from lydite.conform.replay import (
     BoundSampler,
+    CannotReplay,
     place_of,
     plan_for,
     right_timestep,
@@ -265,3 +269,35 @@ def test_sigmas_that_are_found_by_their_timestep() -> None:
         gamma = find_sampler("tcd").options["gamma"]
         wanted = math.floor((1 - gamma) * 800) if found is None else found
         assert place_of(problem, below(first)) == pytest.approx(wanted)
+
+
+def test_a_run_without_end_is_ended() -> None:
+    plan = plan_for(make_problem(ProblemSpec("euler", steps=2)))
+
+    def steps(denoise: Any, x: Any, sigmas: Any, draw: Any) -> Any:
+        while True:
+            yield SimpleNamespace(x=x, sigma=1.0)
+
+    def calls(denoise: Any, x: Any, sigmas: Any, draw: Any) -> Any:
+        while True:
+            denoise(x, 1.0)
+            yield from ()
+
+    for method, message in ((steps, "too many steps"), (calls, "too many calls of the network")):
+        with pytest.raises(CannotReplay, match=message):
+            run(replace(plan, method=method))
+
+
+def test_a_run_that_rounding_makes_impossible_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for(make_problem(ProblemSpec("euler_ancestral", steps=3)))
+    usual, failed = measure.run, [0, 4]
+
+    def some(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) - 1 in failed:
+            raise CannotReplay("no")
+        return usual(*given, **named)
+
+    calls: list[Any] = []
+    monkeypatch.setattr(measure, "run", some)
+    assert len(_rounded_runs(plan, None)) == 1 + 3 + 2 - 2 and len(calls) == 6

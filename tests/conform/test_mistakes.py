@@ -1,21 +1,31 @@
 """Where each known mistake can be made at all, and that it changes something there."""
 
+import math
 import re
 from functools import cache
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
 from lydite.conform.explain import Fit, _findings, _remembers_nothing
 from lydite.conform.make_problem import ProblemSpec, make_problem
 from lydite.conform.measure import UNIT, distance, table_error
-from lydite.conform.mistakes import PLANTED
+from lydite.conform.mistakes import PLANTED, tables
 from lydite.conform.mistakes.mistake import Mistake
+from lydite.conform.mistakes.other_method import (
+    BY_TIMESTEP,
+    LOOKED_UP,
+    _alternatives,
+    model_of,
+    other_settings,
+)
 from lydite.conform.problem import Problem
 from lydite.conform.replay import CannotReplay, Plan, plan_for, run
 from lydite.core.errors import InputError
+from lydite.sampling.registry import SAMPLERS
 
 from .planted import written
 from .test_planted import USUAL
@@ -165,3 +175,54 @@ def test_an_option_that_a_sampler_lacks_makes_no_problem() -> None:
 def test_a_method_with_a_history_is_not_restarted_at_each_step(spec: str) -> None:
     plan = planned(spec)
     assert _remembers_nothing(plan) == (plan.problem.sampler != "dpmpp_2m")
+
+
+def test_a_mistake_that_fails_on_a_plan_is_not_made_there() -> None:
+    def fail(plan: Plan) -> Plan:
+        raise error
+
+    for error in (ValueError("a"), InputError("b"), ZeroDivisionError(), OverflowError()):
+        assert Mistake("cause", "says", "fix", fail).applied_to(planned(str(FEW[0]))) is None
+
+
+def test_shifts_and_rho_of_a_schedule_are_numbers_in_a_range() -> None:
+    flow = planned(str(FEW[3])).problem
+    for settings, shift in (
+        ({"shift": 3.0}, 3.0), ({"shift": 0}, None), ({"mu": 1.0}, math.e), ({"mu": 50}, None),
+        ({"mu": -49.0}, math.exp(-49)), ({"mu": "1"}, None), ({}, None),
+    ):  # fmt: skip
+        assert tables._shift(msgspec.structs.replace(flow, settings=settings)) == shift
+    usual = planned(str(FEW[0])).problem
+    assert tables._shift(msgspec.structs.replace(usual, settings={"shift": 3.0})) is None
+    karras = msgspec.structs.replace(usual, schedule="karras")
+    sigmas = np.array([9.0, 4.0, 1.0, 0.0])
+    for settings, ends in (
+        ({}, (9.0, 1.0, 7.0)), ({"rho": 3}, (9.0, 1.0, 3.0)), ({"rho": 0}, None),
+        ({"rho": 100}, None), ({"rho": "7"}, None),
+    ):  # fmt: skip
+        assert tables._ends(sigmas, msgspec.structs.replace(karras, settings=settings)) == ends
+    assert tables._ends(sigmas[1:], msgspec.structs.replace(karras, settings={})) is not None
+    assert tables._ends(sigmas[2:], msgspec.structs.replace(karras, settings={})) is None
+
+
+def test_a_model_is_made_of_what_a_problem_says() -> None:
+    flow = planned(str(FEW[3])).problem
+    for shift, known in ((3.0, True), (0, False), (1e6, False), ("3", False), (-1, False)):
+        model = model_of(msgspec.structs.replace(flow, settings={"shift": shift}))
+        assert (model is not None) == known
+    usual = planned(str(FEW[0])).problem
+    for length, known in ((0, False), (1, False), (2, True)):
+        changed = msgspec.structs.replace(usual, table=usual.table[:length])
+        assert (model_of(changed) is not None) == known
+    assert not list(other_settings(msgspec.structs.replace(usual, table=())))
+    assert not list(other_settings(msgspec.structs.replace(usual, schedule=None)))
+
+
+def test_other_values_of_an_option() -> None:
+    assert _alternatives("euler", "any", True) == (False,)
+    assert _alternatives("euler", "any", float("nan")) == ()
+    for name in LOOKED_UP:
+        for sampler in (each for each in SAMPLERS.values() if name in each.options):
+            own = sampler.options[name]
+            assert _alternatives(sampler.name, name, BY_TIMESTEP) == (own,)
+            assert _alternatives(sampler.name, name, own) == (BY_TIMESTEP,)
