@@ -4,6 +4,7 @@ import math
 import re
 from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import msgspec
@@ -178,11 +179,9 @@ def test_a_method_with_a_history_is_not_restarted_at_each_step(spec: str) -> Non
 
 
 def test_a_mistake_that_fails_on_a_plan_is_not_made_there() -> None:
-    def fail(plan: Plan) -> Plan:
-        raise error
-
     for error in (ValueError("a"), InputError("b"), ZeroDivisionError(), OverflowError()):
-        assert Mistake("cause", "says", "fix", fail).applied_to(planned(str(FEW[0]))) is None
+        mistake = Mistake("cause", "says", "fix", Mock(side_effect=error))
+        assert mistake.applied_to(planned(str(FEW[0]))) is None
 
 
 def test_shifts_and_rho_of_a_schedule_are_numbers_in_a_range() -> None:

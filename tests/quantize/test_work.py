@@ -210,7 +210,7 @@ def test_no_part_of_the_folder_of_work_may_be_a_link(name: str, tmp_path: Path) 
         place.rmdir()
     place.unlink(missing_ok=True)
     place.symlink_to(elsewhere / "file" if "." in name else elsewhere)
-    with pytest.raises(FileError, match="is a link. Remove it"):
+    with pytest.raises(FileError, match=r"is a link\. Remove it"):
         Work.open(folder)
 
 

@@ -145,6 +145,14 @@ def test_a_small_difference_is_enlarged(by: int, factor: int) -> None:
     assert found == factor and (difference == min(128 + factor * by, 255)).all()
 
 
+def test_a_few_large_differences_do_not_hide_the_others() -> None:
+    one = np.full((100, 100, 3), 100, np.uint8)
+    for pixels, factor in ((5, 32), (20, 1)):  # of 10,000: below and above a thousandth
+        other = one + np.uint8(1)
+        other.reshape(-1, 3)[:pixels] += 120
+        assert _difference(one, other)[0] == factor
+
+
 def test_pairs_keep_their_order(sides: list[FolderPictures]) -> None:
     names = ["05", "02"]
     html = write(replace(EMPTY, worst=[Pair(name, {"psnr": 1.0}) for name in names]), sides)
