@@ -1,6 +1,7 @@
 """The file of statistics: merged, pooled, asked in SQL, and never trusted when it was changed."""
 
 import contextlib
+import json
 import sqlite3
 import tracemalloc
 import zlib
@@ -10,10 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from lydite.calibrate.activations.collect import Selection, collect
 from lydite.calibrate.activations.file import merge_files, read_file, read_summary
 from lydite.calibrate.activations.queries import read_curves
+from lydite.calibrate.activations.statistics_state import content_hash, load_state, save_state
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError, FileError
 from lydite.pipelines.pipeline import Pipeline
@@ -158,3 +162,28 @@ def test_a_folder_beside_the_file_keeps_what_is_not_ours(whole: Path, tmp_path: 
     (tmp_path / "other.sqlite.work").symlink_to(work)
     with pytest.raises(FileError, match="link"):
         merge_files([whole], tmp_path / "other.sqlite")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collected": "no JSON"}, {"collected": "[]"}, {"collected": "{}"}, {}, {"keys": 3},
+        {"about": 3}, {"about": {}}, {"places": 3}, {"places": [[1]]}, {"sha256": "0"},
+        {"places": [["layer", "input", 0, 1, "three"]]}, {"places": []},
+    ],
+)  # fmt: skip
+def test_a_state_whose_description_was_changed_is_damaged(
+    changes: dict[str, Any], whole: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    save_state(state, read_file(whole))
+    tensors = load_file(state)
+    with safe_open(state, "np") as file:
+        record = file.metadata()
+    save_file(tensors, state, record)
+    assert content_hash(load_state(state)) == content_hash(read_file(whole))
+    summary = json.loads(record["collected"])
+    given = {"collected": json.dumps(summary | changes)} if changes else {"other": ""}
+    save_file(tensors, state, {**given, **{k: v for k, v in changes.items() if k == "collected"}})
+    with pytest.raises(CalibrationError, match=r"damaged .*Remove its folder to start again"):
+        load_state(state)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -188,3 +189,41 @@ def test_text_in_tables_is_not_replaced_by_emoji(capsys: pytest.CaptureFixture[s
     table.add_row("a :cat: on a mat")
     wide_console().print(table)
     assert "a :cat: on a mat" in capsys.readouterr().out
+
+
+def test_a_line_is_printed_when_it_is_whole() -> None:
+    below = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    stream = SafeStream(below)
+    for text, seen in (("first", ""), (" line\n", "first line\n"), ("second", "first line\n")):
+        stream.write(text)
+        assert below.buffer.getvalue().decode() == seen  # type: ignore[attr-defined]
+    stream.detach()
+    assert printed(below) == "first line\nsecond"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), BrokenPipeError(), ValueError("closed")])
+def test_what_cannot_be_printed_at_the_end_is_no_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.BytesIO):
+        def write(self, data: object, /) -> int:
+            raise error
+
+    below = io.TextIOWrapper(Failing(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", below)
+    with safe_streams():
+        sys.stdout.write("no line")
+    assert sys.stdout is below
+
+
+@pytest.mark.parametrize("unwritable", [OSError(28, "full"), PipeClosed()])
+def test_an_error_that_cannot_be_printed_has_its_exit_status(
+    unwritable: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(click, "echo", Mock(side_effect=unwritable))
+    monkeypatch.setattr(click.UsageError, "show", Mock(side_effect=unwritable))
+    for error in (InputError("no"), click.UsageError("no"), MemoryError()):
+        monkeypatch.setattr(lydite, "main", Mock(side_effect=error))
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2

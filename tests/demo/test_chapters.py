@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -29,6 +30,7 @@ from lydite.embedded.scenes import SIDE
 from lydite.evaluate.prompt_accuracy import ATTRIBUTES, Reading
 from lydite.pipelines.family import Run
 from lydite.pipelines.picture import Pixels, Record, read_pixels, read_record, write_picture
+from lydite.pipelines.pipeline import Pipeline
 from lydite.report.contact_sheets import Tile
 from lydite.report.contact_sheets import contact_sheet as sheet_of
 from lydite.report.page import Callout, Chapter, Commands, Exhibits, Fact, Figures, Fold, Table
@@ -295,3 +297,12 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     monkeypatch.setattr(files, "try_folder", full)
     with pytest.raises(FileError, match="no space"):
         page.make_folder(tmp_path / "demo")
+
+
+def test_the_demo_draws_in_float32_on_every_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pipeline, "open", (opened := Mock()))
+    pipeline = Demo(tmp_path, LARGEST).pipeline
+    opened.assert_called_once_with("embedded", dtype="float32")
+    pipeline.model.prepare.assert_called_once_with()  # type: ignore[attr-defined]
