@@ -62,7 +62,8 @@ def table() -> str:
 
 
 def test_numbers_and_defaults_change_only_on_purpose() -> None:
-    assert table().splitlines() == KNOWN.read_text().splitlines()
+    meant = "where the change is meant, run: python tests/test_numbers.py"
+    assert table().splitlines() == KNOWN.read_text().splitlines(), meant
 
 
 if __name__ == "__main__":
