@@ -182,12 +182,18 @@ def test_kernels_are_compiled_first_on_cuda_with_an_empty_cache(
     assert device.compiles_kernels_first()
 
 
-def test_threads_are_what_the_first_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("platform", "cores", "threads"), [("linux", 5, 3), ("darwin", 5, 5), ("darwin", None, 1)]
+)
+def test_threads_are_what_the_first_variable_says(
+    platform: str, cores: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    assert cpu_threads() == (3 if sys.platform == "linux" else 5)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert cpu_threads() == threads
     for number, name in reversed(list(enumerate(THREADS, 2))):
         monkeypatch.setenv(name, str(number))
         assert cpu_threads() == number

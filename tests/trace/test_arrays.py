@@ -60,6 +60,21 @@ class OnlyDLPack:
         return self.array.__dlpack_device__()
 
 
+@pytest.mark.parametrize("error", [BufferError, RuntimeError, TypeError, ValueError])
+def test_a_framework_that_cannot_hand_its_array_over_is_one_error(error: type[Exception]) -> None:
+    class Refuses:
+        def __dlpack__(self, **_: Any) -> Any:
+            raise error("on another device\nas a second line says")
+
+        def __dlpack_device__(self) -> Any:
+            return (1, 0)
+
+    with pytest.raises(
+        TraceError, match="a Refuses cannot be read as an array: on another device$"
+    ):
+        to_numpy(Refuses())
+
+
 def test_an_array_with_only_dlpack_is_read_and_not_injected() -> None:
     value = OnlyDLPack(np.arange(3.0))
     assert is_array(value) and to_numpy(value).tolist() == [0, 1, 2]

@@ -93,6 +93,7 @@ def test_arbitrary_views_come_back(tmp_path_factory: pytest.TempPathFactory, dat
         ("U8", "bool", False),
         ("I8", "u8", False),
         ("C64", "c64", False),
+        ("C64", "i16", False),
     ],
 )
 def test_values_may_be_stored_wider_and_not_otherwise(

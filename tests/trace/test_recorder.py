@@ -176,3 +176,11 @@ def test_overwrite_replaces_a_trace_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="not overwritten"):
         Recorder.start(tmp_path / "run", overwrite=True)
     assert (tmp_path / "run/thesis.txt").exists() and (tmp_path / "run/events.jsonl").exists()
+
+
+def test_a_framework_that_the_run_names_is_not_replaced_by_that_of_a_value(tmp_path: Path) -> None:
+    for name, given, expected in (("own", "mine 1", "mine 1"), ("found", "", "numpy ")):
+        with Recorder.start(tmp_path / name) as recorder:
+            recorder.describe(framework=given, device="cpu")
+            recorder.record("x", np.zeros(1))
+        assert Trace.open(tmp_path / name).header.framework.startswith(expected)

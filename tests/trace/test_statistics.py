@@ -101,3 +101,14 @@ def test_distance_of_zeros() -> None:
 @pytest.mark.parametrize("values", [[0.0, 0.0, 2.0], [-1.0, 0.0, 0.0], [0.0, 0.0]])
 def test_zeros_at_the_end_of_the_range_are_counted(values: list[float]) -> None:
     assert measure(np.array(values)).zero == 2
+
+
+def test_moments_beyond_the_range_of_numbers_are_none() -> None:
+    stats = measure(np.full(4, 1.7e308))
+    assert (stats.min, stats.max) == (1.7e308, 1.7e308)
+    assert (stats.mean, stats.std, stats.rms) == (None, None, None)
+
+
+def test_rounding_makes_no_variance_of_a_constant_negative() -> None:
+    for value in np.random.default_rng(0).standard_normal(50):
+        assert (measure(np.full(7, value)).std or 0.0) < 1e-7

@@ -213,3 +213,13 @@ def test_importing_taps_brings_neither_mlx_nor_torch() -> None:
         "import sys, lydite.trace.taps; print([m for m in ('mlx', 'torch') if m in sys.modules])"
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_after_an_inner_recording_taps_write_to_the_outer_one_again(tmp_path: Path) -> None:
+    with recording(tmp_path / "outer") as outer:
+        with recording(tmp_path / "inner") as inner:
+            assert active() is inner
+        assert active() is outer
+        tap("x", np.zeros(1))
+    assert active() is None
+    assert [len(Trace.open(tmp_path / name).events) for name in ("outer", "inner")] == [1, 0]

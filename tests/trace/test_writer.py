@@ -335,3 +335,16 @@ def test_a_folder_that_cannot_be_made_or_removed(tmp_path: Path) -> None:
         with pytest.raises(FileError, match="not a folder; not overwritten"):
             remove_trace(tmp_path / name)
     assert (tmp_path / "run" / "trace.json").exists()
+
+
+def test_values_are_on_disk_a_while_after_the_last_that_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(writing.time, "monotonic", lambda: now)
+    shards: list[int] = []
+    with TraceWriter(tmp_path / "run", Header()) as writer:
+        for now in (1.0, 2.0, 2.5, 3.5, 4.5, 5.0):  # flushed at 2.5 and at 5
+            writer.add("x", np.full(3, now))
+            shards.append(len(list((tmp_path / "run").glob("*.safetensors"))))
+    assert shards == [0, 0, 1, 1, 1, 2]

@@ -272,6 +272,7 @@ def test_the_error_names_five_of_each_bin_on_one_line() -> None:
     assert "7 unexpected (extra.0: " in message and "and 2 more" in message
     assert message.count("extra.") == 10
     assert "9 missing (plain: needed for plain (2, 3)" in message
+    assert "wrong" not in message and "not finite" not in message  # bins without a tensor
 
 
 def test_a_name_without_end_does_not_fill_the_screen() -> None:

@@ -134,10 +134,5 @@ _OFTEN_OFF = (
     "guidance_interval",
     "options",
     "convention",
-    "strength",
     "feather",
-    "clip_skip",
-    "true_guidance",
-    "weighting",
-    "refine_from",
 )

@@ -87,7 +87,7 @@ def _from_torch(tensor: Any) -> NDArray[Any]:
     bits, dtype = _TORCH_BITS.get(str(tensor.dtype).removeprefix("torch."), (None, None))
     if bits is None:
         return tensor.numpy()
-    return tensor.contiguous().view(getattr(torch, bits)).numpy().view(dtype)
+    return tensor.view(getattr(torch, bits)).numpy().view(dtype)
 
 
 def _to_torch(tensor: Any, new: NDArray[Any]) -> Any:
