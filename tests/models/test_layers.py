@@ -1,5 +1,8 @@
 """Layers that networks share, each against torch, on the branches of the CPU and of a GPU."""
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from lydite import models
 from lydite.core.device import GPU_BRANCHES
 from lydite.models import layers
 from lydite.models.layers import (
@@ -235,3 +239,15 @@ def test_a_large_picture_is_normed_and_convolved_in_two_steps_on_a_gpu(branch: s
     y = layers.norm_silu_conv(norm, conv, x, step=step)
     assert seen == ([(1, 5, 6, 4), (1, 5, 6, 8)] if branch == "gpu" else [])
     assert relative_l2(np.array(y), np.array(layers.norm_silu_conv(norm, conv, x))) < 1e-6
+
+
+def test_every_module_begins_as_one_of_mlx() -> None:
+    # Without it a module runs, but cannot be frozen or switched between training and use.
+    forgotten: list[str] = []
+    for found in pkgutil.walk_packages(models.__path__, "lydite.models."):
+        for name, kind in vars(importlib.import_module(found.name)).items():
+            own = isinstance(kind, type) and kind.__module__ == found.name
+            if own and issubclass(kind, nn.Module) and "__init__" in vars(kind):
+                if "super().__init__(" not in inspect.getsource(kind.__init__):
+                    forgotten.append(f"{found.name}.{name}")
+    assert forgotten == []

@@ -70,7 +70,7 @@ def test_a_framework_that_cannot_hand_its_array_over_is_one_error(error: type[Ex
             return (1, 0)
 
     with pytest.raises(
-        TraceError, match="a Refuses cannot be read as an array: on another device$"
+        TraceError, match=r"a Refuses cannot be read as an array: on another device$"
     ):
         to_numpy(Refuses())
 

@@ -41,6 +41,7 @@ def test_numpy_s_and_mlx_s_own_dumps_are_right(tmp_path: Path) -> None:
     for name in ("numpy", "mlx"):
         trace = Trace.open(tmp_path / name)
         assert trace.header.selftest and len(trace.header.selftest) == len(trace.events)
+        assert {f"selftest/{value}" for value in VALUES} < {event.name for event in trace.events}
         assert check_selftest(trace) == ()
 
 

@@ -216,10 +216,12 @@ def test_importing_taps_brings_neither_mlx_nor_torch() -> None:
 
 
 def test_after_an_inner_recording_taps_write_to_the_outer_one_again(tmp_path: Path) -> None:
-    with recording(tmp_path / "outer") as outer:
-        with recording(tmp_path / "inner") as inner:
+    outer, inner = (Recorder.start(tmp_path / name) for name in ("outer", "inner"))
+    with recording(outer):
+        with recording(inner):
             assert active() is inner
-        assert active() is outer
         tap("x", np.zeros(1))
     assert active() is None
+    for recorder in (outer, inner):
+        recorder.close()
     assert [len(Trace.open(tmp_path / name).events) for name in ("outer", "inner")] == [1, 0]

@@ -13,7 +13,7 @@ from lydite.core.errors import TraceError
 from lydite.trace.function_capture import watch_function
 from lydite.trace.reader import Trace
 from lydite.trace.recorder import Injection, Recorder
-from lydite.trace.selftest import check_selftest
+from lydite.trace.selftest import VALUES, check_selftest
 from support import tiny_sd3
 
 torch = pytest.importorskip("torch")
@@ -226,4 +226,6 @@ def test_its_self_test_is_made_of_torch_s_views(tmp_path: Path) -> None:
 
     with Recorder.start(tmp_path / "run") as recorder:
         torch_capture.write_selftest(recorder, tuple(torch_capture._DTYPES))
-    assert check_selftest(Trace.open(tmp_path / "run")) == ()
+    trace = Trace.open(tmp_path / "run")
+    assert check_selftest(trace) == ()
+    assert {f"selftest/{value}" for value in VALUES} < {event.name for event in trace.events}
