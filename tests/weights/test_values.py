@@ -99,6 +99,26 @@ def test_not_noted(array: np.ndarray) -> None:
     assert suspicion("x.weight", array.astype(np.float32)) is None
 
 
+@pytest.mark.parametrize("share", [0.95, 1.0, 1.03])
+def test_only_a_range_of_one_over_the_root_of_the_inputs_looks_fresh(share: float) -> None:
+    even = np.linspace(-1, 1, 64 * 64).reshape(64, 64) / 8
+    assert bool(suspicion("x.weight", share * even)) == (share == 1)
+
+
+def test_only_values_distributed_as_drawn_look_fresh() -> None:
+    normal = np.random.default_rng(0).standard_normal((64, 64))
+    for values, noted in ((normal, True), (np.sign(normal) * normal**2, False)):
+        assert bool(suspicion("x.weight", 0.02 * values / values.std())) is noted
+
+
+@pytest.mark.parametrize(("rows", "noted"), [(33, False), (32, True)])
+def test_a_thousand_values_are_needed_to_tell(rows: int, noted: bool) -> None:
+    values = np.random.default_rng(0).standard_normal((rows, 1024 // rows))
+    assert values.size == (1024 if noted else 1023)
+    values = 0.02 * (values - values.mean()) / values.std()
+    assert bool(suspicion("x.weight", values)) is noted
+
+
 def test_a_bias_of_zeros_is_common_and_an_integer_says_nothing() -> None:
     assert suspicion("x.bias", np.zeros(8, np.float32)) is None
     assert suspicion("x.bias", np.full(8, 2.0, np.float32)) == "constant (2)"
