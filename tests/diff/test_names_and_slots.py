@@ -162,6 +162,21 @@ def test_slots_of_one_name(port: str, reference: str, found: str) -> None:
     assert _match_slots(events[0], events[1], given) == expected
 
 
+def test_outputs_of_one_size_are_told_apart_by_their_content() -> None:
+    """A port returns a tuple where the reference has a class with names, in another order."""
+    values = {"out.last": 1.0, "out.hidden.0": 5.0, "out.hidden.1": 3.0}
+    own = {"out.0": 3.01, "out.1": 5.0, "out.2": 5.0}  # the last one is a copy
+    sides: Any = [
+        [SimpleNamespace(slot=slot, shape=(6,)) for slot in side] for side in (values, own)
+    ]
+
+    def distance(reference: Any, port: Any) -> float:
+        return abs(values[reference.slot] - own[port.slot])
+
+    found = _match_slots(sides[0], sides[1], Rename((Site("x"),)), distance)
+    assert found == {"out.0": "out.hidden.1", "out.1": "out.hidden.0"}
+
+
 @pytest.mark.parametrize(
     ("reference", "port", "offset"),
     [

@@ -107,10 +107,11 @@ def _pairs_of_modules(names: NamePairs, renames: Mapping[str, Rename]) -> NamePa
 def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
     for method in OTHER_NAMES if names.left() else ():
         method(names)
-    pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
+    distance = names.comparer.distance
+    pairing = pair_events(names.reference, names.port, names.renames(), names.ignored, distance)
     if strays := _wrong_guesses(names, pairing) - renames.keys():
         names.drop(strays, UNSEEN)
-        pairing = pair_events(names.reference, names.port, names.renames(), names.ignored)
+        pairing = pair_events(names.reference, names.port, names.renames(), names.ignored, distance)
     return pairing
 
 

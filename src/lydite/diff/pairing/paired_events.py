@@ -1,9 +1,9 @@
 """The events of two paired names, brought together by slot, step and call."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 from lydite.diff.name_map import Rename
 from lydite.diff.result import scope_of
@@ -12,6 +12,9 @@ from lydite.trace.reader import Trace
 
 BY_NAME = ("map", "name", "spelling")
 SAME_MODULE = (*BY_NAME, "weights")  # methods of pairing that hold for inputs too
+CLOSE = 0.3  # relative error below which two outputs of one size are counterparts
+
+Distance = Callable[[Event, Event], float]  # of a value of the reference and one of the port
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,12 @@ def pair_events(
     port: Trace,
     names: Mapping[str, Rename],
     ignored: Collection[str],
+    distance: Distance = lambda _, __: inf,
 ) -> Pairing:
-    """Pair the events of names that were paired; `ignored` names of the port have none."""
+    """Pair the events of names that were paired; `ignored` names of the port have none.
+
+    The `distance` of two values tells outputs of one size apart.
+    """
     reference_events, port_events = _by_name(reference.events), _by_name(port.events)
     offset, remarks = _step_offset(reference, port)
     pairs: list[Pair] = []
@@ -69,7 +76,8 @@ def pair_events(
             pairs += _fused(reference_events, port_events[name], rename, offset)
         elif first.name in reference_events:
             events = reference_events[first.name]
-            pairs += _one_to_one(events, port_events[name], rename, offset)
+            slots = _match_slots(events, port_events[name], rename, distance)
+            pairs += _one_to_one(events, port_events[name], rename, slots, offset)
     made = _made(reference)
     pairs.sort(key=lambda pair: (made[pair.event.i], pair.event.i))
     return Pairing(
@@ -93,10 +101,13 @@ def _made(reference: Trace) -> dict[int, int]:
 
 
 def _one_to_one(
-    reference: Sequence[Event], port: Sequence[Event], rename: Rename, offset: int
+    reference: Sequence[Event],
+    port: Sequence[Event],
+    rename: Rename,
+    slots: Mapping[str, str],
+    offset: int,
 ) -> Iterable[Pair]:
     """Events of one name by slot, step and call; a batch run as several calls is joined."""
-    slots = _match_slots(reference, port, rename)
     if rename.how not in SAME_MODULE:  # two modules may return one value and take different ones
         slots = {slot: other for slot, other in slots.items() if not slot.startswith("in")}
     extra = {"how": rename.how, "dims": rename.dims, "ref_dims": rename.ref_dims}
@@ -150,25 +161,29 @@ def joined_axis(whole: Event, parts: Sequence[Event]) -> int:
 
 
 def _match_slots(
-    reference: Sequence[Event], port: Sequence[Event], rename: Rename
+    reference: Sequence[Event],
+    port: Sequence[Event],
+    rename: Rename,
+    distance: Distance = lambda _, __: inf,
 ) -> dict[str, str]:
     """The port's slot → the reference's.
 
     Inputs may be positional in one and named in the other. An output may be alone in one and a
-    field of a dataclass in the other, and outputs may have another order; their sizes tell.
+    field of a dataclass in the other, and outputs may have another order; their sizes tell, or
+    their content.
     """
     if rename.slots:
         return {event.slot: rename.slots.get(event.slot, event.slot) for event in port}
-    shapes, reference_shapes = _shapes(port), _shapes(reference)
+    first, reference_first = _first_of_slots(port), _first_of_slots(reference)
     matched: dict[str, str] = {}
     for prefix in ("in", "out"):
-        slots = [slot for slot in shapes if slot.startswith(prefix)]
-        free = [slot for slot in reference_shapes if slot.startswith(prefix)]
+        slots = [slot for slot in first if slot.startswith(prefix)]
+        free = [slot for slot in reference_first if slot.startswith(prefix)]
         fits = {
             (slot, other)
             for slot in slots
             for other in free
-            if prod(shapes[slot]) == prod(reference_shapes[other])
+            if prod(first[slot].shape) == prod(reference_first[other].shape)
         }
         same = [slot for slot in slots if (slot, slot) in fits]
         matched |= {slot: slot for slot in same}
@@ -176,21 +191,35 @@ def _match_slots(
         free = [slot for slot in free if slot not in same]
         if prefix == "in" and len(left) == len(free):
             matched |= {a: b for a, b in zip(left, free, strict=True) if (a, b) in fits}
-        for slot in [slot for slot in left if slot not in matched]:
-            others = [other for other in free if (slot, other) in fits]
-            rivals = [a for a in left if others and (a, others[0]) in fits]
-            if prefix == "out" and len(others) == len(rivals) == 1:
-                matched[slot] = others[0]
-            elif slot in free:
-                matched[slot] = slot  # of another size
+        elif prefix == "out":
+            possible = {(a, b) for a, b in fits if a in left and b in free}
+            far = {(a, b): distance(reference_first[b], first[a]) for a, b in possible}
+            matched |= _match_outputs(far)
+        used = set(matched.values())
+        of_other_size = [slot for slot in left if slot in free and slot not in used]
+        matched |= {slot: slot for slot in of_other_size if slot not in matched}
     return matched
 
 
-def _shapes(events: Sequence[Event]) -> dict[str, tuple[int, ...]]:
-    """The shape of each slot, of its first event."""
-    first: dict[str, tuple[int, ...]] = {}
+def _match_outputs(far: Mapping[tuple[str, str], float]) -> dict[str, str]:
+    """The outputs of a module on both sides: `far` has those of one size and their distance.
+
+    Those that are the only ones of their size, and those that are close, the closest first.
+    """
+    slots, others = ([pair[side] for pair in far] for side in (0, 1))
+    matched = {a: b for a, b in far if slots.count(a) == others.count(b) == 1}
+    close = sorted((distance, pair) for pair, distance in far.items() if distance < CLOSE)
+    for _, (slot, other) in close:
+        if slot not in matched and other not in matched.values():
+            matched[slot] = other
+    return matched
+
+
+def _first_of_slots(events: Sequence[Event]) -> dict[str, Event]:
+    """The first event of each slot."""
+    first: dict[str, Event] = {}
     for event in events:
-        first.setdefault(event.slot, event.shape)
+        first.setdefault(event.slot, event)
     return first
 
 

@@ -128,6 +128,13 @@ class Comparer:
         value = self.port.read(port)
         return max(best_correlation(fits, value, part) for part in self._parts(reference, cut))
 
+    def distance(self, reference: Event, port: Event) -> float:
+        """The relative error between two values of one size; infinite where it is not known."""
+        fits = possible_fits(port.shape, reference.shape)
+        if not fits or not (self.reference.can_read(reference) and self.port.can_read(port)):
+            return inf
+        return best_fit(fits, self.port.read(port), self.reference.read(reference))[1]
+
     def are_equal(self, reference: Sequence[Event], port: Sequence[Event]) -> bool | None:
         """Whether values are equal up to rounding, parts concatenated; None: not known."""
         readable = all(map(self.reference.can_read, reference)) and all(
