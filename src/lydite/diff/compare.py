@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lydite.core.files import open_regular
 from lydite.diff import preconditions
 from lydite.diff.data_flow import Upstream
+from lydite.diff.divergence.earlier import EarlierValues, same_role
 from lydite.diff.divergence.first import (
     CLOSED_MARGIN,
     ESTIMATE_MARGIN,
@@ -252,11 +253,27 @@ class _Comparer:
         if (passed_on := self._same_error_before(rows, divergence)) is not None:
             ignored = tuple(index for index in divergence.ignored if index != passed_on)
             divergence = Divergence(passed_on, ignored)
+        divergence = self._moved_to_earlier(rows, divergence)
         self.ignored_rows = tuple(rows[index] for index in divergence.ignored)
         names = {rows[index].name for index in explained}
         for index in divergence.ignored:
             if rows[index].name not in names:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
+        return divergence
+
+    def _moved_to_earlier(self, rows: list[Row], divergence: Divergence) -> Divergence:
+        """The divergence at the port's first wrong value, where nothing had paired that one."""
+        if divergence.first is None or divergence.undecided:
+            return divergence
+        first, pair = divergence.first, self.pairs[divergence.first]
+        earlier = EarlierValues(self.traces, self.pairs, rows, self.pairing.unpaired_port)
+        for other in (*same_role(pair, self.pairing.set_aside), *earlier.before(pair)):
+            (row,) = measure_rows(self.traces, [other], self.layouts)
+            if row.wrong and (row.error or inf) > (rows[first].limit or 0.0):
+                self.pairs.insert(first, other)
+                rows.insert(first, row)
+                ignored = (index + (index >= first) for index in divergence.ignored)
+                return Divergence(first, tuple(ignored))
         return divergence
 
     def _is_whole(self, event: Event) -> bool:
@@ -291,7 +308,8 @@ class _Comparer:
         if after is None:
             return None
         evidence = self.reader.evidence(self.pairs[after], rows[after].floor or 0.0)
-        return after if replayed(evidence, of_input=False) else None
+        found = replayed(evidence, of_input=False)
+        return after if found and found[0].cause != "another-input" else None
 
     def _taken(self, pair: Pair) -> set[str]:
         """Hashes of the reference's values that other values of the port have as counterparts."""

@@ -14,6 +14,7 @@ from lydite.diff.measure.axes import MAX_PARTS, Shape, best_fit, possible_fits
 from lydite.diff.measure.distance import correlation, relative_error, wide
 from lydite.diff.pairing.blocks import BlockMap, Sites
 from lydite.diff.pairing.name_matching import tokens
+from lydite.diff.pairing.paired_events import same_kind
 from lydite.diff.pairing.similarity import CLOSE, EQUAL, Comparer, is_input
 from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
@@ -347,14 +348,14 @@ def without_copies(
 def same_axes(a: Event, b: Event) -> bool:
     """Whether two values are of one kind and have the same axes, in any order."""
     sizes, other_sizes = (sorted(n for n in event.shape if n != 1) for event in (a, b))
-    return a.kind == b.kind and sizes == other_sizes
+    return same_kind(a, b) and sizes == other_sizes
 
 
 def merges_axes(a: Event, b: Event) -> bool:
     """Whether the last axes of one value are those of the other merged, as heads are."""
     long, short = sorted((a.shape, b.shape), key=len, reverse=True)
     end = len(short) - 1
-    same = a.kind == b.kind and len(short) > 2 and len(long) == len(short) + 1
+    same = same_kind(a, b) and len(short) > 2 and len(long) == len(short) + 1
     return same and long[:end] == short[:end] and prod(long[end:]) == short[end]
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lydite.diff.measure.axes import fits_of
 from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents, best_path
 from lydite.diff.pairing.blocks import NUMBER, BlockMap, Sites, numbered_variants
+from lydite.diff.pairing.paired_events import same_kind
 from lydite.diff.pairing.similarity import Comparer, name_similarity
 from lydite.trace.events import Event, Site
 
@@ -146,7 +147,7 @@ class _RoleComparer:
 
     def _is_possible(self, port: Event, reference: Event) -> bool:
         return (
-            port.kind == reference.kind
+            same_kind(port, reference)
             and prod(port.shape) >= MIN_VALUES
             and bool(fits_of(port.shape, reference.shape)[0])
             and self.blocks.allows(port.name, reference.name)

@@ -13,6 +13,7 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
+from lydite.diff.pairing.paired_events import same_kind
 from lydite.diff.pairing.similarity import (
     Comparer,
     first_events,
@@ -215,7 +216,7 @@ class NamePairs:
 def compatible(port: Event, reference: Sequence[Event]) -> bool:
     """Whether one value of the port can be those of the reference, or a part of their batch."""
     size, expected = prod(port.shape), sum(prod(event.shape) for event in reference)
-    if port.kind != reference[0].kind or not size or not expected:
+    if not same_kind(port, reference[0]) or not size or not expected:
         return False
     if size == expected:
         return len(reference) > 1 or bool(possible_fits(port.shape, reference[0].shape))

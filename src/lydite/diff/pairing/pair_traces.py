@@ -66,19 +66,23 @@ def pair_traces(
         if steps.original
     ]
     written = [{event.i: event for event in trace.events} for trace in (reference, port)]
-    pairs = tuple(
-        replace(
-            pair,
-            reference=tuple(written[0][event.i] for event in pair.reference),
-            port=tuple(written[1][event.i] for event in pair.port),
+    pairs, set_aside = (
+        tuple(
+            replace(
+                pair,
+                reference=tuple(written[0][event.i] for event in pair.reference),
+                port=tuple(written[1][event.i] for event in pair.port),
+            )
+            for pair in chosen
         )
-        for pair in pairing.pairs
+        for chosen in (pairing.pairs, pairing.set_aside)
     )
     return Pairing(
         pairs,
         unpaired(reference, {event.i for pair in pairs for event in pair.reference}, ()),
         port_steps.written_names(_with_own_names(pairing.unpaired_port, pairs, owners)),
         (*remarks, *pairing.remarks, *_guesses(pairs)),
+        set_aside,
     )
 
 
@@ -111,7 +115,9 @@ def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
     pairing = pair_events(names.reference, names.port, names.renames(), names.ignored, distance)
     if strays := _wrong_guesses(names, pairing) - renames.keys():
         names.drop(strays, UNSEEN)
-        pairing = pair_events(names.reference, names.port, names.renames(), names.ignored, distance)
+        kept = pair_events(names.reference, names.port, names.renames(), names.ignored, distance)
+        aside = tuple(pair for pair in pairing.pairs if pair.port_event.name in strays)
+        return replace(kept, set_aside=aside)
     return pairing
 
 

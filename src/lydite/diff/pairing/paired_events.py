@@ -12,6 +12,7 @@ from lydite.trace.reader import Trace
 
 BY_NAME = ("map", "name", "spelling")
 SAME_MODULE = (*BY_NAME, "weights")  # methods of pairing that hold for inputs too
+COMPLEX = ("c64", "c128")
 CLOSE = 0.3  # relative error below which two outputs of one size are counterparts
 
 Distance = Callable[[Event, Event], float]  # of a value of the reference and one of the port
@@ -52,6 +53,7 @@ class Pairing:
     unpaired_reference: tuple[str, ...]
     unpaired_port: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    set_aside: tuple[Pair, ...] = ()  # that differ while the values after them agree
 
 
 def pair_events(
@@ -136,19 +138,31 @@ def _fused(
     reference: Mapping[str, Sequence[Event]], port: Sequence[Event], rename: Rename, offset: int
 ) -> Iterable[Pair]:
     """One value of the port that is several of the reference, concatenated along an axis."""
-    for event in port:
-        if event.slot != "out":
-            continue
+    values = [event for event in port if event.slot == "out"]
+    expected = [
+        [part for part in reference.get(ref.name, ()) if part.slot == ref.slot]
+        for ref in rename.ref
+    ]
+    in_order = {len(parts) for parts in expected} == {len(values)}  # steps may begin at 1
+    for number, event in enumerate(sorted(values, key=lambda event: (event.step, event.call))):
         call = (event.step - offset, event.call)
         parts = [
             part
-            for ref in rename.ref
-            for part in reference.get(ref.name, ())
-            if part.slot == ref.slot and (part.step, part.call) == call
+            for group in expected
+            for part in (group[number : number + 1] if in_order else group)
+            if in_order or (part.step, part.call) == call
         ]
         if len(parts) == len(rename.ref):
             axis = rename.axis if rename.how == "map" else joined_axis(event, parts)
             yield Pair(tuple(parts), (event,), rename.how, axis, rename.dims, rename.ref_dims)
+
+
+def same_kind(a: Event, b: Event) -> bool:
+    """Whether two values are of one kind, and both complex or both real.
+
+    A port has cosines and sines where the reference has complex rotations.
+    """
+    return a.kind == b.kind and (a.dtype in COMPLEX) == (b.dtype in COMPLEX)
 
 
 def joined_axis(whole: Event, parts: Sequence[Event]) -> int:

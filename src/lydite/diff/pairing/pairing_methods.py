@@ -31,9 +31,11 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
+from lydite.diff.pairing.exchanged import without_exchanges
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
+from lydite.diff.pairing.paired_events import same_kind
 from lydite.diff.pairing.results import by_ends_of_steps, by_last_values, by_results
 from lydite.diff.pairing.similarity import EQUAL, is_input, names_of
 from lydite.diff.pairing.tables import by_tables
@@ -59,13 +61,15 @@ def by_parameters(names: NamePairs) -> None:
     weights, reference_weights = names.port.weights(), names.reference.weights()
     if not weights or not reference_weights:
         return
-    modules = module_renames(match_weights(weights, reference_weights))
+    loaded = module_renames(match_weights(weights, reference_weights))
+    modules = without_exchanges(loaded)
     by_path = _by_path(site.name for site in names.free() if site.slot == "out")
     for name in names.left():
         for module in dict.fromkeys((name.rpartition("/")[2], name)):
             target = Site(by_path.get(modules.get(module, ""), ""))
             if target.name and names.is_possible(name, (target,)):
-                equal = _equal_instead(names, name, target)
+                is_loaded = modules[module] == loaded[module]
+                equal = _equal_instead(names, name, target) if is_loaded else None
                 how = "equal" if equal else "weights"
                 names.found[name] = Rename((equal or target,), how=how)
                 break
@@ -530,19 +534,28 @@ def by_inputs(names: NamePairs) -> None:
         if result is None or event is None:
             continue
         same = modules[names.numbers(result), result.step]
-        around = dict.fromkeys((result.name, *same))
+        # What a module of the reference takes was computed outside of it.
+        own = () if is_input(result.site) else (result.name,)
+        around = dict.fromkeys((*own, *same))
         around = _innermost(names, around, names.inputs[name])
         sites = {
             names.comparer.reference.content(first[site]): site
             for module in around
             for site in slots[module]
             if possible_fits(event.shape, first[site].shape)
+            and same_kind(event, first[site])
             and not _is_copy(names, name, holders.get(site))
         }
         likely = {s: names.comparer.correlation(first[s], event) for s in sites.values()}
         best = max(likely, key=lambda site: likely[site], default=None)
-        if best is not None and (len(likely) == 1 or likely[best] > ALIKE):
+        is_only = len(likely) == 1 and not _holds_equal(names, holders.get(best) if best else None)
+        if best is not None and (is_only or likely[best] > ALIKE):
             names.found[name] = Rename((best,), how="input")
+
+
+def _holds_equal(names: NamePairs, name: str | None) -> bool:
+    """Whether a name was paired because its value is the reference's."""
+    return name is not None and names.found[name].how == "equal"
 
 
 def _innermost(names: NamePairs, modules: Iterable[str], owner: str) -> list[str]:

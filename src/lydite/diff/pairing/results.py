@@ -3,12 +3,13 @@
 Each function is a method of `pairing_methods`.
 """
 
-from math import inf, prod
+from math import prod
 
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, NamePairs, compatible
+from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
 from lydite.diff.pairing.similarity import is_input, name_similarity
-from lydite.trace.events import Site
+from lydite.diff.result import scope_of
+from lydite.trace.events import Event, Site
 
 SIMILAR = 0.45  # names of results: prompt_embeds and prompt_features
 
@@ -54,23 +55,42 @@ def by_last_values(names: NamePairs) -> None:
 
 
 def by_results(names: NamePairs) -> None:
-    """Values recorded by hand after the last module, by shape and similar names.
+    """Values recorded by hand after the modules of a component, by shape and similar names.
 
-    Equal ones are paired by now: these differ, as another layer's features do.
+    Equal ones are paired by now: these differ, as another layer's features do. Those may be paired
+    with the other layer.
     """
-    modules = {event.name for event in names.reference.events if is_input(event.site)}
-    inside = tuple(f"{name}{mark}" for name in modules for mark in "./")
-    parts = [e for e in names.reference.events if e.name in modules or e.name.startswith(inside)]
-    last = max((event.i for event in parts), default=inf)
-    paired = {ref.name for refs in names.refs().values() for ref in refs}
-    for site, event in names.free_events(inputs=False).items():
-        if event.i < last or site.name in paired or event.kind != "activation":
+    guessed = {name for name, rename in names.found.items() if rename.how in WEAK}
+    paired = {ref for name, refs in names.refs().items() if name not in guessed for ref in refs}
+    for site, event in _recorded_by_hand(names).items():
+        if site in paired or event.kind != "activation":
             continue
+        is_copy = any(e.hash == event.hash for s, e in names.reference_events.items() if s != site)
+        others = {
+            name: names.port_events[name]
+            for name, rename in names.found.items()
+            if (name in guessed or (is_copy and rename.how == "equal"))
+            and name in names.port_events
+        }
         alike = {
             name: name_similarity(name.rpartition("/")[2], site.name.rpartition("/")[2])
-            for name, other in names.left_events().items()
+            for name, other in (names.left_events() | others).items()
             if other.shape == event.shape and prod(event.shape) >= MIN_RESULT
         }
         best = max(alike, key=lambda name: alike[name], default="")
         if best and alike[best] > SIMILAR:
             names.found[best] = Rename((site,), how="end")
+
+
+def _recorded_by_hand(names: NamePairs) -> dict[Site, Event]:
+    """Sites that are no module's, after the last value of a component."""
+    modules = {event.name for event in names.reference.events if is_input(event.site)}
+    inside = tuple(f"{name}{mark}" for name in modules for mark in "./")
+    parts = [e for e in names.reference.events if e.name in modules or e.name.startswith(inside)]
+    last = {scope_of(event.name): event.i for event in parts}
+    before: dict[Site, Event] = {}
+    for site, event in names.reference_events.items():
+        scope = next((scope_of(e.name) for e in reversed(parts) if e.i < event.i), None)
+        if scope is not None and last[scope] < event.i and event not in parts:
+            before[site] = event
+    return before

@@ -21,7 +21,7 @@ from lydite.diff.measure.axes import (
     possible_fits,
 )
 from lydite.diff.pairing.name_matching import close_stats, tokens
-from lydite.diff.pairing.paired_events import joined_axis
+from lydite.diff.pairing.paired_events import joined_axis, same_kind
 from lydite.trace.events import Event, Site, Stats
 from lydite.trace.reader import Trace
 from lydite.trace.statistics import measure
@@ -98,7 +98,7 @@ class Comparer:
     def score(self, reference: Event, port: Event) -> tuple[float, float]:
         """How much supports that two events are counterparts (1.2 is enough), and their error."""
         fits, cut = fits_of(port.shape, reference.shape)
-        if not fits or reference.kind != port.kind:
+        if not fits or not same_kind(reference, port):
             return -inf, inf
         score = name_similarity(reference.name, port.name)
         score += _number_agreement(reference.name, port.name)

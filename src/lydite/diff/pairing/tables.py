@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lydite.diff.measure.axes import fits_of
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.pair_names import WEAK, NamePairs, compatible
+from lydite.diff.pairing.paired_events import COMPLEX
 from lydite.diff.pairing.similarity import Comparer, ValueReader, is_input
 from lydite.trace.events import Event, Site
 
@@ -157,7 +158,8 @@ def _same_columns(own: NDArray[Any], right: NDArray[Any]) -> bool:
 
 def _is_small(reader: ValueReader, event: Event) -> bool:
     """Whether all numbers lie between −1 and 1, and there are enough of them."""
-    stats = reader.stats(event) if FEWEST <= prod(event.shape) <= MOST else None
+    is_table = FEWEST <= prod(event.shape) <= MOST and event.dtype not in COMPLEX
+    stats = reader.stats(event) if is_table else None
     if stats is None or stats.min is None or stats.max is None or not reader.can_read(event):
         return False
     return bool(stats.min >= -1 - ONE and 0.5 < stats.max <= 1 + ONE)

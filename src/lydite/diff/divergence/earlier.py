@@ -1,0 +1,127 @@
+"""A wrong value of the port before the first one that has a counterpart.
+
+After the first wrong value nothing is equal any more, and a value that nothing pairs is not
+compared. But what the reference computes between its last agreeing values and the first wrong one
+is known, and so is what the port computes there. A value of the port without a counterpart that
+has the axes of one of the reference's on this way is its counterpart; it is wrong, because equal
+values are paired by now. Only a comparison that found a wrong value asks for it, so that a correct
+port is not concerned.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from lydite.diff.measure.rows import Comparison
+from lydite.diff.pairing.alignment import merges_axes, same_axes
+from lydite.diff.pairing.blocks import last_word, numbered_variants
+from lydite.diff.pairing.paired_events import BY_NAME, Pair
+from lydite.diff.result import Row
+from lydite.trace.events import Event
+
+
+class EarlierValues:
+    """The values of both sides that no pair has, and the agreeing ones around them."""
+
+    def __init__(
+        self,
+        traces: Comparison,
+        pairs: Sequence[Pair],
+        rows: Sequence[Row],
+        unpaired: Collection[str],
+    ) -> None:
+        self.flow = traces.flow
+        self.paired = {event.i for pair in pairs for event in pair.reference}
+        self.paired_port = {event.i for pair in pairs for event in pair.port}
+        agreeing = [pair for pair, row in zip(pairs, rows, strict=True) if row.agrees]
+        counterparts = {
+            event.hash or event.i: max(other.i for other in pair.port)
+            for pair in agreeing
+            for event in pair.reference
+        }
+        self.right = {e.hash: pair.event for pair in agreeing for e in pair.port if e.hash}
+        self.agreeing = {  # event of the reference: where the port has it
+            event.i: counterparts[event.hash or event.i]
+            for event in traces.reference.events
+            if (event.hash or event.i) in counterparts
+        }
+        self.times = Counter(e.hash for e in traces.reference.events if e.slot[:3] == "out")
+        self.shapes = {event.shape for event in traces.port.events}
+        # Other names have no counterpart: tables in a layout of their own, and those of the map.
+        # All that the same module has on both sides is paired by name.
+        names = {*unpaired, *(event.name for pair in pairs for event in pair.port)}
+        names -= {event.name for pair in pairs if pair.how in BY_NAME for event in pair.port}
+        self.own = [
+            event
+            for event in traces.port.events
+            if event.i not in self.paired_port
+            and event.kind == "activation"
+            and event.name in names
+        ]
+
+    def before(self, wrong: Pair) -> Iterator[Pair]:
+        """Pairs of values of the port on the way to a wrong one, in the port's order."""
+        way = [e for e in self.flow.upstream(wrong.event, self.agreeing).passed if self._is_free(e)]
+        sources = {e.i: self.flow.upstream(e, self.agreeing).nearest for e in way}
+        starts = {
+            at: max((self.agreeing[other.i] for other in nearest), default=-1)
+            for at, nearest in sources.items()
+        }
+        end = min(event.i for event in wrong.port)
+        seen: set[tuple[str, str]] = set()
+        for own in self.own:
+            kinds = {(template, own.slot) for template, _ in numbered_variants(own.name)}
+            kinds.add((own.name, own.slot))
+            is_extra = bool(kinds & seen)  # in an earlier block it has no counterpart either
+            seen |= kinds
+            if own.i >= end or is_extra:
+                continue
+            for event in way:
+                fits = same_axes(event, own) or merges_axes(event, own)
+                fits = fits or self._has_lost_shape(event, own)
+                fits = fits and self._is_new(own, sources[event.i])
+                if fits and (starts[event.i] < own.i or own.hash in self.right):
+                    yield Pair((event,), (own,), "position")
+
+    def _is_new(self, own: Event, sources: Sequence[Event]) -> bool:
+        """Whether a value is not just one more name of a right one.
+
+        It is where an operation on that one is missing, and in a call that the reference has not.
+        """
+        right = self.right.get(own.hash or "")
+        if right is None or own.call:
+            return True
+        is_source = right.hash in {event.hash for event in sources}
+        return own.slot[:3] == "out" and is_source and self.times[right.hash] == 1
+
+    def _has_lost_shape(self, event: Event, own: Event) -> bool:
+        """Whether a value is longer or shorter along one axis, and the port has none as long."""
+        if event.shape in self.shapes or len(event.shape) != len(own.shape) or not own.shape:
+            return False
+        other = [a != b for a, b in zip(event.shape, own.shape, strict=True)]
+        return sum(other) == 1 and not other[-1] and own.slot[:3] == "out"
+
+    def _is_free(self, event: Event) -> bool:
+        """Whether a value has no counterpart, and nothing shows that the port has it right."""
+        results = (other for other in self.flow.results(event) if other.i in self.paired)
+        after = next(results, None)
+        return (
+            event.kind == "activation"
+            and event.i not in self.paired
+            and (after is None or after.i not in self.agreeing)
+        )
+
+
+def same_role(wrong: Pair, others: Sequence[Pair]) -> list[Pair]:
+    """Pairs that have in earlier blocks the names of a wrong one.
+
+    Queries and keys that are rotated too far have the right products in a block by itself.
+    """
+    role, at = _role(wrong), wrong.event.i
+    return [other for other in others if role and _role(other) == role and other.event.i < at]
+
+
+def _role(pair: Pair) -> tuple[str, str, str] | None:
+    """What the names of a pair have in every block; None without a number."""
+    words = [last_word(event.name) for event in (pair.event, pair.port_event)]
+    is_numbered = words[1] != pair.port_event.name and all(words)
+    return (words[0], words[1], pair.port_event.slot) if is_numbered else None

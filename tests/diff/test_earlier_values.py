@@ -1,0 +1,198 @@
+"""The port's first wrong value is named where nothing but its place pairs it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.diff.compare import compare
+from lydite.diff.divergence.earlier import same_role
+from lydite.diff.pairing.exchanged import without_exchanges
+from lydite.diff.pairing.pair_names import compatible
+from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.trace.events import Header
+from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
+
+WIDTH, TOKENS = 16, 12
+
+
+def write(folder: Path, events: Iterable[tuple[Any, ...]]) -> Trace:
+    """Events of (name, value), (name, value, slot) or (name, value, slot, step)."""
+    with TraceWriter(folder, Header(dtype="float32")) as writer:
+        for name, value, *place in events:
+            slot = place[0] if place else "out"
+            step = place[1] if len(place) > 1 else 0
+            kept = value if np.iscomplexobj(value) else value.astype(np.float32)
+            writer.add(name, kept, slot=slot, step=step)
+    return Trace.open(folder)
+
+
+def network(folder: Path, *, port: bool, order: Iterable[int] = (0, 1, 2)) -> Trace:
+    """Three blocks of a norm and a layer, the layers of the port under names of its own."""
+    draw = np.random.default_rng(0)
+    layers = draw.standard_normal((3, WIDTH, 2 * WIDTH)) / 4
+    back = draw.standard_normal((3, 2 * WIDTH, WIDTH)) / 4
+    x = draw.standard_normal((2, TOKENS, WIDTH))
+    events: list[tuple[Any, ...]] = [("start", x)] if port else [("net", x, "in.0")]
+    for number, block in enumerate(order):
+        wide = np.tanh(x @ layers[block])
+        out = wide @ back[block]
+        if port:
+            events += [(f"b{block}.up", x @ layers[block]), (f"b{block}.down", out)]
+        else:
+            path = f"net/blocks.{number}"
+            events += [(f"{path}.fc1", x, "in.0"), (f"{path}.fc1", x @ layers[block])]
+            events += [(f"{path}.fc2", wide, "in.0"), (f"{path}.fc2", out)]
+        x = x + out
+    last = x @ layers[0]
+    events += [("end", last)] if port else [("net/last", x, "in.0"), ("net/last", last)]
+    return write(folder, events)
+
+
+def test_a_block_that_runs_again_in_place_of_the_next(tmp_path: Path) -> None:
+    reference = network(tmp_path / "r", port=False)
+    assert compare(reference, network(tmp_path / "c", port=True)).verdict == "agree"
+    verdict = compare(reference, network(tmp_path / "p", port=True, order=(0, 1, 1)))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "b1.up")
+
+
+def test_tokens_that_are_left_out_are_named_where_they_are(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    text, extra = draw.standard_normal((2, 9, WIDTH)), draw.standard_normal((2, 3, WIDTH))
+    layer, mixer = draw.standard_normal((2, WIDTH, WIDTH)) / 4
+
+    def run(folder: Path, *, port: bool, missing: bool = False) -> Trace:
+        embedded = text @ layer
+        joined = embedded if missing else np.concatenate([extra, embedded], 1)
+        mixed = np.tanh(joined) @ mixer
+        pooled = np.repeat(mixed.mean(1, keepdims=True), 4, 1)
+        if port:
+            names = ["text", "embedded", "joined", "mixed", "pooled"]
+            return write(folder, zip(names, [text, embedded, joined, mixed, pooled], strict=True))
+        events = [("net", text, "in.0"), ("net/embed", text, "in.0"), ("net/embed", embedded)]
+        events += [("net/mix", joined, "in.0")]
+        return write(
+            folder, [*events, ("net/mix", mixed), ("net/pool", mixed, "in.0"), ("net/pool", pooled)]
+        )
+
+    reference = run(tmp_path / "r", port=False)
+    assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", port=True, missing=True))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "joined")
+
+
+def test_a_wrong_value_has_the_place_of_its_role_in_earlier_blocks() -> None:
+    def pair(number: int, word: str = "rot") -> Any:
+        event = SimpleNamespace(name=f"net.{number}.q", slot="in.0", i=number)
+        own = SimpleNamespace(name=f"b.{number}.{word}", slot="out", i=number)
+        return SimpleNamespace(event=event, port_event=own)
+
+    others = [pair(0), pair(1, "other"), pair(3)]
+    assert same_role(pair(2), others) == others[:1]
+    plain: Any = SimpleNamespace(
+        event=pair(2).event, port_event=SimpleNamespace(name="rot", slot="out")
+    )
+    assert same_role(plain, others) == []
+
+
+@pytest.mark.parametrize(
+    ("loaded", "right"),
+    [
+        ("0q>0q 0k>0k 1q>1k 1k>1q 2q>2q 2k>2k", "0q>0q 0k>0k 1q>1q 1k>1k 2q>2q 2k>2k"),
+        ("0q>0k 0k>0q 1q>1q 1k>1k", "0q>0q 0k>0k 1q>1q 1k>1k"),  # names decide
+        ("0w>1w 1w>2w 2w>0w", "0w>0w 1w>1w 2w>2w"),
+        ("0w>2w 1w>1w 2w>0w", "0w>2w 1w>1w 2w>0w"),  # counted from the other end
+        ("1w>0w 2w>1w 3w>2w", "1w>0w 2w>1w 3w>2w"),
+        ("0q>0q 0k>0k 1q>1k 1k>2q", "0q>0q 0k>0k 1q>1k 1k>2q"),  # no exchange
+    ],
+)
+def test_exchanged_parameters(loaded: str, right: str) -> None:
+    def modules(text: str) -> dict[str, str]:
+        pairs = (word.split(">") for word in text.split())
+        return {f"b.{a[0]}.w{a[1]}": f"net.{b[0]}.to_{b[1]}" for a, b in pairs}
+
+    assert without_exchanges(modules(loaded)) == modules(right)
+
+
+def test_complex_rotations_are_no_counterpart_of_cosines(tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    x = draw.standard_normal((2, TOKENS, WIDTH))
+    angle = draw.uniform(0, 3, (2, TOKENS, WIDTH // 2))
+    turned = x.reshape(2, TOKENS, -1, 2) @ [1, 1j] * np.exp(1j * angle)
+    q = np.stack([turned.real, turned.imag], -1).reshape(x.shape)
+    out = np.tanh(q)
+    reference = write(
+        tmp_path / "r",
+        [
+            ("net/norm", x),
+            ("net/attn", x, "in.0"),
+            ("net/attn", np.exp(1j * angle).astype(np.complex64), "in.1"),
+            ("net/attn.sdpa", q, "in.0"),
+            ("net/attn.sdpa", out),
+            ("net/attn", out),
+        ],
+    )
+    port = write(
+        tmp_path / "p",
+        [
+            ("n", x),
+            ("a", x, "in.0"),
+            ("a", np.cos(angle), "in.1"),
+            ("a", np.sin(angle), "in.2"),
+            ("a.rotary", x, "in.x"),
+            ("a.rotary", q),
+            ("a", out),
+        ],
+    )
+    assert compare(reference, port).verdict == "agree"
+    pairs = {
+        (str(pair.port_event.site), str(pair.event.site))
+        for pair in pair_traces(reference, port).pairs
+    }
+    table, rotations = port.find("a", "in.1"), reference.find("net/attn", "in.1")
+    assert table and rotations and table.shape == rotations.shape
+    assert not compatible(table, [rotations])
+    assert ("a.rotary [in.x]", "net/attn.sdpa [in.0]") not in pairs  # its input is another value
+
+
+def test_results_of_the_first_of_two_networks(tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    x, y = draw.standard_normal((2, 2, TOKENS, WIDTH))
+    layers = draw.standard_normal((3, WIDTH, WIDTH)) / 4
+    states = [x]
+    for layer in layers:
+        states.append(np.tanh(states[-1] @ layer))
+
+    def run(folder: Path, taken: int, *, port: bool) -> Trace:
+        events: list[tuple[Any, ...]] = []
+        for n, layer in enumerate(layers):
+            name = f"t{n}" if port else f"text/layers.{n}"
+            events += [] if port else [(name, states[n], "in.0")]
+            events += [(name, np.tanh(states[n] @ layer))]
+        events += [("t.prompt" if port else "pipeline/prompt_embeds", states[taken])]
+        events += [] if port else [("image/layer", y, "in.0")]
+        return write(folder, [*events, ("v" if port else "image/layer", y @ layers[0])])
+
+    reference = run(tmp_path / "r", 2, port=False)
+    assert compare(reference, run(tmp_path / "c", 2, port=True)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", 3, port=True))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "t.prompt")
+
+
+def test_fused_values_of_steps_that_are_counted_from_one(tmp_path: Path) -> None:
+    """A value before the first step is at step 0: the numbers of the steps say nothing."""
+    draw = np.random.default_rng(5)
+    steps = draw.standard_normal((3, 2, 2, TOKENS, WIDTH))
+    noise = draw.standard_normal((2, TOKENS, WIDTH))
+    reference: list[tuple[Any, ...]] = [("net/start", noise)]
+    port: list[tuple[Any, ...]] = [("start", noise)]
+    for n, (a, b) in enumerate(steps):
+        reference += [("net/attn.to_k", a, "out", n), ("net/attn.to_v", b, "out", n)]
+        port += [("kv", np.concatenate([a, b], -1), "out", n + 1)]
+    pairs = pair_traces(write(tmp_path / "r", reference), write(tmp_path / "p", port)).pairs
+    fused = [pair for pair in pairs if pair.port_event.name == "kv"]
+    assert [(pair.event.step, pair.port_event.step) for pair in fused] == [(0, 1), (1, 2), (2, 3)]
