@@ -15,7 +15,12 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from lydite.calibrate.activations.collect import Selection, collect
-from lydite.calibrate.activations.file import merge_files, read_file, read_summary
+from lydite.calibrate.activations.file import (
+    merge_files,
+    read_file,
+    read_summary,
+    write_file,
+)
 from lydite.calibrate.activations.queries import read_curves
 from lydite.calibrate.activations.statistics_state import content_hash, load_state, save_state
 from lydite.calibrate.store.reader import CalibrationSet
@@ -187,3 +192,12 @@ def test_a_state_whose_description_was_changed_is_damaged(
     save_file(tensors, state, {**given, **{k: v for k, v in changes.items() if k == "collected"}})
     with pytest.raises(CalibrationError, match=r"damaged .*Remove its folder to start again"):
         load_state(state)
+
+
+def test_what_a_killed_run_left_of_the_file_is_not_added_to(whole: Path, tmp_path: Path) -> None:
+    out, temporary = tmp_path / "out.sqlite", tmp_path / "finished"
+    temporary.write_bytes(whole.read_bytes())
+    summary = msgspec.to_builtins(read_summary(whole))
+    write_file(read_file(whole), out, temporary, summary)
+    assert not temporary.exists() and out.read_bytes() == whole.read_bytes()
+    assert content_hash(read_file(out)) == content_hash(read_file(whole))

@@ -64,6 +64,7 @@ def test_says_what_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     ("version", "macos", "machine", "problems"),
     [
         ((3, 11), "", "x86_64", 0), ((3, 10), "", "x86_64", 1), ((3, 99), "", "x86_64", 1),
+        ((3, 11), f"{OLDEST_MACOS}.1", "x86_64", 1),
         ((3, 11), f"{OLDEST_MACOS}.1", "arm64", 0), ((3, 11), f"{OLDEST_MACOS - 1}.9", "arm64", 1),
     ],
 )  # fmt: skip

@@ -28,6 +28,7 @@ from lydite.evaluate.evaluation import (
     Networks,
     Options,
     Pair,
+    _share,
     count_ticks,
     damage,
     evaluate,
@@ -77,6 +78,15 @@ def test_figures_of_two_folders(tmp_path: Path) -> None:
     assert {"mean", "median", "ci95", "n"} <= plain["paired"]["psnr"].keys()
     assert plain["record"]["pictures"] == {"reference": 3, "candidate": 3, "pairs": 3}
     assert evaluation.to_json() == _evaluate(folders, Options()).to_json()
+
+
+@pytest.mark.parametrize(("count", "few"), [(1, True), (4, True), (5, False)])
+def test_four_pictures_have_no_interval_and_five_have_one(
+    count: int, few: bool, tmp_path: Path
+) -> None:
+    found = _evaluate(_folders(tmp_path, tuple(range(1, 1 + count))), Options())
+    assert [("too few" in text) for text in found.warnings] == ([True] if few else [])
+    assert (found.paired["psnr"].ci95 is None) == (_share([True] * count).ci95 is None) == few
 
 
 @pytest.mark.parametrize("sides", [(180, 40, 20), (20, 40, 180)])
@@ -367,7 +377,8 @@ def test_a_fid_of_few_pictures_on_either_side_is_biased(
     one, other = (_plain(tmp_path / str(at), range(9, 9 + n)) for at, n in enumerate(sizes))
     network: Any = _Means()
     found = evaluate(one, other, None, Options(Networks(inception=network))).warnings
-    assert any(text.startswith(f"FID of {warned} pictures") for text in found) == bool(warned)
+    biased = [text.partition(" pictures")[0] for text in found if text.startswith("FID")]
+    assert biased == ([f"FID of {warned}"] if warned else [])
     unequal = f"{sizes[0]} and {sizes[1]} pictures: distances of sets of two sizes are biased."
     assert (unequal in found) == (sizes[0] != sizes[1])
 
