@@ -80,6 +80,18 @@ def test_figures_of_two_folders(tmp_path: Path) -> None:
     assert evaluation.to_json() == _evaluate(folders, Options()).to_json()
 
 
+def test_what_is_to_be_known_of_either_side_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FolderPictures, "notes", lambda source: [f"about {source.folder.name}"])
+    folders = _folders(tmp_path, (1, 2, 3, 4, 5))
+    assert _evaluate(folders, Options()).warnings == ["about one", "about other"]
+    sources = open_source(folders[0]), open_source(folders[1])
+    network: Any = _Means()
+    found = evaluate_one(sources[1], Options(Networks(inception=network))).warnings
+    assert found == ["about other"]
+
+
 @pytest.mark.parametrize(("count", "few"), [(1, True), (4, True), (5, False)])
 def test_four_pictures_have_no_interval_and_five_have_one(
     count: int, few: bool, tmp_path: Path
@@ -105,6 +117,10 @@ def test_metrics_are_those_that_the_smallest_pair_has(
 
 
 def test_intervals_stay_within_what_a_metric_can_be(tmp_path: Path) -> None:
+    ends = {name: evaluation.LIMITS[name] for name in ("psnr", "ssim", "ms_ssim", "clip_score")}
+    assert ends == {"psnr": (0, 100), "ssim": (-1, 1), "ms_ssim": (0, 1), "clip_score": (0, 100)}
+    for name in ("lpips_alex", "lpips_vgg", "latent_error"):
+        assert evaluation.LIMITS[name] == (0, np.inf)
     folders = _folders(tmp_path, (0, 1, 2, 90, 120))
     sources = open_source(folders[0]), open_source(folders[1])
     errors = np.array([[0.01], [0.01], [0.01], [0.01], [3.0]])
