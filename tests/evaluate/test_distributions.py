@@ -155,3 +155,10 @@ def test_sets_that_cannot_be_compared(one: tuple[int, int], other: tuple[int, in
 def test_features_that_are_not_finite() -> None:
     with pytest.raises(InputError, match="finite"):
         Moments.of(np.array([[1.0, np.nan]]))
+
+
+def test_what_is_as_far_as_the_third_neighbour_is_near() -> None:
+    """As in the authors' code."""
+    real = np.array([[0.0], [1.0], [2.0], [3.0]])
+    for place, precision in ((-3.0, 1.0), (-3.001, 0.0)):
+        assert precision_recall(np.full((4, 1), place), real)[0] == precision

@@ -98,3 +98,8 @@ def test_the_same_values_give_the_same_interval() -> None:
 def test_growth_is_the_factor_of_a_step() -> None:
     assert growth([0.0, 1e-3 * 1.5, 1e-3 * 1.5**2, 1e-3 * 1.5**3]) == pytest.approx(1.5)
     assert growth([0.0, 1.0]) is None
+
+
+def test_two_errors_above_0_have_a_growth_and_one_has_none() -> None:
+    assert growth([0.1, 0.2]) == pytest.approx(2) and growth([0.1, 0.0, 0.4]) == pytest.approx(2)
+    assert growth([0.1]) is growth([0.0, 0.1]) is growth([]) is None
