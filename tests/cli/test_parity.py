@@ -18,6 +18,7 @@ from lydite.cli.parity import (
     ImageDifference,
     _folder,
     _print,
+    _record,
     by_component,
     check_recorded,
     check_reference,
@@ -186,6 +187,34 @@ def unrecorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespa
     monkeypatch.setattr(f"{module}._record", record)
     monkeypatch.setattr("lydite.diff.compare.compare", compared)
     return stub
+
+
+@pytest.mark.parametrize(("dtype", "rounded"), [("float32", "float64"), ("float16", "float16")])
+def test_our_networks_are_freed_before_the_reference_runs(
+    dtype: str, rounded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    stub: Any = SimpleNamespace(model=SimpleNamespace(unload=lambda: done.append("unloaded")))
+    drawn: Any = SimpleNamespace(steps=2)
+
+    def recorded(side: str, times: int) -> Callable[..., None]:
+        def record(*words: Any, on_step: Callable[[], None] | None = None, **_: Any) -> None:
+            done.append((side, words[-1] if on_step else words[0]))
+            for _ in range(times):
+                (on_step or words[1])()
+
+        return record
+
+    monkeypatch.setattr("lydite.cli.parity.reference_job", lambda *words: words[3])
+    monkeypatch.setattr("lydite.cli.parity.record_port", recorded("ours", 2))
+    monkeypatch.setattr("lydite.reference.jobs.run_job", recorded("theirs", 4))
+    capture = Capture("full", ("*",), budget=9)
+    _record(stub, drawn, 0, dtype, tmp_path, capture, quiet=True)
+    outputs = (
+        TraceOutput(str(tmp_path / "reference")),
+        TraceOutput(str(tmp_path / "floor"), rounded),  # type: ignore[arg-type]
+    )
+    assert done == [("ours", tmp_path / "port"), "unloaded", ("theirs", outputs)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
