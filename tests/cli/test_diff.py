@@ -241,6 +241,19 @@ def _row(index: int, error: float | None = 1e-7, **changes: Any) -> Row:
     return replace(known, **changes)
 
 
+def test_a_row_of_another_shape_is_marked_and_one_that_was_not_compared_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = (_row(0), _row(1, None), _row(2, None, wrong=True), _row(3, 1.0, wrong=True))
+    verdict = Verdict("diverge", "", site="v3", slot="out", step=0, rows=rows)
+    _print(verdict, True)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[2:6]]
+    assert [line[:2] for line in table] == [
+        ["✓", "v0"], ["v1", "not"], ["·", "v2"], ["→", "v3"],
+    ]  # fmt: skip
+    assert table[2][2] == "shape" and table[1][1:3] == ["not", "compared"]
+
+
 def test_rows_around_the_bug_and_the_last_one() -> None:
     rows = tuple(_row(index, wrong=index >= 20) for index in range(40))
     bug = Verdict("diverge", "", site="v20", slot="out", step=0, rows=rows)

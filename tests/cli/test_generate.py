@@ -494,14 +494,16 @@ def test_modes_of_debug() -> None:
         (("3-5",), 1, (3, 4, 5)), ((str(2**64 - 1),), 1, (2**64 - 1,)),
         ((str(-(2**63)),), 1, (-(2**63),)),
         ((str(2**64),), 1, None), ((str(2**64 - 1),), 2, None), ((str(-(2**63) - 1),), 1, None),
-        (("x",), 1, None), (("5-3",), 1, None),
+        (("x",), 1, None), (("5-3",), 1, None), (("4-4",), 1, (4,)), (("4-4",), 2, (4, 5)),
+        (("1-10000",), 1, tuple(range(1, 10_001))), (("1-10001",), 1, None),
+        (("0",), 1024, tuple(range(1024))), (("0",), 1025, None), (("0",), 0, None),
     ],
 )  # fmt: skip
 def test_seeds(texts: tuple[str, ...], batch: int, seeds: tuple[int, ...] | None) -> None:
     if seeds is not None:
         assert read_seeds(texts, batch) == seeds
         return
-    with pytest.raises(InputError, match="seed"):
+    with pytest.raises(InputError, match="--seed" if 1 <= batch <= 1024 else "--batch"):
         read_seeds(texts, batch)
 
 

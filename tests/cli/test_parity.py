@@ -198,7 +198,7 @@ def test_our_networks_are_freed_before_the_reference_runs(
     drawn: Any = SimpleNamespace(steps=2)
 
     def recorded(side: str, times: int) -> Callable[..., None]:
-        def record(*words: Any, on_step: Callable[[], None] | None = None, **_: Any) -> None:
+        def record(*words: Any, on_step: Callable[[], None] | None = None, **more: Any) -> None:
             done.append((side, words[-1] if on_step else words[0]))
             for _ in range(times):
                 (on_step or words[1])()

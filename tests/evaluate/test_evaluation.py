@@ -92,6 +92,12 @@ def test_what_is_to_be_known_of_either_side_is_told(
     assert found == ["about other"]
 
 
+def test_the_twenty_worst_pairs_are_listed(tmp_path: Path) -> None:
+    found = _evaluate(_folders(tmp_path, tuple(range(22))), Options())
+    assert [pair.name for pair in found.worst] == [f"noise {n}" for n in range(21, 1, -1)]
+    assert "bootstrap-t, 2000 resamples" in found.record["metrics"]["ci95"]
+
+
 @pytest.mark.parametrize(("count", "few"), [(1, True), (4, True), (5, False)])
 def test_four_pictures_have_no_interval_and_five_have_one(
     count: int, few: bool, tmp_path: Path

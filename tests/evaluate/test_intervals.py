@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lydite.evaluate import intervals
 from lydite.evaluate.intervals import FEWEST, growth, mean_interval, share_interval, summarize
 
 
@@ -103,3 +104,13 @@ def test_growth_is_the_factor_of_a_step() -> None:
 def test_two_errors_above_0_have_a_growth_and_one_has_none() -> None:
     assert growth([0.1, 0.2]) == pytest.approx(2) and growth([0.1, 0.0, 0.4]) == pytest.approx(2)
     assert growth([0.1]) is growth([0.0, 0.1]) is growth([]) is None
+
+
+def test_an_interval_is_of_two_thousand_resamples_in_pieces_of_any_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = np.random.default_rng(3).normal(size=40)
+    whole = intervals._studentized(values)
+    assert whole.shape == (2000,)
+    monkeypatch.setattr(intervals, "PIECE", 40 * 999)
+    np.testing.assert_array_equal(intervals._studentized(values), whole)

@@ -98,7 +98,7 @@ def test_the_worst_pairs_with_their_pictures(sides: list[FolderPictures]) -> Non
         np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
         for data in re.findall(r'base64,([^"]+)"', html)
     ]
-    assert len(images) == 3 * SHOWN and "a &lt;ring&gt;" in html
+    assert len(images) == 3 * SHOWN == 36 and "a &lt;ring&gt;" in html
     shown = [pair.name for pair in worst[:SHOWN]]
     for name, at in zip(shown, range(0, 3 * SHOWN, 3), strict=True):
         three = images[at : at + 3]
