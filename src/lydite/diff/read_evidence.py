@@ -69,6 +69,8 @@ class EvidenceReader:
             beside=lambda: self._beside(pair.event),
             parameters=lambda: self.parameters.of_module(event.name),
             parameters_like=lambda shape: self.parameters.like(event.name, shape),
+            tables=self._tables,
+            step=event.step,
         )
 
     def _producer(self, pair: Pair) -> Event:
@@ -87,7 +89,8 @@ class EvidenceReader:
         """
         earlier = [other for other in self.reference.events if other.i < event.i]
         same_step = [other for other in earlier if other.step == event.step]
-        begun = [e for e in earlier if e.site == event.site and e.step == event.step - 1]
+        steps = (event.step - 1, event.step - 2)
+        begun = [e for e in reversed(earlier) if e.site == event.site and e.step in steps]
         begun += [other for other in earlier if other.kind == "input"]
         # Small values beside it in the step before: a port may keep them.
         begun += [
@@ -115,6 +118,16 @@ class EvidenceReader:
             if same and self.reference.has_values(other):
                 value = wide(self.reference.read(other))
                 yield Recorded(str(other), value, lambda i=other.i: self._ports_value(i))
+
+    def _tables(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The reference's tables of sigmas and timesteps, also those recorded step by step."""
+        entries: dict[str, list[NDArray[Any]]] = {}
+        for event in self.reference.events:
+            if event.kind in ("schedule", "scalar") and self.reference.has_values(event):
+                entries.setdefault(event.name, []).append(wide(self.reference.read(event)))
+        for name, parts in entries.items():
+            if len(parts) == 1 or all(part.size == 1 for part in parts):
+                yield name, np.concatenate([part.reshape(-1) for part in parts])
 
     def _ports_value(self, i: int) -> NDArray[Any] | None:
         """What the port has in the place of the reference's event number i."""

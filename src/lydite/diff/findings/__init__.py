@@ -64,6 +64,7 @@ from lydite.diff.findings.replay.selections import (
     other_resize,
     other_token,
 )
+from lydite.diff.findings.replay.solver_steps import other_solver_step
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
@@ -117,6 +118,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_gate,
     other_rotation,
     other_rotation_table,
+    other_solver_step,
     other_combination,
     other_step,
     other_guidance,
