@@ -1,5 +1,6 @@
 """The right value of another site: a neighbour, the input, the value without the residual."""
 
+import re
 from itertools import islice
 from typing import Any
 
@@ -29,10 +30,16 @@ def another_value(e: Evidence) -> Finding | None:
                 f"{e.name} is not applied: the port passes its input on, or records that."
                 if own_input
                 else f"Check which value is used: the port computes {name}, or records it as "
-                f"{e.name}.",
+                f"{e.name}{_siblings(e.name, name)}.",
                 left <= e.noise(),
             )
     return None
+
+
+def _siblings(name: str, other: str) -> str:
+    """What else two values of one module may be: exchanged weights."""
+    parents = [re.split(r" \[|, call ", path)[0].rpartition(".")[0] for path in (name, other)]
+    return "; or the weights of the two are exchanged" if parents[0] == parents[1] != "" else ""
 
 
 def passed_through(e: Evidence) -> Finding | None:

@@ -22,6 +22,7 @@ from lydite.diff.findings.replay.attention_variants import MOST_HEADS, variants
 from lydite.diff.findings.replay.variants import (
     MAX_VALUES,
     Candidate,
+    Told,
     allowed,
     apart_of,
     apart_of_port,
@@ -128,7 +129,7 @@ def _told(e: Evidence, form: Form, rows: slice, own: Parts) -> Finding | bool:
     """The variant of the reference's form that the port is; True where it is none of them."""
     mine = replace(form, streams=_like(form, own, e.port.shape[-1]))
     form, mine = _with_rotation(e, form, mine)
-    lengths = _lengths(e) if form.shown is not None else ()
+    lengths = _lengths(e)
     tried = [Candidate("", form.result()[:, rows]), *variants(form, rows, lengths)]
     told = told_apart(
         e,
@@ -136,6 +137,8 @@ def _told(e: Evidence, form: Form, rows: slice, own: Parts) -> Finding | bool:
         lambda: (Candidate("", mine.result()[:, rows]), *variants(mine, rows, lengths)),
         reference_is="",
     )
+    if told is None and len(form.streams) > 1 and len(form.result()[0]) == e.port.shape[1]:
+        told = _in_other_order(e, mine, rows, lengths)
     if told is not None:
         return _finding(told.wrong, told.leaves)
     if (found := _other_number(e, form, mine, rows)) is not None:
@@ -143,6 +146,17 @@ def _told(e: Evidence, form: Form, rows: slice, own: Parts) -> Finding | bool:
     if all(apart_of_port(e, c.value) > allowed(e) for c in tried):
         e.ruled_out.append(f"{len(tried)} forms of attention from the recorded q, k and v")
     return True
+
+
+def _in_other_order(e: Evidence, mine: Form, rows: slice, lengths: tuple[int, ...]) -> Told | None:
+    """As the port's value tells it with its streams in the other order, which is no mistake.
+
+    Where a value is far off, the order in which a port joins two streams does not show.
+    """
+    turned = replace(e, port=np.roll(e.port, mine.streams[0].q.shape[2], 1), ruled_out=[])
+    tried = [Candidate("", mine.result()[:, rows]), *variants(mine, rows, lengths)]
+    told = told_apart(turned, tried, lambda: tried, reference_is="")
+    return told if told is not None and not told.wrong.startswith("streams") else None
 
 
 def _with_rotation(e: Evidence, form: Form, mine: Form) -> tuple[Form, Form]:
@@ -318,13 +332,14 @@ def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]
     if len(e.port) * heads * tokens * keys > MAX_SCORES:
         return
     tables_of = list(_tables(e, usual.head)) if tokens == keys else []
-    orders = (streams, streams[::-1]) if len(streams) > 1 and tables_of else (streams,)
+    is_whole = len(streams) > 1 and e.port.shape[1] == tokens
+    orders = (streams, streams[::-1]) if is_whole or (tables_of and len(streams) > 1) else (streams,)
     rotations = [(order, rotation) for order in orders for rotation in _rotations(order, tables_of)]
     length = e.port.shape[1]
     causal = {"shown": np.tri(tokens, keys, dtype=bool), "masked_by": "causal"}
     for (bias, shown), (order, rotation), scale, mask in product(
         [(None, None), *_biases(e, heads, tokens, keys)],
-        [(streams, None), *rotations],
+        [*((order, None) for order in (orders if is_whole else orders[:1])), *rotations],
         (1.0, usual.head**0.5),
         ({}, causal),
     ):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def variants(usual: Form, rows: slice, lengths: Iterable[int] = ()) -> Iterator[
         *_other_rotations(usual.rotation),
         *_other_groups(usual.streams),
         *_other_parts(usual.streams),
+        *_other_orders(usual.streams, lengths),
     ):
         yield Candidate(words, replace(usual, **changed).result()[:, rows])
     yield from _other_heads(usual, rows)
@@ -240,6 +242,10 @@ def _other_parts(streams: tuple[Stream, ...]) -> Changes:
         for part in "qk":
             normed = tuple(replace(s, v=_normed_like(s, part)) for s in streams)
             yield f"norm: with v normed like {part}", {"streams": normed}
+            for at, stream in enumerate(normed) if len(streams) > 1 else ():
+                some = (*streams[:at], stream, *streams[at + 1 :])
+                words = f"norm: with v of the stream of {stream.v.shape[2]} tokens normed like"
+                yield f"{words} {part}", {"streams": some}
             one = tuple(replace(s, **{part: getattr(s.raw, part)}) for s in streams)
             yield f"norm: without the norm of {part}", {"streams": one}
     crossed = any(s.q.shape != s.k.shape for s in streams)  # text as keys: other lengths
@@ -256,16 +262,40 @@ def _other_parts(streams: tuple[Stream, ...]) -> Changes:
 
 
 def _normed_like(stream: Stream, part: str) -> Array:
-    """v divided by its root mean square, with the weight of the norm of q or k."""
-    raw, normed = (merged(getattr(s, part)) for s in (stream.raw or stream, stream))
-    plain = raw / np.sqrt((raw * raw).mean(-1, keepdims=True) + 1e-6)
-    power = (plain * plain).sum((0, 1))
-    weight = (plain * normed).sum((0, 1)) / np.where(power, power, 1.0)
-    v = merged(stream.v)
-    if weight.shape != v.shape[-1:]:
-        return stream.v
-    value = v / np.sqrt((v * v).mean(-1, keepdims=True) + 1e-6) * weight
-    return _outer(value, stream.v.shape[1])
+    """v with the norm of q or k: over a head or the whole width, with or without the mean."""
+    raw, normed = (getattr(s, part) for s in (stream.raw or stream, stream))
+    heads, v = stream.v.shape[1], stream.v
+    if v.shape[-1] != raw.shape[-1] or v.shape[1] != raw.shape[1]:
+        return v
+    found: list[tuple[float, Array]] = []
+    for whole, centred in product((False, True), (False, True)):
+        sides = [merged(x)[:, None] if whole else x for x in (raw, normed, v)]
+        plain, mine = (_standard(x, centred=centred) for x in (sides[0], sides[2]))
+        power = (plain * plain).sum((0, 1, 2))
+        weight = (plain * sides[1]).sum((0, 1, 2)) / np.where(power, power, 1.0)
+        value = mine * weight
+        value = _outer(value[:, 0], heads) if whole else value
+        found.append((float(np.linalg.norm(plain * weight - sides[1])), value))
+    return min(found, key=lambda entry: entry[0])[1]
+
+
+def _standard(x: Array, *, centred: bool) -> Array:
+    x = x - x.mean(-1, keepdims=True) if centred else x
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+def _other_orders(streams: tuple[Stream, ...], lengths: Iterable[int]) -> Changes:
+    """q, k or v alone with its streams joined in the other order."""
+    joined = Stream(*(np.concatenate([getattr(s, part) for s in streams], 2) for part in "qkv"))
+    if len(streams) > 1:
+        lengths = [streams[0].q.shape[2]]
+    for part, length in product("vkq", lengths):
+        value = getattr(joined, part)
+        if 0 < length < value.shape[2]:
+            other = replace(joined, **{part: np.roll(value, -length, 2)})
+            words = f"streams: with the streams of {part} joined in another order than the others'"
+            words += f", the first {length} tokens at its end"
+            yield words, {"streams": (other,)}
 
 
 def _other_cuts(usual: Form, rows: slice) -> Iterator[Candidate]:

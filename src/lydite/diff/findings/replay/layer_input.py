@@ -130,12 +130,21 @@ def _other_sum(e: Evidence) -> Finding | None:
             tried.append(Candidate(text, x.x + factor * y.x + other.x))
         told = told_apart(e, tried, reference_is=tried[0].name)
         if told is not None:
-            without = bool(right) and told.wrong == f"{x.name} + {y.name}"
-            other = told.wrong in (f"{x.name} + {words}{y.name}" for words in gates)
+            cause, fix = "other-sum", f"Compute it from {told.right}."
+            if told.wrong == f"{right}{y.name}":
+                cause, fix = "residual-missing", f"Add the residual, {x.name}."
+            elif told.wrong == x.name:
+                cause, fix = "branch-missing", f"Add {right}{y.name}."
+            elif right and told.wrong == f"{x.name} + {y.name}":
+                cause = "gate-missing"
+            elif told.wrong.startswith(f"{x.name} +") and told.wrong.endswith(f" · {y.name}"):
+                cause, fix = "other-gate", f"Use the reference's gate: {fix[0].lower()}{fix[1:]}"
+            elif told.wrong.endswith(f" + {right}{y.name}"):
+                fix = f"Use the reference's residual, {x.name}."
             return Finding(
-                "gate-missing" if without else "other-gate" if other else "other-sum",
+                cause,
                 f"The port computes it from {told.wrong}, the reference from {told.right}.",
-                f"Compute it from {told.right}.",
+                fix,
             )
         return None
     return None

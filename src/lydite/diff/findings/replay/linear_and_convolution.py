@@ -26,6 +26,8 @@ from lydite.diff.result import Finding
 MAX_ROWS = 256  # of an input that are computed
 MAX_PIXELS = 160
 MAX_WEIGHT = 2**24  # numbers of a weight that is computed with
+MAX_SOLVED = 1024  # inputs of a layer whose weight is computed from its values
+SPARE_ROWS = 16  # more than a layer has inputs
 MAX_OTHERS = 64  # parameters of the same shape that are tried
 FUSED = re.compile(r"(.*[._/])(q|k|v)((?:_proj)?)$")  # to_q, q_proj
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -47,7 +49,39 @@ FIXES = {
 def other_linear(e: Evidence) -> Finding | None:
     """A linear layer with its weight transposed, its bias missing, or another's parameters."""
     layer = linear_layer(e)
-    return _told(layer) if layer is not None else None
+    return (_told(layer) or _other_weight(e, layer)) if layer is not None else None
+
+
+def _other_weight(e: Evidence, layer: Replayed) -> Finding | None:
+    """That the port is a linear layer of the right input with another weight, which it shows."""
+    weight, bias = (e.parameters().get(name) for name in ("weight", "bias"))
+    x = layer.source.own.reshape(-1, layer.source.own.shape[-1])
+    y = e.values[1].reshape(len(x), -1).astype(np.float64)
+    if weight is None or weight.shape != (y.shape[1], x.shape[1]) or x.shape[1] > MAX_SOLVED:
+        return None
+    if len(x) < x.shape[1] + SPARE_ROWS:  # any value would be a linear layer of so few rows
+        return None
+    design = np.concatenate((x, np.ones((len(x), 1))), -1)[: 4 * MAX_SOLVED]
+    y = y[: len(design)]
+    solved, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
+    left = float(np.linalg.norm(design @ solved - y))
+    share = 1 - design.shape[1] / len(design)  # of an error that a fit leaves
+    if rank < design.shape[1] or left > share**0.5 * allowed(e):
+        return None
+    apart = float(np.linalg.norm(solved[:-1].T - weight) / np.linalg.norm(weight))
+    if apart < 1e-3:
+        return None
+    given = np.zeros(len(weight)) if bias is None else bias
+    is_shifted = float(np.abs(solved[-1] - given).max()) > 1e-3 * max(float(np.abs(given).max()), 1e-3)
+    words = " and bias" if is_shifted else ""
+    return Finding(
+        "weights-differ",
+        f"The port is a linear layer of the same input with another weight{words}: "
+        f"the weight that it shows is {apart:.2g} × the reference's away from it, and none of its "
+        "known rearrangements.",
+        "Check how the weight of this layer is loaded: it may have kept its initial values, or be "
+        "another layer's.",
+    )
 
 
 def other_convolution(e: Evidence) -> Finding | None:

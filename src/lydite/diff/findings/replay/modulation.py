@@ -25,6 +25,7 @@ from lydite.diff.findings.replay.variants import (
 from lydite.diff.result import Finding
 
 MAX_CHUNKS = 12
+NOTHING = "nothing"  # in the place of a scale or shift
 MAX_PARAMETERS = 64  # that are tried as a part of a table
 
 
@@ -38,15 +39,13 @@ class Table:
 
 
 def other_modulation(e: Evidence) -> Finding | None:
-    """A norm times (1 + scale) plus shift, with other chunks of the table or without the 1."""
+    """A value times (1 + scale) plus shift, with other chunks of the table or without the 1."""
     if not is_replayable(e) or e.port.ndim != 3 or e.port.shape[1] < 4:
         return None
     tables = list(chunk_tables(e))
     reference, port = e.values
     limit = fit_tolerance(e)
-    for source in sources(e) if tables else ():
-        if source.x.shape != e.port.shape:
-            continue
+    for source in _modulatable(e) if tables else ():
         right = _scale_and_shift(source.x, reference, limit)
         wrong = _scale_and_shift(source.own, port, limit) if right else None
         if right is None:
@@ -58,29 +57,70 @@ def other_modulation(e: Evidence) -> Finding | None:
         name = source.name
         for table, other in product(tables, tables):
             expected = _named_chunks(right, table.parts, limit)
-            used = _named_chunks(wrong, other.own, limit) if expected else None
+            used = _named_chunks(wrong, other.own, limit, lacking=True) if expected else None
             if expected is None or used is None or (expected == used and other is table):
                 continue
-            if other is not table:
+            if other is not table and NOTHING not in used:
                 return Finding(
                     "another-value",
                     f"The port modulates {name} with the chunks of {other.name}, the reference "
                     f"with those of {table.name}.",
                     f"Use {table.name}, computed anew in each step.",
                 )
+            theirs = f"the reference {name} · {expected[0]} + {expected[1]}, with the chunks of "
+            if used == (NOTHING, NOTHING):
+                ours, cause = f"{name}, not modulated", "modulation-missing"
+            elif used[1] == NOTHING:
+                ours, cause = f"{name} · {used[0]}, without the shift", "shift-missing"
+            elif used[0] == NOTHING:
+                ours, cause = f"{name} + {used[1]}, without the scale", "scale-missing"
+            else:
+                ours = f"{name} · {used[0]} + {used[1]}"
+                cause = _modulation_cause(expected, used)
             return Finding(
-                _modulation_cause(expected, used),
-                f"The port is {name} · {used[0]} + {used[1]}, the reference {name} · {expected[0]} "
-                f"+ {expected[1]}, with the chunks of {table.name}.",
+                cause,
+                f"The port is {ours}, {theirs}{table.name}.",
                 f"Multiply by {expected[0]} and add {expected[1]}.",
             )
     return None
 
 
+def _modulatable(e: Evidence) -> Iterator[Source]:
+    """Recorded values of the value's shape, and the first and the last tokens of longer ones."""
+    longer: list[Source] = []
+    for source in sources(e):
+        if source.x.shape == e.port.shape:
+            yield source
+        elif source.x.ndim == 3 and source.x.shape[::2] == e.port.shape[::2]:
+            longer.append(source)
+    count = e.port.shape[1]
+    for source in (s for s in longer if s.x.shape[1] > count):
+        for first in (0, source.x.shape[1] - count):
+            cut = slice(first, first + count)
+            name = f"tokens {first} to {first + count - 1} of {source.name}"
+            yield Source(name, source.x[:, cut], lambda s=source, cut=cut: s.own[:, cut])
+
+
 def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) -> Finding | None:
     """That the modulated value is another norm of the right input, or the norm of another one."""
     scale, shift = (value[:, None] for value in right)
-    values = [s for s in sources(e) if s.x.shape == e.port.shape and s.name != normed.name]
+    for other in norms(normed.own, -1):
+        if apart_of(e.values[1], other.value * scale + shift) <= allowed(e):
+            return Finding(
+                "norm-extra",
+                f"The port modulates a {other.name.partition(' with ')[0]} of {normed.name}, the "
+                "reference that value itself, without a norm.",
+                "Remove the norm before the modulation.",
+            )
+    others = [s for s in _modulatable(e) if s.name != normed.name]
+    for other in others:
+        if apart_of(e.values[1], other.own * scale + shift) <= allowed(e):
+            return Finding(
+                "another-input",
+                f"The port modulates {other.name}, the reference {normed.name}.",
+                f"Modulate {normed.name}.",
+            )
+    values = [s for s in others if not s.name.startswith("tokens ")]
     for source in values:
         lefts = [(c.name, apart_of(normed.x, c.value)) for c in norms(source.x, -1)]
         kind = simplest(lefts)
@@ -227,15 +267,19 @@ def _scale_and_shift(x: Array, value: Array, limit: float) -> tuple[Array, Array
 
 
 def _named_chunks(
-    fit: tuple[Array, Array], parts: list[Array], limit: float
+    fit: tuple[Array, Array], parts: list[Array], limit: float, *, lacking: bool = False
 ) -> tuple[str, str] | None:
-    """Which chunks a scale and a shift are."""
+    """Which chunks a scale and a shift are; where they may be lacking, also a 1 and a 0."""
     scale, shift = fit
     scales = {f"(1 + chunk {n})": 1 + part for n, part in enumerate(parts)}
     scales |= {f"chunk {n}": part for n, part in enumerate(parts)}
     shifts = {f"chunk {n}": part for n, part in enumerate(parts)}
     limit = max(3e-3, 8 * limit)
     first, second = nearest(scale, scales, limit), nearest(shift, shifts, limit)
+    if lacking:
+        size = limit * max(float(np.abs(part).max()) for part in parts)
+        first = NOTHING if float(np.abs(scale - 1).max()) <= size else first
+        second = NOTHING if float(np.abs(shift).max()) <= size else second
     return (first, second) if first and second else None
 
 

@@ -29,6 +29,7 @@ NORM_EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3, 1e-2, 1e-1)
 GROUPS = (1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 48)
 MOST_HEADS = 64
 MAX_WEIGHTS = 64  # of other norms that are tried
+MAX_LATELY = 8  # values of which a modulated one may be the norm
 NONE = "no activation"
 VARIANTS: dict[str, Callable[[Array], Array]] = {
     **ACTIVATIONS,
@@ -118,10 +119,14 @@ def _best_norm(
 
 
 def norm_layer(e: Evidence) -> Replayed | None:
-    """The norm whose output a value is, with its weight or with scale and shift that fit it."""
-    if not is_replayable(e) or not e.slot.startswith("out") or e.port.ndim < 3:
+    """The norm whose output a value is, with its weight or with scale and shift that fit it.
+
+    Of a modulated norm the reference may have recorded what it is the norm of, and no more.
+    """
+    if not is_replayable(e) or e.port.ndim < 3:
         return None
-    for source in inputs_of(e):
+    values = inputs_of(e) if e.slot.startswith("out") else _lately(e)
+    for source in values:
         for channels in (-1, 1) if source.x.shape == e.reference.shape else ():
             for known in _known_affines(e, channels) or (None,):
                 best, left, scale, shift = _best_norm(e, source, channels, known, by_row=True)
@@ -136,6 +141,13 @@ def norm_layer(e: Evidence) -> Replayed | None:
 
                 return Replayed("a norm", source, e, apply, lambda _: iter(()))
     return None
+
+
+def _lately(e: Evidence) -> Iterator[Source]:
+    """Values of this shape that were computed last, of which a modulated value may be the norm."""
+    tokens = e.port.ndim == 3 and e.port.shape[1] >= 8  # scale and shift are fitted to them
+    near = (s for s in sources(e) if s.x.shape == e.port.shape)
+    return islice(near, MAX_LATELY if tokens else 0)
 
 
 def _norm(x: Array, channels: int, name: str) -> Array:
@@ -297,8 +309,12 @@ def norms(x: Array, channels: int) -> Iterator[Candidate]:
 def _over_all_heads(x: Array) -> Iterator[Candidate]:
     """Norms of q or k over all heads together, where these are an axis."""
     for axis, eps in product((1, 2), NORM_EPS):
+        words = f"with eps {eps:g} with axes {axis} and 3 together (over all heads, not each head)"
         root = np.sqrt((x * x).mean((axis, 3), keepdims=True) + eps)
-        yield Candidate(f"RMS norm with eps {eps:g} with axes {axis} and 3 together", x / root)
+        yield Candidate(f"RMS norm {words}", x / root)
+        centred = x - x.mean((axis, 3), keepdims=True)
+        root = np.sqrt((centred * centred).mean((axis, 3), keepdims=True) + eps)
+        yield Candidate(f"layer norm {words}", centred / root)
 
 
 def _standardized(x: Array, axes: tuple[int, ...], name: str) -> Iterator[Candidate]:

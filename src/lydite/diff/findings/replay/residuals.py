@@ -70,7 +70,9 @@ def other_residual(e: Evidence) -> Finding | None:
         }
         for words, value in sums.items():
             if apart_of(port, value) <= allowed(e):
-                text = f"The port is {words}, the reference {x.name} + {term}."
+                text = f"The port is {words}, the reference {x.name} + {term}"
+                other = words.removesuffix(f" + {term}")
+                text += f": its residual is {other}, not {x.name}." if other != words else "."
                 return Finding("other-sum", text, fix)
     return _missing_term(e, values, tables, limit) or _other_term(e, values)
 

@@ -130,10 +130,8 @@ def told_apart(
         return None
     used = [(c.name, apart_of_port(e, c.value)) for c in (own() if own else tried)]
     if own:  # a port that starts from other numbers is nearer to one of the two
-        used = [
-            (name, min(left, apart_of_port(e, c.value)))
-            for (name, left), c in zip(used, tried, strict=True)
-        ]
+        lefts_of = {c.name: apart_of_port(e, c.value) for c in tried}
+        used = [(name, min(left, lefts_of.get(name, inf))) for name, left in used]
     wrong = simplest(used, like=right)
     left = dict(used)[wrong]
     seen = e if e.layer is None else e.layer.output
