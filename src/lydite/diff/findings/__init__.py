@@ -3,6 +3,8 @@
 Each hypothesis is a function of the evidence; a new cause is a new function in one of the lists.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
@@ -72,6 +74,7 @@ from lydite.diff.result import Finding
 __all__ = ["Evidence", "Hypothesis", "find", "is_another_form", "replayed"]
 
 MAX_FINDINGS = 5
+FAR_OFF = 0.5  # relative error from which a layout may be taken for another
 
 # Reported alone: nothing else can be recognized in such a value.
 CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
@@ -186,6 +189,7 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
     exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else []
     with np.errstate(all="ignore"):  # a variant of the wrong operation may overflow
         exact = exact or _tried(REPLAYED, evidence, one=True)
+        exact = exact or _in_another_layout(evidence)
     lines = (*MOVED, *COARSER)
     exact = exact or [f for line in lines for f in _tried(line, evidence, one=True)]
     located = [] if exact else _tried(LOCATED, evidence, one=True)
@@ -193,6 +197,17 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
     few = FITTED[:3] if evidence.ruled_out else FITTED
     fitted = [] if exact else _tried(few, evidence, one=True)
     return _plain([*exact, *located, *fitted][:MAX_FINDINGS])
+
+
+def _in_another_layout(e: Evidence) -> list[Finding]:
+    """What a replay tells of a port with channels last, where all axes have one size.
+
+    Where such a value is wrong everywhere, its layout does not show.
+    """
+    if e.port.ndim != 4 or len(set(e.port.shape[1:])) > 1 or e.error < FAR_OFF:
+        return []
+    turned = replace(e, port=np.moveaxis(e.port, -1, 1), ruled_out=[])
+    return _tried(REPLAYED, turned, one=True)
 
 
 def _tried(

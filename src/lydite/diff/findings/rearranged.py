@@ -208,10 +208,12 @@ def _split_finding(e: Evidence, left: float, axis: int, n: int, m: int) -> Findi
             e,
             left,
             "even-odd",
-            f"equals the reference with other channel pairs along {where}: the reference pairs "
-            f"{expected} channels, the port {actual}",
-            f"Pair channels as {expected}: of {size} channels, i goes with "
-            f"{'i + ' + str(size // 2) if n == 2 else 'i + 1'} (rotary embedding, gated MLP).",
+            f"equals the reference with the {size} channels of {where} in another order: in the "
+            f"reference the two parts are {expected} channels, in the port {actual} (interleaved "
+            f"{'in the port' if n == 2 else 'in the reference'})",
+            f"Use {expected} channels: of {size}, i goes with "
+            f"{'i + ' + str(size // 2) if n == 2 else 'i + 1'} (sines and cosines, rotary "
+            "embedding, gated MLP).",
         )
     return _explained(
         e,

@@ -84,6 +84,11 @@ def _gated(gate: Array, other: Array, name: str, other_name: str) -> Iterator[Ca
         yield Candidate(f"{label}({name}) + {other_name}", active + other)
         yield Candidate(f"{label}({other_name}) · {name}", f(other) * gate)
     yield Candidate(f"{name} · {other_name}", gate * other)
+    joined = np.concatenate((gate, other), -1)
+    for label in ("silu", "gelu with tanh", "gelu"):
+        value = ACTIVATIONS[label](joined[..., 0::2]) * joined[..., 1::2]
+        words = f"{label}(every second number) · the others, of {name} and {other_name} joined"
+        yield Candidate(f"{words}: the fused value read interleaved, not as two halves", value)
 
 
 def _is_gated(e: Evidence, gate: Array, other: Array) -> bool:

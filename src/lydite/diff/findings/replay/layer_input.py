@@ -113,10 +113,6 @@ def _other_sum(e: Evidence) -> Finding | None:
         for words, other in gates.items():
             if words != right:
                 tried.append(Candidate(f"{x.name} + {words}{y.name}", x.x + other * y.x))
-        if right:
-            for words, f in (("tanh", np.tanh), ("1 +", lambda g: 1 + g), ("sigmoid", _sigmoid)):
-                gated = x.x + f(factor) * y.x
-                tried.append(Candidate(f"{x.name} + {words}({right[:-3]}) · {y.name}", gated))
         tried += [Candidate(x.name, x.x), Candidate(f"{right}{y.name}", factor * y.x)]
         tried.append(Candidate(f"{x.name} − {right}{y.name}", x.x - factor * y.x))
         for other in own:
@@ -148,10 +144,6 @@ def _other_sum(e: Evidence) -> Finding | None:
             )
         return None
     return None
-
-
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
 
 
 def _rearranged(e: Evidence) -> Finding | None:
@@ -277,7 +269,7 @@ def _line(a: float, b: float, name: str) -> str:
     return text if b == 0 else f"{text} {'+' if b > 0 else '−'} {abs(b):.4g}"
 
 
-OF_TOKENS: tuple[Hypothesis, ...] = (_another_value, other_modulated_input, _other_sum)
+OF_TOKENS: tuple[Hypothesis, ...] = (_other_sum, _another_value, other_modulated_input)
 OF_INPUT: tuple[Hypothesis, ...] = (
     other_attention,
     other_linear_attention,

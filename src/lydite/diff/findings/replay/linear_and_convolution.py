@@ -252,8 +252,8 @@ def _told(layer: Replayed) -> Finding | None:
         cause, fix = "another-parameter", "Load the module's own parameters."
     if not cause and told.wrong.startswith("with its parts"):
         cause, fix = "qkv-exchanged", "Join the weights of q, k and v in the reference's order."
-    if not cause and told.wrong.startswith("with its weight in "):
-        cause, fix = "rounded", "Load the weight in the reference's precision."
+    if not cause and told.wrong.endswith(tuple(f" in {name}" for name in NARROW)):
+        cause, fix = "rounded", "Load the weight, and compute, in the reference's precision."
     if not cause:
         cause, fix = "other-padding", "Use the reference's padding and stride."
     return Finding(
@@ -276,7 +276,11 @@ def _linear(e: Evidence, x: Array, weight: Array, bias: Array | None) -> Iterato
         raw = weight.reshape(inputs, outputs).T
         yield Candidate("with its weight in another order", result(raw))
     for name, dtype in NARROW.items():
-        yield Candidate(f"with its weight in {name}", result(_narrow(weight, dtype)))
+        rounded = _narrow(weight, dtype)
+        yield Candidate(f"with its weight in {name}", result(rounded))
+        low = _narrow(x, dtype) @ rounded.T + (0.0 if bias is None else bias)
+        yield Candidate(f"with its weight and input in {name}", low)
+        yield Candidate(f"with its weight, input and result in {name}", _narrow(low, dtype))
     for name, other, other_bias in _others(e, weight, bias):
         yield Candidate(f"with the parameters of {name}", result(other, other_bias))
 
@@ -339,7 +343,11 @@ def _convolutions(e: Evidence, x: Array, at: Array, usual: Form) -> Iterator[Can
         ):
             yield Candidate(f"with its weight in another order: {stored}", result(weight=raw))
     for name, dtype in NARROW.items():
-        yield Candidate(f"with its weight in {name}", result(weight=_narrow(weight, dtype)))
+        rounded = replace(usual, weight=_narrow(weight, dtype))
+        yield Candidate(f"with its weight in {name}", rounded.at(x, at))
+        low = rounded.at(_narrow(x, dtype), at)
+        yield Candidate(f"with its weight and input in {name}", low)
+        yield Candidate(f"with its weight, input and result in {name}", _narrow(low, dtype))
     for name, other, other_bias in _others(e, weight, bias):
         words = f"with the parameters of {name}"
         yield Candidate(words, result(weight=other, bias=other_bias))

@@ -56,9 +56,11 @@ def other_modulation(e: Evidence) -> Finding | None:
             continue
         name = source.name
         for table, other in product(tables, tables):
-            expected = _named_chunks(right, table.parts, limit)
+            expected = _named_chunks(right, table.parts, limit, lacking=True)
             used = _named_chunks(wrong, other.own, limit, lacking=True) if expected else None
             if expected is None or used is None or (expected == used and other is table):
+                continue
+            if expected == (NOTHING, NOTHING) or (other is not table and used == expected[::-1]):
                 continue
             if other is not table and NOTHING not in used:
                 return Finding(
@@ -67,22 +69,21 @@ def other_modulation(e: Evidence) -> Finding | None:
                     f"with those of {table.name}.",
                     f"Use {table.name}, computed anew in each step.",
                 )
-            theirs = f"the reference {name} · {expected[0]} + {expected[1]}, with the chunks of "
-            if used == (NOTHING, NOTHING):
-                ours, cause = f"{name}, not modulated", "modulation-missing"
-            elif used[1] == NOTHING:
-                ours, cause = f"{name} · {used[0]}, without the shift", "shift-missing"
-            elif used[0] == NOTHING:
-                ours, cause = f"{name} + {used[1]}, without the scale", "scale-missing"
-            else:
-                ours = f"{name} · {used[0]} + {used[1]}"
-                cause = _modulation_cause(expected, used)
             return Finding(
-                cause,
-                f"The port is {ours}, {theirs}{table.name}.",
-                f"Multiply by {expected[0]} and add {expected[1]}.",
+                _modulation_cause(expected, used),
+                f"The port is {_words(name, used)}, the reference {_words(name, expected)}, with "
+                f"the chunks of {table.name}.",
+                f"Compute {_words(name, expected)}.",
             )
     return None
+
+
+def _words(name: str, chunks: tuple[str, str]) -> str:
+    """A value with its scale and shift for people."""
+    if chunks == (NOTHING, NOTHING):
+        return f"{name}, not modulated"
+    text = name if chunks[0] == NOTHING else f"{name} · {chunks[0]}"
+    return text if chunks[1] == NOTHING else f"{text} + {chunks[1]}"
 
 
 def _modulatable(e: Evidence) -> Iterator[Source]:
@@ -159,7 +160,8 @@ def chunk_tables(e: Evidence) -> Iterator[Table]:
     batch, width = e.port.shape[0], e.port.shape[-1]
     for source in sources(e):
         value = source.x
-        if value.shape == (batch, width):  # the same for all chunks, with a parameter added
+        if value.shape == (batch, width):  # alone, or the same for all chunks plus a parameter
+            yield Table(source.name, [value], [source.own])
             yield from _with_parameters(e, source.name, [value], [source.own])
         if value.size % (batch * width) or not 2 <= value.size // (batch * width) <= MAX_CHUNKS:
             continue
@@ -206,30 +208,35 @@ def other_modulated_input(e: Evidence) -> Finding | None:
     values = [s for s in sources(e) if s.x.shape == e.port.shape] if tables else []
     for source in values:
         fit = _scale_and_shift(source.x, e.values[0], limit)
-        named = [(t, _named_chunks(fit, t.parts, limit)) for t in tables] if fit else []
-        right = next(((table, names) for table, names in named if names), None)
+        named = [(t, _named_chunks(fit, t.parts, limit, lacking=True)) for t in tables] if fit else []
+        right = next(((t, names) for t, names in named if names and names[0] != NOTHING), None)
         if right is None:
             continue
         table, (scale, shift) = right
-        usual = f"{source.name} · {scale} + {shift}, with the chunks of {table.name}"
-        tried = [Candidate(usual, e.values[0]), *_modulated(source, scale, table, tables)]
+        usual = f"{_words(source.name, (scale, shift))}, with the chunks of {table.name}"
+        others = list(_modulated(source, scale, table, tables, shifted=shift != NOTHING))
+        tried = [Candidate(usual, e.values[0]), *others]
         told = told_apart(
             e, [c for c in tried if c.name != usual or c is tried[0]], reference_is=usual
         )
         if told is not None:
-            used = re.findall(r"(\(1 \+ chunk \d+\)|chunk \d+) \+ (chunk \d+)", told.wrong)
-            cause = _modulation_cause((scale, shift), used[0]) if used else "other-chunks"
+            used = re.search(
+                r" · (\(1 \+ chunk \d+\)|chunk \d+)(?: \+ (chunk \d+))?, with", told.wrong
+            )
+            cause = "modulation-missing"
+            if used is not None:
+                cause = _modulation_cause((scale, shift), (used[1], used[2] or NOTHING))
             return Finding(
                 cause,
                 f"The port takes {told.wrong}, the reference {usual}; {told.leaves}.",
-                f"Multiply by {scale} and add {shift}, of {table.name}.",
+                f"Compute {_words(source.name, (scale, shift))}.",
             )
         return None
     return None
 
 
 def _modulated(
-    source: Source, scale: str, right: Table, tables: list[Table]
+    source: Source, scale: str, right: Table, tables: list[Table], *, shifted: bool
 ) -> Iterator[Candidate]:
     """A value modulated with any two chunks of the right table, and with all others as it is."""
     x = source.x
@@ -237,20 +244,19 @@ def _modulated(
     scale_at = int(re.sub(r"\D", "", scale.replace("1 + ", "")))
     plain = "1 + " not in scale
 
-    def value(parts: list[Array], first: int, second: int, one: bool) -> Array:
-        return x * (parts[first][:, None] + one) + parts[second][:, None]
-
-    def words(table: str, first: int, second: int, one: bool) -> str:
+    def candidate(table: Table, first: int, second: int | None, one: bool) -> Candidate:
+        value = x * (table.parts[first][:, None] + one)
+        value = value if second is None else value + table.parts[second][:, None]
         factor = f"(1 + chunk {first})" if one else f"chunk {first}"
-        return f"{source.name} · {factor} + chunk {second}, with the chunks of {table}"
+        chunks = factor, NOTHING if second is None else f"chunk {second}"
+        return Candidate(f"{_words(source.name, chunks)}, with the chunks of {table.name}", value)
 
-    for first, second, one in product(range(count), range(count), (not plain, plain)):
-        text = words(right.name, first, second, one)
-        yield Candidate(text, value(right.parts, first, second, one))
+    seconds = [*range(count), None] if shifted else [None, *range(count)]
+    for first, second, one in product(range(count), seconds, (not plain, plain)):
+        yield candidate(right, first, second, one)
     for table in (t for t in tables if t is not right and scale_at < len(t.parts)):
-        for second in range(min(len(table.parts), count)):
-            text = words(table.name, scale_at, second, not plain)
-            yield Candidate(text, value(table.parts, scale_at, second, not plain))
+        for second in range(min(len(table.parts), count)) if shifted else (None,):
+            yield candidate(table, scale_at, second, not plain)
     yield Candidate(f"{source.name}, not modulated", x)
 
 
@@ -285,6 +291,10 @@ def _named_chunks(
 
 def _modulation_cause(right: tuple[str, str], wrong: tuple[str, str]) -> str:
     plain = right[0].strip("()").removeprefix("1 + ")
+    if wrong == (NOTHING, NOTHING):
+        return "modulation-missing"
+    if NOTHING in wrong and NOTHING not in right:
+        return "shift-missing" if wrong[1] == NOTHING else "scale-missing"
     if wrong == (plain, right[1]):
         return "one-plus-missing"
     exchanged = wrong[1] == plain and right[1] in wrong[0]

@@ -34,6 +34,13 @@ NONE = "no activation"
 VARIANTS: dict[str, Callable[[Array], Array]] = {
     **ACTIVATIONS,
     "tanh": np.tanh,
+    "quick gelu with 1.7 (x · sigmoid(1.7 x))": lambda x: x / (1 + np.exp(-1.7 * x)),
+    "squared relu": lambda x: np.maximum(x, 0) ** 2,
+    "leaky relu of 0.01": lambda x: np.where(x > 0, x, 0.01 * x),
+    "leaky relu of 0.2": lambda x: np.where(x > 0, x, 0.2 * x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     NONE: lambda x: x,
 }
 
@@ -109,7 +116,7 @@ def _best_norm(
             known.shift,
         )
         if known is not None
-        else _affine_left(c.value, e.values[0], channels, by_row=by_row)
+        else affine_left(c.value, e.values[0], channels, by_row=by_row)
         for c in _norms_of_input(source.x, channels)
     }
     if not fits:  # one channel, or an odd number of them
@@ -218,7 +225,7 @@ def extra_norm(e: Evidence) -> Finding | None:
     for source in sources(e):
         if source.x.shape != e.port.shape or apart_of(e.values[0], source.x) > allowed(e):
             continue
-        fits = {c.name: _affine_left(c.value, e.values[1], -1)[0] for c in norms(source.own, -1)}
+        fits = {c.name: affine_left(c.value, e.values[1], -1)[0] for c in norms(source.own, -1)}
         kind = simplest(list(fits.items()))
         if fits[kind] <= allowed(e):
             return Finding(
@@ -299,8 +306,17 @@ def norms(x: Array, channels: int) -> Iterator[Candidate]:
                 value = norm.value.reshape(split.shape)
                 value = value.swapaxes(1, 2) if words else value
                 yield Candidate(norm.name, value.reshape(x.shape))
-    if x.ndim > 3:
+            name = f"group norm of {groups} groups{words}, of each pixel alone"
+            for norm in _standardized(split, (2,), name, few=True):
+                value = norm.value.swapaxes(1, 2) if words else norm.value
+                yield Candidate(norm.name, value.reshape(x.shape))
+            name = f"group norm of {groups} groups{words}, over the batch too"
+            for norm in _standardized(split, (0, 2, 3), name, few=True) if count > 1 else ():
+                value = norm.value.swapaxes(1, 2) if words else norm.value
+                yield Candidate(norm.name, value.reshape(x.shape))
+    if x.ndim > 2:
         yield from _standardized(x, (1,), "layer norm of the channels at each pixel")
+    if x.ndim > 3:
         yield from _standardized(
             x, tuple(range(2, x.ndim)), "norm of each channel apart (instance norm)"
         )
@@ -317,19 +333,24 @@ def _over_all_heads(x: Array) -> Iterator[Candidate]:
         yield Candidate(f"layer norm {words}", centred / root)
 
 
-def _standardized(x: Array, axes: tuple[int, ...], name: str) -> Iterator[Candidate]:
+def _standardized(
+    x: Array, axes: tuple[int, ...], name: str, *, few: bool = False
+) -> Iterator[Candidate]:
     centred = x - x.mean(axes, keepdims=True)
     variance = (centred * centred).mean(axes, keepdims=True)
     count = prod(x.shape[axis] for axis in axes)
-    for eps in NORM_EPS:
+    for eps in NORM_EPS[:2] if few else NORM_EPS:
         yield Candidate(f"{name} with eps {eps:g}", centred / np.sqrt(variance + eps))
+        if few:
+            continue
         outside = centred / (np.sqrt(variance) + eps)
         yield Candidate(f"{name} with eps {eps:g} with the root before eps", outside)
     unbiased = centred / np.sqrt(variance * count / (count - 1) + 1e-6) if count > 1 else centred
-    yield Candidate(f"{name} with n − 1 as divisor", unbiased)
+    if not few:
+        yield Candidate(f"{name} with n − 1 as divisor of the (unbiased) variance", unbiased)
 
 
-def _affine_left(
+def affine_left(
     x: Array, value: Array, channels: int, *, by_row: bool = False
 ) -> tuple[float, Array, Array]:
     """The error of the best weight and bias per channel, or per row of the batch and channel."""

@@ -36,10 +36,10 @@ def other_residual(e: Evidence) -> Finding | None:
         gate = _factors(y.x, reference - x.x, limit)
         if gate is None:
             continue
-        right = _gate_name(gate, {t.name: t.parts for t in tables}, limit)
+        right = _gate_name(gate, gates_of(tables, gate), limit)
         if right in ("0", None):  # the value is x itself
             continue
-        own = {t.name: t.own for t in tables}
+        own = gates_of(tables, gate, own=True)
         term = _term(right, y.name)
         fix = f"Add {term} to {x.name}."
         for base, name in ((x.own, x.name), (np.zeros_like(x.own), "")):
@@ -57,17 +57,14 @@ def other_residual(e: Evidence) -> Finding | None:
             ours += [] if wrong == "0" else [_term(wrong, y.name)]
             text = f"The port is {' + '.join(ours) or '0'}, the reference {x.name} + {term}."
             return Finding(cause, text, fix)
-        factors = {"1": np.ones_like(gate)}
-        factors |= {f"chunk {n} of {t.name}": p for t in tables for n, p in enumerate(t.own)}
-        scaled = factors[right][:, None]
+        scaled = own[right][:, None]
         sums = (
             {f"{_term(right, x.name)} + {y.name}": scaled * x.own + y.own} if right != "1" else {}
         )
-        sums |= {
-            f"{other.name} + {term}": other.own + scaled * y.own
-            for other in values
-            if other.name not in (x.name, y.name)
-        }
+        for other in values:
+            if other.name not in (x.name, y.name):
+                sums[f"{other.name} + {term}"] = other.own + scaled * y.own
+                sums[f"{x.name} + {_term(right, other.name)}"] = x.own + scaled * other.own
         for words, value in sums.items():
             if apart_of(port, value) <= allowed(e):
                 text = f"The port is {words}, the reference {x.name} + {term}"
@@ -88,13 +85,11 @@ def sum_gate(e: Evidence, x: Source, y: Source) -> tuple[str, Array, dict[str, A
     if gate is None:
         return None
     shape = (len(gate), *(1,) * (e.port.ndim - 2), gate.shape[-1])
-    tables = {t.name: t.parts for t in chunk_tables(e)}
-    right = _gate_name(gate, tables, limit)
+    named = gates_of(list(chunk_tables(e)), gate)
+    right = _gate_name(gate, named, limit)
     if right in ("0", None):
         return None
-    gates = {"": np.ones(shape)}
-    for table, parts in tables.items():
-        gates |= {f"chunk {n} of {table} · ": p.reshape(shape) for n, p in enumerate(parts)}
+    gates = {"" if n == "1" else f"{n} · ": g.reshape(shape) for n, g in named.items() if n != "0"}
     name = "" if right == "1" else f"{right} · "
     return (name, gates[name], gates)
 
@@ -150,9 +145,7 @@ def _missing_term(
                 )
     for y in values:
         gate = _factors(y.x, reference - port, max(limit, least))
-        name = (
-            _gate_name(gate, {t.name: t.parts for t in tables}, limit) if gate is not None else ""
-        )
+        name = _gate_name(gate, gates_of(tables, gate), limit) if gate is not None else ""
         if name and name != "0":
             term = _term(name, y.name)
             return Finding(
@@ -179,11 +172,22 @@ def _factors(y: Array, value: Array, limit: float) -> Array | None:
     return a if left <= limit * size or size <= limit / 10 * float(np.linalg.norm(y)) else None
 
 
-def _gate_name(gate: Array, tables: dict[str, list[Array]], limit: float) -> str | None:
+def gates_of(tables: list[Table], like: Array, *, own: bool = False) -> dict[str, Array]:
+    """What a factor of a branch may be: one, nothing, a chunk of a table or a function of it."""
+    named = {"1": np.ones_like(like), "0": np.zeros_like(like)}
+    for table in tables:
+        for n, part in enumerate(table.own if own else table.parts):
+            named[f"chunk {n} of {table.name}"] = part
+            named[f"tanh(chunk {n} of {table.name})"] = np.tanh(part)
+    for table in tables:
+        for n, part in enumerate(table.own if own else table.parts):
+            named[f"sigmoid(chunk {n} of {table.name})"] = 1 / (1 + np.exp(-part))
+            named[f"(1 + chunk {n} of {table.name})"] = 1 + part
+    return named
+
+
+def _gate_name(gate: Array, named: dict[str, Array], limit: float) -> str | None:
     """What a factor is: one, nothing, or a chunk of a table."""
-    named = {"1": np.ones_like(gate), "0": np.zeros_like(gate)}
     if float(np.abs(gate).max()) < limit:
         return "0"
-    for table, parts in tables.items():
-        named |= {f"chunk {n} of {table}": part for n, part in enumerate(parts)}
     return nearest(gate, named, max(3e-3, 8 * limit))

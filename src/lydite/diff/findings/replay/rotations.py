@@ -31,8 +31,12 @@ def other_rotation(e: Evidence) -> Finding | None:
     if not is_replayable(e) or e.port.ndim not in (3, 4) or e.port.shape[-1] % 4:
         return None
     limit = fit_tolerance(e)
-    for source in _rotatable(e):
+    rotatable = list(_rotatable(e))
+    for source, by_row in ((s, row) for row in (False, True) for s in rotatable):
+        if by_row and (e.port.ndim != 4 or len(e.port) == 1):
+            continue
         for heads, pairing in _forms(e.port.shape):
+            heads = heads.of_rows(e.values[0]) if by_row else heads
             right = _rotation(heads(source.x), heads(e.values[0]), pairing, limit)
             if right is None or _is_one(right, limit):
                 continue
@@ -166,13 +170,23 @@ def _forms(shape: tuple[int, ...]) -> Iterator[tuple["Heads", str]]:
 class Heads:
     """Reads a value as (batch, tokens, heads, width)."""
 
-    def __init__(self, width: int, token_axis: int) -> None:
-        self.width, self.token_axis = width, token_axis
+    def __init__(self, width: int, token_axis: int, kept: Array | None = None) -> None:
+        self.width, self.token_axis, self.kept = width, token_axis, kept
 
     def __call__(self, value: Array) -> Array:
         if value.ndim == 3:
             return value.reshape(*value.shape[:2], -1, self.width)
-        return value if self.token_axis == 1 else value.swapaxes(1, 2)
+        value = value if self.token_axis == 1 else value.swapaxes(1, 2)
+        return value if self.kept is None else value.reshape(1, -1, *value.shape[2:])[:, self.kept]
+
+    def of_rows(self, value: Array) -> "Heads":
+        """The same with all rows of the batch as one: each may have positions of its own.
+
+        Tokens that are zero in this value are left out: padding.
+        """
+        tokens = self(value)
+        kept = np.flatnonzero(np.abs(tokens).max((2, 3)).reshape(-1) > 0)
+        return Heads(self.width, self.token_axis, kept)
 
 
 def _paired(x: Array, pairing: str) -> Array:

@@ -8,10 +8,19 @@ from math import isqrt
 import numpy as np
 
 from lydite.diff.findings.evidence import ROUNDING, Array, Evidence
-from lydite.diff.findings.replay.norms_and_activations import extra_norm, other_activation
+from lydite.diff.findings.replay.norms_and_activations import (
+    affine_left,
+    extra_norm,
+    norms,
+    other_activation,
+)
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,
+    Source,
+    allowed,
+    apart_of,
+    apart_of_port,
     fit_tolerance,
     is_replayable,
     sources,
@@ -52,6 +61,14 @@ def other_token(e: Evidence) -> Finding | None:
     ]
     limit = fit_tolerance(e)
     for source in values:
+        pooled = _pooled(source.own, e.values[1], limit)
+        if pooled and _pooled(source.x, e.values[0], limit) != pooled:
+            return Finding(
+                "other-pooling",
+                f"The port is the {pooled} over all tokens of {source.name}, unlike the reference.",
+                "Take from the tokens what the reference takes: one of them, or an attention.",
+            )
+    for source in values:
         right = _tokens(source.x, e.values[0], limit)
         if right is None:
             continue
@@ -63,12 +80,29 @@ def other_token(e: Evidence) -> Finding | None:
             return Finding(
                 cause,
                 f"The port takes token {_listed(wrong)} of {other.name}, the reference token "
-                f"{_listed(right)} of {source.name}.",
+                f"{_listed(right)} of {source.name}{_between(other, source)}.",
                 f"Take the reference's token: {_rule(right, source.x.shape[1])}."
                 if other is source
                 else f"Take it from {source.name}.",
             )
     return None
+
+
+def _between(value: Source, other: Source) -> str:
+    """That one value is a norm of the other, in words."""
+    size = float(np.linalg.norm(other.x))
+    for norm in norms(value.x, -1) if value is not other else ():
+        if affine_left(norm.value, other.x, -1)[0] <= 1e-4 * size:
+            return f", which is a {norm.name.partition(' with ')[0]} of that: the norm is missing"
+    return ""
+
+
+def _pooled(x: Array, value: Array, limit: float) -> str:
+    """How the value is made of all tokens; empty where it is not."""
+    for name, pooled in (("mean", x.mean(1)), ("maximum", x.max(1)), ("sum", x.sum(1))):
+        if apart_of(value, pooled) <= limit * float(np.linalg.norm(pooled)):
+            return name
+    return ""
 
 
 def other_chunk(e: Evidence) -> Finding | None:
@@ -84,6 +118,7 @@ def other_chunk(e: Evidence) -> Finding | None:
         if right is None:
             continue
         width = e.port.shape[axis]
+        theirs = f"the reference {right} to {right + width - 1}"
         for words, function in CHANGED.items():
             wrong = _offset(function(source.own), e.values[1], axis, limit)
             if wrong is None or (wrong == right and not words):
@@ -91,9 +126,29 @@ def other_chunk(e: Evidence) -> Finding | None:
             return Finding(
                 "another-chunk",
                 f"The port takes {words}entries {wrong} to {wrong + width - 1} of axis {axis} of "
-                f"{source.name}, the reference {right} to {right + width - 1}.",
+                f"{source.name}, {theirs}.",
                 f"Take the entries from {right} on.",
             )
+        for first in range(2) if source.x.shape[axis] == 2 * width else ():
+            every = source.own.take(np.arange(first, 2 * width, 2), axis)
+            if apart_of(e.values[1], every) <= limit * float(np.linalg.norm(every)):
+                return Finding(
+                    "another-chunk",
+                    f"The port takes every second entry of axis {axis} of {source.name} from "
+                    f"{first} on (even and odd channels, interleaved), {theirs}.",
+                    f"Take the entries from {right} on, one after the other.",
+                )
+        for other in sources(e):
+            if other.name == source.name or other.x.shape != source.x.shape:
+                continue
+            wrong = _offset(other.own, e.values[1], axis, limit)
+            if wrong is not None:
+                return Finding(
+                    "another-value",
+                    f"The port takes entries {wrong} to {wrong + width - 1} of axis {axis} of "
+                    f"{other.name}, {theirs} of {source.name}.",
+                    f"Take them from {source.name}: an operation between the two is missing.",
+                )
     return None
 
 
@@ -182,7 +237,22 @@ def other_resize(e: Evidence) -> Finding | None:
                     f"{told.right}; {told.leaves}.",
                     f"Resize by {told.right}.",
                 )
+            for other in sources(e) if _is_resized(e, source, axes, factor) else ():
+                if other.x.shape != source.x.shape or other.name == source.name:
+                    continue
+                tried = (next(_resized(x, axes, factor)).value for x in (other.own, other.x))
+                if any(apart_of_port(e, x) <= allowed(e if not e.layer else e.layer.output) for x in tried):
+                    return Finding(
+                        "another-input",
+                        f"The port resizes {other.name}, the reference {source.name}.",
+                        f"Resize {source.name}: what lies between the two is missing (left out).",
+                    )
     return None
+
+
+def _is_resized(e: Evidence, source: Source, axes: tuple[int, int], factor: int) -> bool:
+    """Whether the reference repeats each pixel of a value."""
+    return apart_of(e.values[0], next(_resized(source.x, axes, factor)).value) <= allowed(e)
 
 
 def dropout(e: Evidence) -> Finding | None:
@@ -355,6 +425,9 @@ def _resized(x: Array, axes: tuple[int, int], factor: int) -> Iterator[Candidate
     yield Candidate("repeating each pixel", x.repeat(factor, axes[0]).repeat(factor, axes[1]))
     tiles = [factor if axis in axes else 1 for axis in range(x.ndim)]
     yield Candidate("tiling the picture", np.tile(x, tiles))
+    spread = np.zeros([n * tile for n, tile in zip(x.shape, tiles, strict=True)])
+    spread[tuple(slice(None, None, tile) for tile in tiles)] = x
+    yield Candidate("putting zeros between the pixels", spread)
     lines = [list(_interpolations(x.shape[axis], x.shape[axis] * factor)) for axis in axes]
     for (name, rows), (_, columns) in zip(*lines, strict=True):
         y = np.moveaxis(np.tensordot(x, rows, ([axes[0]], [1])), -1, axes[0])

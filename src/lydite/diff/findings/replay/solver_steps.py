@@ -21,6 +21,7 @@ from lydite.diff.findings.schedules import BETAS, STEPS
 from lydite.diff.result import Finding
 
 MAX_SAMPLES, MAX_OUTPUTS, MAX_NOISES = 4, 6, 2  # recorded values that are tried as these
+LEAST = 1e-3  # of the value that a term contributes
 ETAS = (1.0, 0.5, 0.3, 0.2, 0.1, 0.7, 0.8)
 NOISE, V, PICTURE, FLOW = "noise", "v", "picture", "velocity of flow matching"
 Level = tuple[float, float]  # α and σ of x = α · picture + σ · noise
@@ -64,8 +65,8 @@ class Parts:
 
 def other_solver_step(e: Evidence) -> Finding | None:
     """A step of a known solver with another order, ratio of steps, level, output or noise."""
-    if not is_replayable(e) or e.port.ndim < 2:
-        return None
+    if not is_replayable(e) or e.port.ndim < 2 or "." in e.name:
+        return None  # steps are computed outside of networks
     levels = list(known_levels(e.tables()))
     for terms in _terms(e) if levels else ():
         right, wrong = (_products(terms, e.values[side], side) for side in (0, 1))
@@ -83,6 +84,9 @@ def _told(
         factors = factors_of(usual, levels, at)
         if factors is None or _left(right, factors) > allowed(e):
             continue
+        used = np.abs(factors) * np.sqrt(np.diag(right)[:5]) > LEAST * e.norms[0]
+        if not used[1] or used.sum() < 2:
+            continue  # the output itself, or x
         tried = [
             (words, _left(wrong, other))
             for words, form in _changed(usual, levels)

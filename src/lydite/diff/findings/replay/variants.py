@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from math import inf, isfinite
+from math import inf, isfinite, prod
 
 import numpy as np
 
@@ -84,7 +84,8 @@ def inputs_of(e: Evidence) -> Iterator[Source]:
 def sources(e: Evidence) -> Iterator[Source]:
     """Recorded values of the reference that the operation may have taken, each array once.
 
-    Of a batch that the port runs in parts, each part. Tokens of a picture in the picture's axes.
+    Of a batch that the port runs in parts, each part. Tokens of a picture in the picture's axes,
+    and the reverse.
     """
     seen: set[tuple[tuple[int, ...], bytes]] = set()
     inputs = (
@@ -92,7 +93,7 @@ def sources(e: Evidence) -> Iterator[Source]:
         for slot, (right, own) in e.inputs.items()
     )
     for recorded in (*inputs, *islice(e.before(), MAX_SOURCES)):
-        recorded = _as_picture(recorded, e.port.shape)
+        recorded = _in_shape(recorded, e.port.shape)
         value = recorded.value
         count = 1
         if value.ndim == e.port.ndim and value.shape[1:] == e.port.shape[1:]:
@@ -204,17 +205,34 @@ def _source(
     return Source(name, array.astype(np.float64), own, is_input)
 
 
-def _as_picture(recorded: Recorded, shape: tuple[int, ...]) -> Recorded:
-    """Tokens (batch, height × width, channels) with the axes (batch, channels, height, width)."""
-    if len(shape) != 4 or recorded.value.shape != (shape[0], shape[2] * shape[3], shape[1]):
+def _in_shape(recorded: Recorded, shape: tuple[int, ...]) -> Recorded:
+    """Tokens (batch, height × width, channels) with the axes (batch, channels, height, width).
+
+    And the reverse; and without or with axes of one entry.
+    """
+    old = recorded.value.shape
+    if old == shape:
+        return recorded
+    words, change = "", lambda x: x
+    if len(shape) == 4 and old == (shape[0], shape[2] * shape[3], shape[1]):
+        words, change = " as a picture", lambda x: x.swapaxes(1, 2).reshape(shape)
+    elif len(shape) == 3 and len(old) > 3 and _tokens_of(old) == shape:
+        words, change = " as tokens", lambda x: x.reshape(*old[:2], -1).swapaxes(1, 2)
+    elif [n for n in old if n != 1] == [n for n in shape if n != 1]:
+        change = lambda x: x.reshape(shape)  # noqa: E731
+    else:
         return recorded
 
     def own() -> Array | None:
         value = recorded.own()
-        return None if value is None else value.swapaxes(1, 2).reshape(shape)
+        return None if value is None or value.shape != old else change(value)
 
-    value = recorded.value.swapaxes(1, 2).reshape(shape)
-    return Recorded(f"{recorded.name} as a picture", value, own)
+    value = change(recorded.value)
+    return Recorded(f"{recorded.name}{words}", value, own, recorded.is_input)
+
+
+def _tokens_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[0], prod(shape[2:]), shape[1]
 
 
 def _part_of(own: Callable[[], Array | None], row: int, count: int) -> Callable[[], Array | None]:
