@@ -69,7 +69,7 @@ def causes(
         (linear, X, X.flip(0), {}, "input-rearranged"),
         (linear, X, X.roll(1, 1), {}, "input-rearranged"),
         (linear, X / 0.36 + 0.11, (X + 0.11) / 0.36, {"net/x": X}, "input-scaled"),
-        (linear, X + Y, X, {"net/x": X, "net/y": Y}, "another-input"),
+        (linear, X + Y, X, {"net/x": X, "net/y": Y}, "residual-missing"),
         (linear, X + Y, X - Y, {"net/x": X, "net/y": Y}, "other-sum"),
         (
             linear,
@@ -87,7 +87,7 @@ def causes(
         ),
         (convolution, enlarged("nearest"), enlarged("bilinear"), {"net/x": SMALL}, "other-resize"),
         (convolution, F.silu(PICTURE), PICTURE, {"net/x": PICTURE}, "other-activation"),
-        (norm, X + Y, X, {"net/x": X, "net/y": Y}, "another-input"),
+        (norm, X + Y, X, {"net/x": X, "net/y": Y}, "residual-missing"),
     ],
 )
 def test_the_operation_before_the_layer_is_named(
@@ -175,7 +175,7 @@ def test_an_input_that_is_no_modulation_of_the_norm_names_no_chunks() -> None:
     [
         (torch.ones(2, 16), "gate-missing"),
         (CHUNKS[5], "other-gate"),
-        (CHUNKS[2].tanh(), "other-sum"),
+        (CHUNKS[2].tanh(), "other-gate"),
     ],
 )
 def test_a_gate_before_a_layer(gate: torch.Tensor, cause: str) -> None:

@@ -60,8 +60,8 @@ CASES = [
     Case("reshaped", TOKENS, lambda x: x.reshape(2, 12, 6, 8), "[2, 12, 6, 8]"),
     Case("heads-swapped", TOKENS, split(6), "split as 8 × 6 instead of 6 × 8"),
     Case("heads-swapped", TOKENS, split(12), "split as 4 × 12 instead of 12 × 4"),
-    Case("even-odd", TOKENS, split(2), "pairs halves"),
-    Case("even-odd", TOKENS, split(24), "pairs even and odd"),
+    Case("even-odd", TOKENS, split(2), "halves channels, in the port even and odd"),
+    Case("even-odd", TOKENS, split(24), "even and odd channels, in the port halves"),
     Case("interleaved", (2, 12, 6, 10), split(3, axis=1), "axis 1 of 12 read as 3 × 4"),
     Case(
         "heads-merged-wrongly",

@@ -55,7 +55,7 @@ from lydite.diff.findings.replay.positions import (
     other_position_table,
     other_sinusoid,
 )
-from lydite.diff.findings.replay.residuals import other_residual
+from lydite.diff.findings.replay.residuals import other_residual, rearranged_branch
 from lydite.diff.findings.replay.rotations import other_rotation, other_rotation_table
 from lydite.diff.findings.replay.sampler_steps import other_step
 from lydite.diff.findings.replay.selections import (
@@ -67,6 +67,7 @@ from lydite.diff.findings.replay.selections import (
     other_token,
 )
 from lydite.diff.findings.replay.solver_steps import other_solver_step
+from lydite.diff.findings.replay.token_sources import other_tokens
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
@@ -132,6 +133,8 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_token,
     other_chunk,
     other_assembly,
+    other_tokens,
+    rearranged_branch,
     extra_norm,
     dropout,
 )

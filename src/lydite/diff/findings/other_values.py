@@ -18,7 +18,11 @@ MOST_OTHERS = 500
 def another_value(e: Evidence) -> Finding | None:
     """Equal to a reference value with another name: k for v, one block early, before the norm."""
     for name, other in islice(e.others(), MOST_OTHERS):
-        if other.shape != e.port.shape or not _promising(e, other):
+        if other.shape != e.port.shape:  # heads may be an axis, or not
+            if other.size != e.port.size or other.shape[:2] != e.port.shape[:2] or other.ndim < 3:
+                continue
+            other = other.reshape(e.port.shape)
+        if not _promising(e, other):
             continue
         (value,) = comparable(other)
         left = matches(e, value)

@@ -35,6 +35,7 @@ MAX_LENGTHS = 4  # of streams that a mask is tried for
 MAX_BIASES = 3  # recorded values that are tried as bias or mask
 MAX_FITS = 4  # forms that are tried with a scale that is not known
 GLANCE_LEFT = 0.02  # of the reference that a form may leave at a few queries
+MAX_KEYS = 160  # of an attention in which padding is searched
 HIDDEN = -1e3  # a bias below this hides a key
 COMMON_HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64)
 GIVEN = re.compile(r"\[in\.(query|key|value|[qkv])(?:_states|s)?\]")
@@ -61,6 +62,7 @@ CAUSES = {
         "score-cap",
         "Cap the scores by c · tanh(score / c), after the scale, before the mask.",
     ),
+    "precision": ("lower-precision", "Compute the attention in the reference's precision."),
     "rotation": ("rotation-in-attention", "Rotate q and k as the reference does."),
 }
 Parts = dict[tuple[bool, bool, str], Array]  # (of a norm, of the added stream, q, k or v)
@@ -143,6 +145,8 @@ def _told(e: Evidence, form: Form, rows: slice, own: Parts) -> Finding | bool:
         return _finding(told.wrong, told.leaves)
     if (found := _other_number(e, form, mine, rows)) is not None:
         return found
+    if (found := _other_padding(e, mine, rows)) is not None:
+        return found
     if all(apart_of_port(e, c.value) > allowed(e) for c in tried):
         e.ruled_out.append(f"{len(tried)} forms of attention from the recorded q, k and v")
     return True
@@ -223,6 +227,32 @@ def _other_number(e: Evidence, form: Form, mine: Form, rows: slice) -> Finding |
         if len(parts) == 1:
             return _finding(parts[0], e.leaves(left))
     return None
+
+
+def _other_padding(e: Evidence, mine: Form, rows: slice) -> Finding | None:
+    """That the port hides keys as padding that the reference shows, or shows more of them.
+
+    Each row of the batch may have another length.
+    """
+    keys = mine.tokens[1]
+    if e.layer is not None or keys > MAX_KEYS:
+        return None
+    at = np.arange(keys)
+    padding = {f"keys from {n} on": at < n for n in range(1, keys)}
+    padding |= {f"the first {n} keys": at >= n for n in range(1, keys)}
+    left = np.full(len(e.port), np.inf)
+    used = [""] * len(e.port)
+    for words, shown in {"no keys": at >= 0, **padding}.items():
+        both = shown if mine.shown is None else mine.shown & shown
+        value = replace(mine, shown=both).result()[:, rows]
+        for row, (port, own) in enumerate(zip(e.values[1], value, strict=True)):
+            if (apart := apart_of(port, own)) < 0.5 * left[row]:
+                left[row], used[row] = apart, words
+    if float(np.linalg.norm(left)) > allowed(e) or set(used) == {"no keys"}:
+        return None
+    listed = ", ".join(f"{words} in row {row} of the batch" for row, words in enumerate(used))
+    text = f"mask: with keys hidden as padding that the reference shows: {listed}"
+    return _finding(text, e.leaves(float(np.linalg.norm(left))))
 
 
 def _inverse_root(scale: float) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import exp
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,7 @@ class Form:
     rotation: Rotation | None = None
     kept: Array | None = None  # by which the probabilities are multiplied
     cap: Cap | None = None
+    rounded: tuple[str, Any] | None = None  # scores or probabilities, and the type they are in
 
     @property
     def head(self) -> int:
@@ -118,9 +120,16 @@ class Form:
         scores = scores if self.shown is None else np.where(at(self.shown), scores, FAR)
         if cap is not None and cap.place == "after the mask":
             scores = cap(scores)
+        scores = self._rounded("scores", scores)
         scores = np.exp(scores - scores.max(self.axis, keepdims=True))
-        scores = scores / scores.sum(self.axis, keepdims=True)
+        scores = self._rounded("probabilities", scores / scores.sum(self.axis, keepdims=True))
         return (scores if self.kept is None else scores * at(self.kept)) @ v
+
+    def _rounded(self, what: str, values: Array) -> Array:
+        if self.rounded is None or self.rounded[0] != what:
+            return values
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32).astype(self.rounded[1]).astype(np.float64)
 
     def result(self, queries: Array | None = None) -> Array:
         """(batch, tokens, width)."""

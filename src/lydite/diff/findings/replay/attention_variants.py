@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from lydite.diff.findings.evidence import Array
@@ -21,6 +22,7 @@ CAUSAL: dict[str, Callable[[int, int], Array]] = {
     "a causal mask that hides each token from itself": lambda n, m: np.tri(n, m, -1, dtype=bool),
     "a causal mask that shows the next token too": lambda n, m: np.tri(n, m, 1, dtype=bool),
 }
+NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 Changes = Iterator[tuple[str, dict[str, Any]]]  # words, and the fields of the form that change
 
 
@@ -32,15 +34,17 @@ def variants(usual: Form, rows: slice, lengths: Iterable[int] = ()) -> Iterator[
         *_other_masks(usual, lengths),
         *_other_biases(usual),
         *_other_caps(usual),
+        *_other_precisions(),
         *_other_rotations(usual.rotation),
         *_other_groups(usual.streams),
         *_other_parts(usual.streams),
-        *_other_orders(usual.streams, lengths),
     ):
         yield Candidate(words, replace(usual, **changed).result()[:, rows])
     yield from _other_heads(usual, rows)
     if len(usual.streams) > 1:
         yield from _other_cuts(usual, rows)
+    for words, changed in _other_orders(usual.streams, lengths):
+        yield Candidate(words, replace(usual, **changed).result()[:, rows])
 
 
 def _other_scales(usual: Form) -> Changes:
@@ -159,6 +163,11 @@ def _other_caps(usual: Form) -> Changes:
         yield f"cap: {words} (softcap)", {"cap": Cap(size, place)}
 
 
+def _other_precisions() -> Changes:
+    for (name, dtype), what in product(NARROW.items(), ("scores", "probabilities")):
+        yield f"precision: with the {what} in {name}", {"rounded": (what, dtype)}
+
+
 def _other_heads(usual: Form, rows: slice) -> Iterator[Candidate]:
     """Another number of heads, or heads that lie in another order in the width."""
     joined = usual.heads()
@@ -185,6 +194,10 @@ def _other_heads(usual: Form, rows: slice) -> Iterator[Candidate]:
     if heads == 1:
         return
     inner = replace(flat, streams=_resplit(usual.streams, lambda x: _inner(x, heads))).heads()
+    if all(s.q.shape == s.k.shape == s.v.shape for s in usual.streams):
+        fused = tuple(_of_fused(s) for s in usual.streams)
+        words = "heads: with q, k and v read head by head from the fused projection, not as thirds"
+        yield Candidate(words, replace(flat, streams=fused).result()[:, rows])
     words = "heads: split with the heads as the inner axis of the width"
     yield Candidate(words, merged(inner)[:, rows])
     back = inner.transpose(0, 2, 3, 1).reshape(batch, tokens, -1)[:, rows]
@@ -199,6 +212,14 @@ def _resplit(streams: tuple[Stream, ...], split: Callable[[Array], Array]) -> tu
     return tuple(
         Stream(split(merged(s.q)), split(merged(s.k)), split(merged(s.v))) for s in streams
     )
+
+
+def _of_fused(s: Stream) -> Stream:
+    """q, k and v of (…, 3 · width) read as (heads, 3, width of a head)."""
+    heads = s.q.shape[1]
+    joined = np.concatenate([merged(x) for x in (s.q, s.k, s.v)], -1)
+    split = joined.reshape(*joined.shape[:2], heads, 3, -1).transpose(3, 0, 2, 1, 4)
+    return Stream(split[0], split[1], split[2])
 
 
 def _outer(x: Array, heads: int) -> Array:

@@ -38,6 +38,7 @@ from lydite.diff.findings.replay.variants import (
 from lydite.diff.result import Finding
 
 MAX_OFFSETS = 3  # positions by which an input may be displaced
+MAX_SEARCH = 20  # steps in the search for a factor
 MAX_TERMS = 12  # recorded values that a sum may consist of
 AS_IT_IS = "in their order"
 
@@ -55,7 +56,7 @@ def wrong_input(e: Evidence) -> Finding | None:
     )
     if not is_replayable(inner, least=16):
         return None
-    last = () if layer.what == "a norm" else (_scaled,)
+    last = (_scaled_norm_input,) if layer.what == "a norm" else (_scaled,)
     tried = [(hypothesis, inner) for hypothesis in (*OF_INPUT, *last)]
     if x.ndim == 4:
         tried += [(hypothesis, _as_tokens(inner)) for hypothesis in OF_TOKENS]
@@ -86,9 +87,10 @@ def _another_value(e: Evidence) -> Finding | None:
         for source in values if right else ():
             tried = (apart_of_port(e, f(value)) for value in (source.own, source.x))
             if source.name not in right and min(tried) <= limit:
+                named = [name for name in right if "[in" not in name] or right
                 used, wanted = (
                     name if label == NONE else f"{label}({name})"
-                    for name in (source.name, right[-1])
+                    for name in (source.name, named[-1])
                 )
                 return Finding(
                     "another-input",
@@ -104,17 +106,21 @@ def _other_sum(e: Evidence) -> Finding | None:
         return None
     values = [source for source in sources(e) if source.x.shape == e.port.shape]
     own = [s for s in values if apart_of(e.values[0], s.x) > e.noise()][:MAX_TERMS]
-    for x, y in permutations(own, 2):
+    for first, second in permutations(own, 2):
+        x, y = first, second
         gate = sum_gate(e, x, y)
         if gate is None:
             continue
         right, factor, gates = gate
+        if not right and own.index(x) < own.index(y):
+            x, y = y, x  # the stream is older than the branch that is computed from it
         tried = [Candidate(f"{x.name} + {right}{y.name}", x.x + factor * y.x)]
         for words, other in gates.items():
             if words != right:
                 tried.append(Candidate(f"{x.name} + {words}{y.name}", x.x + other * y.x))
         tried += [Candidate(x.name, x.x), Candidate(f"{right}{y.name}", factor * y.x)]
         tried.append(Candidate(f"{x.name} − {right}{y.name}", x.x - factor * y.x))
+        tried.append(Candidate(f"{right}{y.name} − {x.name}", factor * y.x - x.x))
         for other in own:
             if other is not x:
                 text = f"{other.name} + {right}{y.name}"
@@ -142,8 +148,119 @@ def _other_sum(e: Evidence) -> Finding | None:
                 f"The port computes it from {told.wrong}, the reference from {told.right}.",
                 fix,
             )
-        return None
+        return _other_share(e, x, y, factor * y.x, right)
     return None
+
+
+def _other_share(e: Evidence, x: Source, y: Source, branch: Array, gate: str) -> Finding | None:
+    """That the branch of a sum has another factor, which is searched."""
+    assert e.layer is not None
+    limit = allowed(e.layer.output)
+    share, step = 1.0, 1e-4
+
+    def left(c: float) -> Array:
+        assert e.layer is not None
+        return (e.layer.apply(x.x + c * branch) - e.layer.output.values[1]).reshape(-1)
+
+    for _ in range(MAX_SEARCH):
+        now = left(share)
+        slope = (left(share + step) - left(share - step)) / (2 * step)
+        power = float(slope @ slope)
+        if not power:
+            return None
+        move = float(np.clip(-float(slope @ now) / power, -0.5, 0.5))
+        share += move
+        if abs(move) < 1e-6:
+            break
+    rest = float(np.linalg.norm(left(share)))
+    if rest > limit or abs(share - 1) < 1e-3:
+        return None
+    return Finding(
+        "other-factors",
+        f"The port computes it from {x.name} + {share:.4g} · {gate}{y.name}, the reference from "
+        f"{x.name} + {gate}{y.name}; {e.layer.output.leaves(rest)}.",
+        f"Add {gate}{y.name} without the factor {share:.4g} (layer scale, a residual scale).",
+    )
+
+
+def _other_positions(e: Evidence) -> Finding | None:
+    """The layer takes a sum with a table of positions: displaced, transposed, or without it."""
+    if e.port.ndim != 3:
+        return None
+    tokens, width = e.port.shape[1:]
+    for source in sources(e):
+        if source.x.size != tokens * width or source.x.shape[-2:] != (tokens, width):
+            continue
+        table = source.x.reshape(tokens, width)
+        rest = e.values[0] - table
+        if not any(apart_of(rest, s.x) <= 4 * e.noise() for s in sources(e)):
+            continue
+        name = source.name.partition(" [")[0]
+        tables = [table, *(w for w in _tables_like(e, name, table))]
+        tried = [Candidate(AS_IT_IS, e.values[0]), Candidate("without it", rest)]
+        tried += [
+            Candidate(words, rest + other)
+            for words, other in _moved_tables(table, tables)
+        ]
+        told = told_apart(e, tried, reference_is=AS_IT_IS)
+        if told is None:
+            return None
+        missing = told.wrong == "without it"
+        return Finding(
+            "positions-missing" if missing else "other-positions",
+            f"The reference adds the table of positions {source.name}; the port computes it "
+            f"{told.wrong if missing else 'with this table ' + told.wrong}; {told.leaves}.",
+            "Add the table of positions as the reference: from its first row, row by row.",
+        )
+    return None
+
+
+def _tables_like(e: Evidence, name: str, table: Array) -> Iterator[Array]:
+    """The parameter that a table of positions is the beginning of."""
+    for count in dict.fromkeys((len(table), len(table) + 1, len(table) + 2, 77, 512, 514)):
+        for path, value in e.parameters_like((count, table.shape[1])):
+            if path.startswith(name) and count >= len(table):
+                yield value
+
+
+def _moved_tables(table: Array, known: list[Array]) -> Iterator[tuple[str, Array]]:
+    """A table of positions in other orders, and from other rows of the parameter it is cut from."""
+    tokens = len(table)
+    for by in (1, -1, 2, -2, 3, -3):
+        words = f"displaced by {by:+d} position{'s' if abs(by) > 1 else ''}"
+        yield f"{words} (rolled)", np.roll(table, -by, 0)
+        at = np.arange(tokens) + by
+        yield f"{words} (the last one repeated)", table[np.clip(at, 0, tokens - 1)]
+        for other in known[1:]:
+            yield words, other[np.clip(at, 0, len(other) - 1)]
+    yield "backwards", table[::-1]
+    yield "added twice", 2 * table
+    yield "subtracted", -table
+    for first in (0, 1):
+        rows = table[first:]
+        for height in (n for n in range(2, len(rows) // 2 + 1) if len(rows) % n == 0):
+            at = np.arange(len(rows)).reshape(height, -1).T.reshape(-1)
+            turned = np.concatenate((table[:first], rows[at]))
+            yield f"read column by column, transposed as a grid of {height} rows", turned
+
+
+def _scaled_norm_input(e: Evidence) -> Finding | None:
+    """The norm takes the input times the root of its width: what eps shows."""
+    width = e.port.shape[-1]
+    tried = [Candidate(AS_IT_IS, e.values[0])]
+    for words, factor in ((f"√{width}", width**0.5), (f"1/√{width}", width**-0.5)):
+        tried.append(Candidate(words, factor * e.values[0]))
+    assert e.layer is not None
+    told = told_apart(e, tried, reference_is=AS_IT_IS)
+    left = min(apart_of_port(e, c.value) for c in tried)
+    if told is None or left > 2 * e.layer.output.noise():
+        return None
+    return Finding(
+        "input-scaled",
+        f"The port takes the reference's input times {told.wrong}: only eps shows it; "
+        f"{told.leaves}.",
+        f"Give it the input itself: embeddings are multiplied by (scaled with) {told.wrong}.",
+    )
 
 
 def _rearranged(e: Evidence) -> Finding | None:
@@ -271,6 +388,7 @@ def _line(a: float, b: float, name: str) -> str:
 
 OF_TOKENS: tuple[Hypothesis, ...] = (_other_sum, _another_value, other_modulated_input)
 OF_INPUT: tuple[Hypothesis, ...] = (
+    _other_positions,
     other_attention,
     other_linear_attention,
     other_activation,

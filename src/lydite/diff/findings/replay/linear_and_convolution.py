@@ -19,6 +19,7 @@ from lydite.diff.findings.replay.variants import (
     allowed,
     apart_of,
     inputs_of,
+    sources,
     told_apart,
 )
 from lydite.diff.result import Finding
@@ -254,6 +255,8 @@ def _told(layer: Replayed) -> Finding | None:
         cause, fix = "qkv-exchanged", "Join the weights of q, k and v in the reference's order."
     if not cause and told.wrong.endswith(tuple(f" in {name}" for name in NARROW)):
         cause, fix = "rounded", "Load the weight, and compute, in the reference's precision."
+    if not cause and "before it is enlarged" in told.wrong:
+        cause, fix = "other-order", "Enlarge the picture (upsampling) first, then convolve it."
     if not cause:
         cause, fix = "other-padding", "Use the reference's padding and stride."
     return Finding(
@@ -321,6 +324,11 @@ def _convolutions(e: Evidence, x: Array, at: Array, usual: Form) -> Iterator[Can
         if mode != usual.mode:
             yield Candidate(f"padded with {words}", result(mode=mode))
     yield Candidate("with a dilation of 2", result(dilation=2))
+    half = (*x.shape[:2], *(n // 2 for n in x.shape[2:]))
+    small = next((s for s in sources(e) if s.x.shape == half), None)
+    if small is not None and usual.stride == 1:
+        value = usual.at(small.x, at // 2)
+        yield Candidate(f"computed from {small.name}, before it is enlarged, not after", value)
     spatial = tuple(range(2, weight.ndim))
     if max(kernel) > 1:
         yield Candidate("with its kernel flipped", result(weight=np.flip(weight, spatial)))

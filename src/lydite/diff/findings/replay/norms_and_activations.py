@@ -307,7 +307,7 @@ def norms(x: Array, channels: int) -> Iterator[Candidate]:
                 value = value.swapaxes(1, 2) if words else value
                 yield Candidate(norm.name, value.reshape(x.shape))
             name = f"group norm of {groups} groups{words}, of each pixel alone"
-            for norm in _standardized(split, (2,), name, few=True):
+            for norm in _standardized(split, (2,), name, few=True) if groups > 1 else ():
                 value = norm.value.swapaxes(1, 2) if words else norm.value
                 yield Candidate(norm.name, value.reshape(x.shape))
             name = f"group norm of {groups} groups{words}, over the batch too"

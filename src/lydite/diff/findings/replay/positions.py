@@ -119,14 +119,14 @@ def other_position_table(e: Evidence) -> Finding | None:
         return None
     reference, port = e.values
     for source in sources(e):
-        x = [_as_tokens(value, e.port.shape) for value in (source.x, source.own)]
-        if x[0] is None or x[1] is None:
+        if source.x.shape != e.port.shape:
             continue
+        x = source.x, source.own
         right = reference - x[0]
         near = FEW * e.rounding * float(np.linalg.norm(reference[0]))
         if float(np.linalg.norm(right[0])) < 10 * near or not _is_constant(right, near):
             continue  # not the same for all rows of the batch
-        grid = source.x.shape[2:] if source.x.ndim == 4 else _square(e.port.shape[1])
+        grid = source.grid or _square(e.port.shape[1])
         row_near = 2 * near / e.port.shape[1] ** 0.5
         by_column = np.arange(e.port.shape[1]).reshape(grid).T.reshape(-1) if grid else None
         if by_column is not None and apart_of(port - right, x[1][:, by_column]) <= 4 * near:
@@ -235,15 +235,6 @@ def _sinusoids(times: Array, width: int) -> Iterator[Candidate]:
         name = f"{order} with period {period:g} with frequency shift {shift}"
         name += f" with time times {unit:g}" if unit != 1 else ""
         yield Candidate(name, sinusoid(unit * times, width, period, shift, order))
-
-
-def _as_tokens(x: Array, shape: tuple[int, ...]) -> Array | None:
-    """A value as (batch, tokens, channels): as it is, or a picture read row by row."""
-    if x.shape == shape:
-        return x
-    if x.ndim == 4 and x.shape[:2] == (shape[0], shape[2]) and x.size == np.prod(shape):
-        return x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
-    return None
 
 
 def _is_constant(table: Array, near: float) -> bool:

@@ -1,11 +1,15 @@
 """Sums of a stream and a branch, with or without a gate from a table of chunks."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, islice
 
 import numpy as np
 
-from lydite.diff.findings.evidence import FEW, Array, Evidence
+from lydite.diff.findings.affine import negated, scaled
+from lydite.diff.findings.evidence import FEW, Array, Evidence, Explanation
+from lydite.diff.findings.parts import parts_reordered
+from lydite.diff.findings.rearranged import flipped, memory_order, split_swapped, transposed
 from lydite.diff.findings.replay.modulation import Table, chunk_tables
 from lydite.diff.findings.replay.variants import (
     GLANCE,
@@ -13,12 +17,14 @@ from lydite.diff.findings.replay.variants import (
     allowed,
     apart_of,
     fit_tolerance,
+    inputs_of,
     is_replayable,
     nearest,
     sources,
 )
 from lydite.diff.result import Finding
 
+OF_BRANCH = (transposed, split_swapped, flipped, parts_reordered, memory_order, negated, scaled)
 MAX_PARAMETERS = 16  # that may be missing from a sum
 
 
@@ -92,6 +98,28 @@ def sum_gate(e: Evidence, x: Source, y: Source) -> tuple[str, Array, dict[str, A
     gates = {"" if n == "1" else f"{n} · ": g.reshape(shape) for n, g in named.items() if n != "0"}
     name = "" if right == "1" else f"{right} · "
     return (name, gates[name], gates)
+
+
+def rearranged_branch(e: Evidence) -> Finding | None:
+    """What is added to the input of the module is the reference's in another order, or scaled."""
+    if not is_replayable(e) or not e.slot.startswith("out"):
+        return None
+    for source in inputs_of(e):
+        if source.x.shape != e.port.shape:
+            continue
+        right, wrong = (v - s for v, s in zip(e.values, (source.x, source.own), strict=True))
+        size = float(np.linalg.norm(right))
+        if size <= 1e-3 * e.norms[0] or float(np.linalg.norm(wrong)) <= 1e-3 * e.norms[0]:
+            continue
+        branch = replace(
+            e, reference=right, port=wrong, inputs={}, floor=e.rounding * e.norms[0] / size
+        )
+        for hypothesis in OF_BRANCH:
+            found = hypothesis(branch)
+            if isinstance(found, Explanation) and found.sure:
+                text = f"This is about what is added to {source.name}. {found.evidence}"
+                return Finding(found.cause, text, found.fix)
+    return None
 
 
 def _term(gate: str, name: str) -> str:

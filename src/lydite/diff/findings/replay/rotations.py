@@ -390,6 +390,8 @@ def _displaced_positions(name: str, right: Table, wrong: Table, close: float) ->
     if float(np.abs(further - further[0]).max()) >= close:
         return None
     columns = [p for p in range(right.shape[1]) if abs(further[0, p] - 1) >= close]
+    if not columns:
+        return None
     steps = [_step(right[:, p], close) for p in columns]
     moved = [
         float(np.angle(further[0, p]) / np.angle(step))
@@ -439,8 +441,27 @@ def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> F
         rates[pair] = float(np.angle(step)), float(np.angle(own))
     rates = dict(sorted(rates.items()))
     bases = _bases(rates, right.shape[1])
-    if bases is None or all(abs(a / b - 1) < 1e-2 for a, b in rates.values()):
+    other = next((pair for pair, (a, b) in rates.items() if abs(a / b - 1) >= 1e-2), None)
+    if other is None:
         return None
+    if bases is None:
+        theirs, ours = rates[other]
+        first = rates[min(rates)]
+        is_axis = len(rates) > 1 and all(abs(rate - 1) < 0.02 for rate in first)
+        words = ""
+        if is_axis and other == min(rates) + 1:
+            count = len(rates)
+            words = (
+                f"; in an axis of {count} pairs that is the base {ours ** -count:.4g}, in the "
+                f"reference {theirs ** -count:.4g}"
+            )
+        return Finding(
+            "rotation-base",
+            f"The port rotates {name} with other frequencies at the same positions: pair {other} "
+            f"turns by {ours:.4g} per position, in the reference by {theirs:.4g}{words}.",
+            "Check the base (rope_theta), and by which width the exponents are divided: that of "
+            "the axis, not of the head.",
+        )
     if abs(log(bases[0] / bases[1])) < 0.05:
         return None  # other positions
     theirs, ours = f"{bases[0]:.4g}", f"{bases[1]:.4g}"

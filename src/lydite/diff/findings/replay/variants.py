@@ -43,6 +43,7 @@ class Source:
     x: Array
     _port: Callable[[], Array | None]
     is_input: bool = False
+    grid: tuple[int, ...] | None = None  # height and width of a picture that is read as tokens
 
     @cached_property
     def own(self) -> Array:
@@ -93,8 +94,10 @@ def sources(e: Evidence) -> Iterator[Source]:
         for slot, (right, own) in e.inputs.items()
     )
     for recorded in (*inputs, *islice(e.before(), MAX_SOURCES)):
+        shape = recorded.value.shape
         recorded = _in_shape(recorded, e.port.shape)
         value = recorded.value
+        grid = shape[2:] if len(shape) == 4 and value.ndim == 3 else None
         count = 1
         if value.ndim == e.port.ndim and value.shape[1:] == e.port.shape[1:]:
             count, rest = divmod(value.shape[0], e.port.shape[0])
@@ -105,7 +108,7 @@ def sources(e: Evidence) -> Iterator[Source]:
                 seen.add((part.shape, head))
                 number = "" if count == 1 else f" (part {row} of the batch)"
                 own = recorded.own if count == 1 else _part_of(recorded.own, row, count)
-                yield _source(recorded.name + number, part, own, recorded.is_input)
+                yield _source(recorded.name + number, part, own, recorded.is_input, grid)
 
 
 def told_apart(
@@ -199,10 +202,14 @@ def _common(parts: list[str], others: list[str]) -> int:
 
 
 def _source(
-    name: str, value: Array, own: Callable[[], Array | None], is_input: bool = False
+    name: str,
+    value: Array,
+    own: Callable[[], Array | None],
+    is_input: bool = False,
+    grid: tuple[int, ...] | None = None,
 ) -> Source:
     (array,) = comparable(value)
-    return Source(name, array.astype(np.float64), own, is_input)
+    return Source(name, array.astype(np.float64), own, is_input, grid)
 
 
 def _in_shape(recorded: Recorded, shape: tuple[int, ...]) -> Recorded:
@@ -218,6 +225,8 @@ def _in_shape(recorded: Recorded, shape: tuple[int, ...]) -> Recorded:
         words, change = " as a picture", lambda x: x.swapaxes(1, 2).reshape(shape)
     elif len(shape) == 3 and len(old) > 3 and _tokens_of(old) == shape:
         words, change = " as tokens", lambda x: x.reshape(*old[:2], -1).swapaxes(1, 2)
+    elif len(shape) == len(old) == 3 and old == (shape[0], shape[2], shape[1]):
+        words, change = " as tokens", lambda x: x.swapaxes(1, 2)
     elif [n for n in old if n != 1] == [n for n in shape if n != 1]:
         change = lambda x: x.reshape(shape)  # noqa: E731
     else:
