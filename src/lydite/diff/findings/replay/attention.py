@@ -363,7 +363,9 @@ def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]
         return
     tables_of = list(_tables(e, usual.head)) if tokens == keys else []
     is_whole = len(streams) > 1 and e.port.shape[1] == tokens
-    orders = (streams, streams[::-1]) if is_whole or (tables_of and len(streams) > 1) else (streams,)
+    orders = (
+        (streams, streams[::-1]) if is_whole or (tables_of and len(streams) > 1) else (streams,)
+    )
     rotations = [(order, rotation) for order in orders for rotation in _rotations(order, tables_of)]
     length = e.port.shape[1]
     causal = {"shown": np.tri(tokens, keys, dtype=bool), "masked_by": "causal"}

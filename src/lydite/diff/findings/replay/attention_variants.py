@@ -34,7 +34,7 @@ def variants(usual: Form, rows: slice, lengths: Iterable[int] = ()) -> Iterator[
         *_other_masks(usual, lengths),
         *_other_biases(usual),
         *_other_caps(usual),
-        *_other_precisions(),
+        *_other_precisions(usual.streams),
         *_other_rotations(usual.rotation),
         *_other_groups(usual.streams),
         *_other_parts(usual.streams),
@@ -163,9 +163,21 @@ def _other_caps(usual: Form) -> Changes:
         yield f"cap: {words} (softcap)", {"cap": Cap(size, place)}
 
 
-def _other_precisions() -> Changes:
+def _other_precisions(streams: tuple[Stream, ...]) -> Changes:
+    for name, dtype in NARROW.items():
+        low = tuple(
+            Stream(_narrow(s.q, dtype), _narrow(s.k, dtype), _narrow(s.v, dtype)) for s in streams
+        )
+        yield f"precision: with q, k and v in {name}", {"streams": low}
+        both = {"streams": low, "rounded": ("probabilities", dtype)}
+        yield f"precision: with q, k, v and the probabilities in {name}", both
     for (name, dtype), what in product(NARROW.items(), ("scores", "probabilities")):
         yield f"precision: with the {what} in {name}", {"rounded": (what, dtype)}
+
+
+def _narrow(x: Array, dtype: Any) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32).astype(dtype).astype(np.float64)
 
 
 def _other_heads(usual: Form, rows: slice) -> Iterator[Candidate]:
@@ -263,9 +275,9 @@ def _other_parts(streams: tuple[Stream, ...]) -> Changes:
         for part in "qk":
             normed = tuple(replace(s, v=_normed_like(s, part)) for s in streams)
             yield f"norm: with v normed like {part}", {"streams": normed}
-            for at, stream in enumerate(normed) if len(streams) > 1 else ():
-                some = (*streams[:at], stream, *streams[at + 1 :])
-                words = f"norm: with v of the stream of {stream.v.shape[2]} tokens normed like"
+            for at in range(len(streams) if len(streams) > 1 else 0):
+                some = (*streams[:at], normed[at], *streams[at + 1 :])
+                words = f"norm: with v of the stream of {normed[at].v.shape[2]} tokens normed like"
                 yield f"{words} {part}", {"streams": some}
             one = tuple(replace(s, **{part: getattr(s.raw, part)}) for s in streams)
             yield f"norm: without the norm of {part}", {"streams": one}
@@ -307,7 +319,8 @@ def _standard(x: Array, *, centred: bool) -> Array:
 
 def _other_orders(streams: tuple[Stream, ...], lengths: Iterable[int]) -> Changes:
     """q, k or v alone with its streams joined in the other order."""
-    joined = Stream(*(np.concatenate([getattr(s, part) for s in streams], 2) for part in "qkv"))
+    q, k, v = (np.concatenate([getattr(s, part) for s in streams], 2) for part in "qkv")
+    joined = Stream(q, k, v)
     if len(streams) > 1:
         lengths = [streams[0].q.shape[2]]
     for part, length in product("vkq", lengths):

@@ -6,7 +6,7 @@ output, the layer is right and the operation before it is wrong.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import islice, permutations
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from lydite.diff.result import Finding
 
 MAX_OFFSETS = 3  # positions by which an input may be displaced
 MAX_SEARCH = 20  # steps in the search for a factor
+MAX_REPLACED = 16  # values that are tried in the place of a joined one
 MAX_TERMS = 12  # recorded values that a sum may consist of
 AS_IT_IS = "in their order"
 
@@ -198,10 +199,7 @@ def _other_positions(e: Evidence) -> Finding | None:
         name = source.name.partition(" [")[0]
         tables = [table, *(w for w in _tables_like(e, name, table))]
         tried = [Candidate(AS_IT_IS, e.values[0]), Candidate("without it", rest)]
-        tried += [
-            Candidate(words, rest + other)
-            for words, other in _moved_tables(table, tables)
-        ]
+        tried += [Candidate(words, rest + other) for words, other in _moved_tables(table, tables)]
         told = told_apart(e, tried, reference_is=AS_IT_IS)
         if told is None:
             return None
@@ -318,13 +316,32 @@ def _other_order(e: Evidence) -> Finding | None:
         for order in permutations(chunks)
     )
     told = told_apart(e, tried, reference_is=", ".join(name for name, _ in chunks))
+    cause = "parts-reordered"
+    if told is None:
+        tried = _with_another(chunks, values, axis)
+        told = told_apart(e, tried, reference_is=", ".join(name for name, _ in chunks))
+        cause = "another-value"
     if told is None:
         return None
     return Finding(
-        "parts-reordered",
+        cause,
         f"The port joins {told.wrong} in this order, the reference {told.right}.",
-        f"Join them in the order {told.right}.",
+        f"Join {told.right}, in this order (concatenation of a skip connection, or of streams).",
     )
+
+
+def _with_another(
+    chunks: list[tuple[str, Array]], values: list[Source], axis: int
+) -> Iterator[Candidate]:
+    """Values joined with one of them replaced by another recorded one of its shape."""
+    joined = [x for _, x in chunks]
+    yield Candidate(", ".join(name for name, _ in chunks), np.concatenate(joined, axis))
+    for at, (name, chunk) in enumerate(chunks):
+        alike = (s for s in values if s.x.shape == chunk.shape and s.name != name)
+        for other in islice(alike, MAX_REPLACED):
+            names = [other.name if n == at else words for n, (words, _) in enumerate(chunks)]
+            parts = [*joined[:at], other.x, *joined[at + 1 :]]
+            yield Candidate(", ".join(names), np.concatenate(parts, axis))
 
 
 def _joined_axis(parts: tuple[Tile, ...]) -> int | None:
@@ -349,6 +366,13 @@ def _scaled(e: Evidence) -> Finding | None:
     left = float(np.linalg.norm(design @ (a, b) - (port - base).reshape(-1)))
     if left > allowed(e.layer.output):
         return None
+    if abs(a) < 1e-6 and abs(b) < 1e-6:
+        return Finding(
+            "all-zero",
+            "The port is what this layer makes of zeros, its bias alone; "
+            f"{e.layer.output.leaves(left)}.",
+            "Check that the weight of this layer is loaded, and not zero, and that its input is.",
+        )
     size = float(np.sqrt(np.mean(e.values[0] ** 2)))
     b = 0.0 if abs(b) < 1e-3 * size else b
     used, right = _line(a, b, "the reference's input"), "the input itself"
@@ -386,7 +410,7 @@ def _line(a: float, b: float, name: str) -> str:
     return text if b == 0 else f"{text} {'+' if b > 0 else '−'} {abs(b):.4g}"
 
 
-OF_TOKENS: tuple[Hypothesis, ...] = (_other_sum, _another_value, other_modulated_input)
+OF_TOKENS: tuple[Hypothesis, ...] = (_other_sum, other_modulated_input, _another_value)
 OF_INPUT: tuple[Hypothesis, ...] = (
     _other_positions,
     other_attention,

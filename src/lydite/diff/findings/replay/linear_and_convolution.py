@@ -72,8 +72,16 @@ def _other_weight(e: Evidence, layer: Replayed) -> Finding | None:
     apart = float(np.linalg.norm(solved[:-1].T - weight) / np.linalg.norm(weight))
     if apart < 1e-3:
         return None
+    if float(np.linalg.norm(solved[:-1])) < 1e-3 * float(np.linalg.norm(weight)):
+        return Finding(
+            "all-zero",
+            "The port is this layer with a weight of zeros: its bias alone, or zeros.",
+            "Load the weight of this layer, and check that its input is not zero.",
+        )
     given = np.zeros(len(weight)) if bias is None else bias
-    is_shifted = float(np.abs(solved[-1] - given).max()) > 1e-3 * max(float(np.abs(given).max()), 1e-3)
+    is_shifted = float(np.abs(solved[-1] - given).max()) > 1e-3 * max(
+        float(np.abs(given).max()), 1e-3
+    )
     words = " and bias" if is_shifted else ""
     return Finding(
         "weights-differ",

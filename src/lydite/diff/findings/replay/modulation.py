@@ -208,7 +208,9 @@ def other_modulated_input(e: Evidence) -> Finding | None:
     values = [s for s in sources(e) if s.x.shape == e.port.shape] if tables else []
     for source in values:
         fit = _scale_and_shift(source.x, e.values[0], limit)
-        named = [(t, _named_chunks(fit, t.parts, limit, lacking=True)) for t in tables] if fit else []
+        named = (
+            [(t, _named_chunks(fit, t.parts, limit, lacking=True)) for t in tables] if fit else []
+        )
         right = next(((t, names) for t, names in named if names and names[0] != NOTHING), None)
         if right is None:
             continue

@@ -452,8 +452,8 @@ def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> F
         if is_axis and other == min(rates) + 1:
             count = len(rates)
             words = (
-                f"; in an axis of {count} pairs that is the base {ours ** -count:.4g}, in the "
-                f"reference {theirs ** -count:.4g}"
+                f"; in an axis of {count} pairs that is the base {ours**-count:.4g}, in the "
+                f"reference {theirs**-count:.4g}"
             )
         return Finding(
             "rotation-base",

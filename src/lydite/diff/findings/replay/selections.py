@@ -208,11 +208,22 @@ def other_assembly(e: Evidence) -> Finding | None:
             f"Put them together in the order {order}.",
         )
     there = next((tile.name for tile in right if tile.box == changed[0].box), "another value")
+    known = {source.name: source.x for source in values}
+    words = _multiple(known.get(changed[0].name), known.get(there), limit)
     return Finding(
         "another-value",
-        f"At {changed[0].place} the port has {changed[0].name}, the reference {there}.",
+        f"At {changed[0].place} the port has {changed[0].name}, the reference {there}{words}.",
         f"Take {there} there.",
     )
+
+
+def _multiple(value: Array | None, other: Array | None, limit: float) -> str:
+    """That a value is another one times a number, in words."""
+    if value is None or other is None or value.shape != other.shape or not other.any():
+        return ""
+    factor = float((value * other).sum() / (other * other).sum())
+    near = apart_of(value, factor * other) <= limit * float(np.linalg.norm(value))
+    return f", which is the port's over {factor:.6g}: it is not scaled" if near else ""
 
 
 def other_resize(e: Evidence) -> Finding | None:
@@ -241,7 +252,8 @@ def other_resize(e: Evidence) -> Finding | None:
                 if other.x.shape != source.x.shape or other.name == source.name:
                     continue
                 tried = (next(_resized(x, axes, factor)).value for x in (other.own, other.x))
-                if any(apart_of_port(e, x) <= allowed(e if not e.layer else e.layer.output) for x in tried):
+                seen = e if e.layer is None else e.layer.output
+                if min(apart_of_port(e, x) for x in tried) <= allowed(seen):
                     return Finding(
                         "another-input",
                         f"The port resizes {other.name}, the reference {source.name}.",

@@ -6,11 +6,10 @@ the step before, and noise; the factors follow from the levels α and σ of the 
 compared by five factors and the products of the recorded values, not by values.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import exp, inf, log, sqrt
-from typing import Any
+from math import inf, log, sqrt
 
 import numpy as np
 
@@ -115,9 +114,9 @@ def _name(step: Step) -> str:
 
 
 def _level(levels: Levels, at: int) -> str:
-    return f"{levels.name} {levels.table[at][1] / (levels.table[at][0] or 1.0):.4g}" if (
-        levels.name == "sigma" and levels.outputs[0] != FLOW
-    ) else f"{levels.name} {levels.table[at][1]:.4g}"
+    alpha, sigma = levels.table[at]
+    is_ratio = levels.name == "sigma" and levels.outputs[0] != FLOW
+    return f"{levels.name} {sigma / (alpha or 1.0) if is_ratio else sigma:.4g}"
 
 
 # Recorded values and tables.
@@ -170,7 +169,7 @@ def _left(products: Array, factors: Sum) -> float:
     return sqrt(max(float(weights @ products @ weights), 0.0))
 
 
-def known_levels(tables: Any) -> Iterator[Levels]:
+def known_levels(tables: Iterable[tuple[str, Array]]) -> Iterator[Levels]:
     """Sigmas and timesteps as levels of noise, in each way that they may be meant."""
     for _, table in tables:
         values = np.asarray(table, np.float64).reshape(-1)
@@ -200,9 +199,7 @@ def _of_timesteps(times: Array) -> Iterator[Levels]:
     yield _flow("timestep / 1000", times / STEPS)
     for low, high, power in BETAS.values():
         kept = np.cumprod(1 - np.linspace(low, high, int(STEPS)) ** power)
-        levels = [
-            (sqrt(k), sqrt(1 - k)) for k in kept[np.minimum(times, STEPS - 1).astype(int)]
-        ]
+        levels = [(sqrt(k), sqrt(1 - k)) for k in kept[np.minimum(times, STEPS - 1).astype(int)]]
         for end in ((1.0, 0.0), (sqrt(kept[0]), sqrt(1 - kept[0]))):
             yield Levels("the noise level", (*levels, end), (NOISE, V, PICTURE))
 
@@ -264,7 +261,7 @@ def factors_of(step: Step, levels: Levels, at: int) -> Sum | None:
     if min(places) < 0 or max(places) >= len(levels.table):
         return None
     start, end = (levels.table[place] for place in places)
-    if start[0] <= 0 and step.output != FLOW or start[1] <= 0:
+    if (start[0] <= 0 and step.output != FLOW) or start[1] <= 0:
         return None
     before = levels.table[at - 1 + step.start] if at - 1 + step.start >= 0 else None
     eye = np.eye(5)
@@ -395,8 +392,8 @@ SOLVERS: dict[str, Callable[[Step, Parts], Sum]] = {
 }
 
 
-def _moved(p: Parts, **changed: Any) -> Parts:
-    return replace(p, **changed)
+def _turned(level: Level) -> Level:
+    return level[1], level[0]
 
 
 def _spread(step: Step, p: Parts) -> float:
@@ -567,8 +564,8 @@ CHANGES: dict[str, tuple[tuple[str, ...], Callable[[Step, Parts], Sum]]] = {
     "with α and σ exchanged": (
         (),
         lambda s, p: _whole(
-            s, replace(p, start=p.start[::-1], end=p.end[::-1],
-                       picture=_picture(s.output, p.start[::-1], np.eye(5)[0], np.eye(5)[1])),
+            s, replace(p, start=_turned(p.start), end=_turned(p.end),
+                       picture=_picture(s.output, _turned(p.start), np.eye(5)[0], np.eye(5)[1])),
         ),
     ),
     "replaced by the predicted picture itself": ((), lambda _, p: p.picture),

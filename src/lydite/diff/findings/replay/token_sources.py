@@ -41,11 +41,14 @@ def other_tokens(e: Evidence) -> Finding | None:
     alike = (s for s in sources(e) if s.x.ndim == 3 and s.x.shape[::2] == (batch, width))
     values = [s for s in islice(alike, MAX_VALUES) if 2 <= s.x.shape[1] <= MAX_TOKENS]
     columns = np.linspace(0, width - 1, min(width, COLUMNS)).astype(int)
+    limit = fit_tolerance(e)
     for row in range(batch if values else 0):
-        right = _runs(e.values[0][row][:, columns], values, row, columns, fit_tolerance(e), own=False)
+        known, own = ([x[row][:, columns] for x in side] for side in _sides(values))
+        names = [source.name for source in values]
+        right = _runs(e.values[0][row][:, columns], names, known, limit)
         if right is None or len({run.name for run in right} - {ZEROS}) < 2:
             return None
-        wrong = _runs(e.values[1][row][:, columns], values, row, columns, fit_tolerance(e), own=True)
+        wrong = _runs(e.values[1][row][:, columns], names, own, limit)
         if wrong is None:
             return None
         if right != wrong:
@@ -53,40 +56,33 @@ def other_tokens(e: Evidence) -> Finding | None:
     return None
 
 
-def _runs(
-    tokens: Array, values: list[Source], row: int, columns: Array, limit: float, *, own: bool
-) -> list[Run] | None:
+def _sides(values: list[Source]) -> tuple[list[Array], list[Array]]:
+    return [source.x for source in values], [source.own for source in values]
+
+
+def _runs(tokens: Array, names: list[str], known: list[Array], limit: float) -> list[Run] | None:
     """What the tokens of one row are; None where one is nothing that is recorded."""
-    known = [(s.own if own else s.x)[row][:, columns] for s in values]
     starts = np.cumsum([0, *(len(k) for k in known)])
     table = np.concatenate(known)
     runs: list[Run] = []
+    ahead = -1  # the place of the token after the last one
     for at, token in enumerate(tokens):
         size = float(np.linalg.norm(token))
         near = np.flatnonzero(np.linalg.norm(table - token, axis=1) <= limit * size)
-        if not size:
-            name, place = ZEROS, -1
-        elif not near.size:
-            return None
-        else:
-            ahead = _next(runs[-1], values, starts) if runs else -1
+        name, place = ZEROS, -1
+        if size:
+            if not near.size:
+                return None
             best = ahead if ahead in near else int(near[0])
             which = int(np.searchsorted(starts, best, "right")) - 1
-            name, place = values[which].name, best - int(starts[which])
-        last = runs[-1] if runs else None
-        if last is not None and last.name == name and (place < 0 or place == last.first + last.count):
+            name, place = names[which], best - int(starts[which])
+            ahead = best + 1
+        last = runs[-1] if runs else Run(0, 0, "", 0)
+        if last.name == name and (name == ZEROS or place == last.first + last.count):
             runs[-1] = Run(last.start, last.count + 1, name, last.first)
         else:
             runs.append(Run(at, 1, name, place))
     return runs
-
-
-def _next(run: Run, values: list[Source], starts: Array) -> int:
-    """The place of the token after a run, among all recorded tokens."""
-    for source, start, end in zip(values, starts, starts[1:], strict=False):
-        if source.name == run.name and start + run.first + run.count < end:
-            return int(start + run.first + run.count)
-    return -1
 
 
 def _finding(row: int, right: list[Run], wrong: list[Run]) -> Finding:
