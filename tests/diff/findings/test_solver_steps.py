@@ -38,7 +38,7 @@ def run(scheduler: Any, steps: int, **options: Any) -> list[torch.Tensor]:
 def at_step(
     latents: list[torch.Tensor],
     wrong: torch.Tensor,
-    tables: dict[str, torch.Tensor],
+    tables: dict[str, Any],
     *,
     noise: bool = False,
     name: str = "pipeline/latents",
@@ -148,7 +148,7 @@ def test_eta(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_levels_of_flow_matching() -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(STEPS)
-    sigmas = scheduler.sigmas
+    sigmas: Any = scheduler.sigmas
     latents = [NOISE, NOISE + (sigmas[1] - sigmas[0]) * OUTPUTS[0]]
     tables = {"sigmas": sigmas}
     back = said(at_step(latents, NOISE - (sigmas[1] - sigmas[0]) * OUTPUTS[0], tables))

@@ -275,7 +275,8 @@ def _other_parts(streams: tuple[Stream, ...]) -> Changes:
         for part in "qk":
             normed = tuple(replace(s, v=_normed_like(s, part)) for s in streams)
             yield f"norm: with v normed like {part}", {"streams": normed}
-            for at in range(len(streams) if len(streams) > 1 else 0):
+            count = len(streams)
+            for at in range(count if count > 1 else 0):
                 some = (*streams[:at], normed[at], *streams[at + 1 :])
                 words = f"norm: with v of the stream of {normed[at].v.shape[2]} tokens normed like"
                 yield f"{words} {part}", {"streams": some}
