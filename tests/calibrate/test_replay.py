@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,14 @@ from numpy.typing import NDArray
 
 from lydite.calibrate.activations.collect import Selection, collect
 from lydite.calibrate.blocks import BlockOptions, store_blocks
+from lydite.calibrate.replay import Replay
 from lydite.calibrate.settings import Plan
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
 from lydite.cli.calibrate.activations import activations
 from lydite.core.errors import CalibrationError, LyditeError, NotFiniteError
+from lydite.core.request import Request
 from lydite.pipelines.pipeline import Pipeline
 
 Change = Callable[[NDArray[Any]], dict[str, NDArray[Any]]]
@@ -117,3 +121,31 @@ def test_statistics_and_their_plots_replace_nothing_else(
 def test_a_source_that_is_not_there_is_told_what_it_could_be(tmp_path: Path) -> None:
     told = refused(tmp_path / "nosuch", "--out", tmp_path / "out.sqlite")
     assert "nosuch: no such file or folder. Expected a calibration set, or statistics" in told
+
+
+def test_the_conditioning_of_the_last_sixteen_prompts_is_kept() -> None:
+    encoded: list[str] = []
+    bound: list[tuple[str, str]] = []
+
+    def encode(run: Any) -> str:
+        encoded.append(run.request.prompt)
+        return f"conditioning of {run.request.prompt}"
+
+    def denoiser(run: Any, conditioning: str, batch: int) -> str:
+        bound.append((run.request.prompt, conditioning))
+        return f"denoiser of {run.request.prompt}"
+
+    @dataclass
+    class Run:
+        request: Request
+
+    replay: Any = object.__new__(Replay)
+    replay._run, replay._prompt, replay._denoiser = Run(Request("")), None, None
+    replay._conditioning, replay._ahead = {}, None
+    replay._pipeline = SimpleNamespace(encode=encode, denoiser=denoiser)
+    names = [f"p{n}" for n in range(17)]
+    for name in (*names[:16], "p0", "p0", "p16", "p1", "p0"):
+        assert replay._denoiser_of(name) == f"denoiser of {name}"
+        assert bound[-1] == (name, f"conditioning of {name}") and replay._ahead is None
+    assert encoded == [*names, "p0"]  # the oldest one is forgotten for the seventeenth
+    assert len(bound) == 16 + 1 + 3 and len(replay._conditioning) == 16

@@ -316,3 +316,15 @@ def test_a_crop_that_is_not_the_models_is_refused(change: dict[str, Any], tmp_pa
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match="crop"):
         load_features("clip", tmp_path)
+
+
+def test_a_text_encoder_has_an_id_for_every_token(tmp_path: Path) -> None:
+    make_clip(tmp_path)  # its tokenizer has 514
+    config = json.loads((tmp_path / "config.json").read_text())
+    for tokens, error in ((513, ConfigError), (514, WeightsError)):  # of weights for 600
+        config["text_config"]["vocab_size"] = tokens
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(error) as caught:
+            load_features("clip", tmp_path)
+        said = f"the tokenizer has 514 tokens, the text encoder {tokens}"
+        assert (said in str(caught.value)) == (tokens == 513)
