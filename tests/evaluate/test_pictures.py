@@ -130,3 +130,23 @@ def test_bad_files_are_one_error(tmp_path: Path) -> None:
     (broken / "1.png").write_bytes(data[: len(data) // 2])
     with pytest.raises(FileError, match=r"1\.png"):
         list(open_source(broken).pictures())
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"),
+    [
+        ((1, 1, 1), True), ((3, 4, 5), True), ((4, 4, 5), False), ((3, 3, 7), False),
+        ((0, 4, 5), False), ((1, 0, 5), False),
+    ],
+)  # fmt: skip
+def test_how_many_pictures_of_which_size_an_npz_file_may_hold(
+    shape: tuple[int, int, int], taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lydite.evaluate.pictures.MOST_PICTURES", 3)
+    monkeypatch.setattr("lydite.evaluate.pictures.MOST_PIXELS", 20)
+    np.savez(tmp_path / "p.npz", arr_0=np.zeros((*shape, 3), np.uint8))
+    if taken:
+        assert len(list(open_source(tmp_path / "p.npz").pictures())) == shape[0]
+    else:
+        with pytest.raises(InputError, match="pictures of shape"):
+            open_source(tmp_path / "p.npz")
