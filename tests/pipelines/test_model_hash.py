@@ -6,6 +6,7 @@ import os
 import shutil
 from dataclasses import replace as replace_fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,8 +152,11 @@ def test_a_file_of_a_tokenizer_is_bounded(copy: Path) -> None:
         hash_of(copy)
 
 
-def test_the_hash_in_users_files_stays_what_it_was() -> None:
+def test_the_hash_in_users_files_stays_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A change of the formula would call every picture and set of today another model's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # computed, not found in the user's cache
     known = "7fd274d29c8aa93192da3fb035838b04be85b892cb22887f49c2d06ce17de602"
     assert Pipeline.open("embedded").model_hash == known
     digest = hashlib.sha256(b"a b").hexdigest()
@@ -205,3 +209,35 @@ def test_without_a_home_nothing_is_cached(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(hashing, "cache_folder", lambda: None)
     hashing._add_to_cache("a", "b")
     assert hashing._read_cache() == {}
+
+
+STATUS = {"st_mtime": 5.0, "st_ctime": 6.0, "st_mtime_ns": 5, "st_ctime_ns": 6} | dict.fromkeys(
+    ("st_dev", "st_ino", "st_size"), 1
+)
+
+
+def test_a_hash_is_kept_for_one_state_of_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to("a")
+    monkeypatch.setattr(hashing.time, "time", lambda: 100.0)
+
+    def identity(name: str = "a", prefix: str = "", **changes: float) -> str | None:
+        monkeypatch.setattr(hashing.os, "stat", lambda _: SimpleNamespace(**STATUS | changes))
+        return hashing._identity([tmp_path / name], prefix)
+
+    kept = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+    others = {identity(**{name: 9}) for name in kept} | {identity("b"), identity(prefix="vae.")}
+    assert len(others | {identity()}) == len(kept) + 3
+    assert identity("link") == identity()
+    for name in ("st_mtime", "st_ctime"):  # from two seconds on a change has another time
+        assert identity(**{name: 98.5}) is None and identity(**{name: 98.0}) is not None
+
+
+def test_five_hundred_networks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    full = {f"{number}": "x" for number in range(500)}
+    (tmp_path / "lydite").mkdir()
+    (tmp_path / "lydite" / hashing.CACHE).write_text(json.dumps(full))
+    hashing._add_to_cache("new", "y")
+    assert list(hashing._read_cache()) == [*list(full)[1:], "new"]

@@ -95,6 +95,12 @@ def test_a_mask_gets_the_size_of_the_picture_and_a_soft_edge() -> None:
     assert soft[4, 7] > fit_mask(mask, 16, 8, 1)[4, 6]
 
 
+def test_a_mask_is_resized_as_diffusers_resizes_it() -> None:
+    mask = np.random.default_rng(0).integers(0, 256, (12, 8), dtype=np.uint8)
+    expected = Image.fromarray(mask).resize((5, 7), Image.Resampling.LANCZOS)
+    assert np.array_equal(fit_mask(mask, 5, 7, 0), np.asarray(expected))
+
+
 def test_what_is_hidden_and_what_stays() -> None:
     image = np.full((2, 3, 3), 255, np.uint8)
     image[0] = 0

@@ -304,3 +304,16 @@ def test_a_number_of_steps_that_the_checkpoints_own_scheduler_does_not_run() -> 
         plan_run(ddim, request)
     for changes in ({"sampler": "euler"}, {"schedule": "karras"}):  # it is not its own then
         assert plan_run(ddim, request.replace(**changes)).steps == 7
+
+
+@pytest.mark.parametrize(
+    ("sides", "size"), [((3, 20), (16, 8)), ((8, 7), (8, 8)), ((31, 32), (32, 24))]
+)
+def test_a_picture_has_the_size_of_its_image_in_whole_units(
+    sides: tuple[int, int], size: tuple[int, int]
+) -> None:
+    latents = SimpleNamespace(multiple=8, largest=None, default=(64, 64))
+    pipeline: Any = SimpleNamespace(latents=latents)
+    image = np.zeros((*sides, 3), np.uint8)
+    assert planning._size(pipeline, Request(), image) == size
+    assert planning._size(pipeline, Request(), None) == (64, 64)

@@ -13,6 +13,7 @@ from lydite.core.tensorfile import save
 from lydite.pipelines.families import sd_single_file
 from lydite.pipelines.families.network_classes import KINDS
 from lydite.pipelines.model import Component, folder_component
+from lydite.sampling.scheduler_config import read_scheduler_config
 from lydite.weights.load import parameter_hash
 from lydite.weights.maps import unet as unet_map
 from lydite.weights.rules import resolve
@@ -245,6 +246,8 @@ def test_the_scheduler_that_a_file_implies(checkpoint: Made) -> None:
     assert (config["_class_name"], config["prediction_type"]) == expected.get(
         name, ("PNDMScheduler", "epsilon")
     )
+    levels = read_scheduler_config(config, where="here").levels(0, 1).levels
+    assert (round(min(levels), 4), round(max(levels), 4)) == (0.0292, 14.6146)  # of all three
     marks = {"v_pred": np.zeros(0, np.float32), "ztsnr": np.zeros(0, np.float32)}
     marked = path.with_name("marked.safetensors")
     save(marked, {**tensors, **marks})

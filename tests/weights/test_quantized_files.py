@@ -29,6 +29,7 @@ from lydite.weights.quantized_format import (
     formats_for,
     is_inner,
     is_sensitive,
+    stored_formats,
 )
 from support.memory_checkpoint import in_memory
 
@@ -371,3 +372,17 @@ def test_quantized_layers_are_compared_only_with_quantized_ones(
         ledger = compare(audit(source, specs, (), where="here"), source, specs, (), reference)
         assert [finding.tensor for finding in ledger.different] == different
         assert [finding.detail for finding in ledger.undecidable] == [PACKED] * undecided
+
+
+@pytest.mark.parametrize(
+    ("words", "groups"),
+    [(13, 2), (12, 5), (12, 0), (11, 2)],  # of 128 inputs in 3 bits and groups of 64: 12 and 2
+)
+def test_shapes_that_no_format_gives_are_not_quantized(words: int, groups: int) -> None:
+    expected = {"a.weight": (8, 128)}
+
+    def found(words: int, groups: int) -> Any:
+        return {"a.weight": ("U32", (8, words)), "a.scales": ("F16", (8, groups))}
+
+    assert stored_formats(found(12, 2), expected) == {"a.weight": Format(3)}
+    assert stored_formats(found(words, groups), expected) == {}

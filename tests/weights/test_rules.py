@@ -136,6 +136,8 @@ def test_filling() -> None:
     [
         (Recipe("x", ("a", "b")), [(1, 2), (1, 3)]),
         (Recipe("x", ("a", "b")), [(2,), ()]),
+        (Recipe("x", ("a", "b")), [(), ()]),
+        (Recipe("x", ("a", "b"), axis=1), [(2,), (2,)]),
         (Recipe("x", ("a",), (0, 1, 3)), [(4, 2)]),
         (Recipe("x", ("a",), (0, 1, 3)), [()]),
         (Recipe("x", ("a",), layout=OIHW_TO_OHWI), [(4, 2)]),
