@@ -220,11 +220,12 @@ def test_a_hash_is_kept_for_one_state_of_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to("a")
-    monkeypatch.setattr(hashing.time, "time", lambda: 100.0)
 
     def identity(name: str = "a", prefix: str = "", **changes: float) -> str | None:
-        monkeypatch.setattr(hashing.os, "stat", lambda _: SimpleNamespace(**STATUS | changes))
-        return hashing._identity([tmp_path / name], prefix)
+        with monkeypatch.context() as patch:
+            patch.setattr(hashing.time, "time", lambda: 100.0)
+            patch.setattr(hashing.os, "stat", lambda _: SimpleNamespace(**STATUS | changes))
+            return hashing._identity([tmp_path / name], prefix)
 
     kept = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
     others = {identity(**{name: 9}) for name in kept} | {identity("b"), identity(prefix="vae.")}

@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ from lydite.pipelines.inpainting import (
     overlay,
     read_mask,
 )
-from lydite.pipelines.picture import read_pixels, read_record
+from lydite.pipelines.picture import opened_image, read_pixels, read_record
 from lydite.sampling.denoiser import find_prediction
 
 
@@ -76,6 +77,20 @@ def test_size_is_checked_before_pixels_are_decoded(
     (tmp_path / "bomb.png").write_bytes(data)
     with pytest.raises(FileError, match=r"too many|Bomb"):
         read_pixels(tmp_path / "bomb.png")
+
+
+@pytest.mark.parametrize(
+    ("size", "fits"),
+    [((8192, 8192), True), ((8192, 8193), False), ((2**16, 1), True), ((1, 2**16 + 1), False)],
+)
+def test_the_largest_picture_that_is_read(
+    size: tuple[int, int], fits: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "large.png"
+    Image.new("1", size).save(path, compress_level=1)
+    expected = nullcontext() if fits else pytest.raises(FileError, match="too many")
+    with expected, opened_image(path) as image:
+        assert image.size == size
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

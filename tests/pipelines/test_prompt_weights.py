@@ -200,3 +200,10 @@ def test_the_command_line_and_its_replay(sd_folder: Any, tmp_path: Path) -> None
     assert read_record(first).request.weighting == "a1111"
     assert run("generate", "--from", first, "-o", again, "-q").exit_code == 0
     assert np.array_equal(read_pixels(first), read_pixels(again))
+
+
+@pytest.mark.parametrize(("weighting", "form"), [("a1111", "(a:{})"), ("compel", "(a){}")])
+def test_weights_reach_a_thousand_and_no_further(weighting: str, form: str) -> None:
+    assert parse(form.format(1000), weighting) == [("a", 1000)]
+    with pytest.raises(InputError, match=r"is 1000\.5; expected -1000 to 1000"):
+        parse(form.format(1000.5), weighting)

@@ -376,13 +376,13 @@ def test_quantized_layers_are_compared_only_with_quantized_ones(
 
 @pytest.mark.parametrize(
     ("words", "groups"),
-    [(13, 2), (12, 5), (12, 0), (11, 2)],  # of 128 inputs in 3 bits and groups of 64: 12 and 2
+    [(66, 4), (65, 8), (65, 0), (64, 4)],  # of 260 inputs in 8 bits: 65, and no group fits
 )
 def test_shapes_that_no_format_gives_are_not_quantized(words: int, groups: int) -> None:
-    expected = {"a.weight": (8, 128)}
+    expected = {"a.weight": (8, 260)}
 
     def found(words: int, groups: int) -> Any:
         return {"a.weight": ("U32", (8, words)), "a.scales": ("F16", (8, groups))}
 
-    assert stored_formats(found(12, 2), expected) == {"a.weight": Format(3)}
+    assert stored_formats(found(16, 2), {"a.weight": (8, 128)}) == {"a.weight": Format(4)}
     assert stored_formats(found(words, groups), expected) == {}
