@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ def test_a_hash_is_kept_for_one_state_of_one_file(
 ) -> None:
     (tmp_path / "link").symlink_to("a")
 
-    def identity(name: str = "a", prefix: str = "", **changes: float) -> str | None:
+    def identity(name: str = "a", prefix: str = "", **changes: Any) -> str | None:
         with monkeypatch.context() as patch:
             patch.setattr(hashing.time, "time", lambda: 100.0)
             patch.setattr(hashing.os, "stat", lambda _: SimpleNamespace(**STATUS | changes))

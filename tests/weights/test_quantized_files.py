@@ -375,14 +375,15 @@ def test_quantized_layers_are_compared_only_with_quantized_ones(
 
 
 @pytest.mark.parametrize(
-    ("words", "groups"),
-    [(66, 4), (65, 8), (65, 0), (64, 4)],  # of 260 inputs in 8 bits: 65, and no group fits
+    ("inputs", "words", "groups"),
+    [(128, 13, 2), (260, 65, 8), (128, 16, 0), (128, 28, 2)],  # 3.25 bits, 32.5 a group, 0, 7 bits
 )
-def test_shapes_that_no_format_gives_are_not_quantized(words: int, groups: int) -> None:
-    expected = {"a.weight": (8, 260)}
+def test_shapes_that_no_format_gives_are_not_quantized(
+    inputs: int, words: int, groups: int
+) -> None:
+    def formats(inputs: int, words: int, groups: int) -> dict[str, Format]:
+        found = {"a.weight": ("U32", (8, words)), "a.scales": ("F16", (8, groups))}
+        return stored_formats(found, {"a.weight": (8, inputs)})
 
-    def found(words: int, groups: int) -> Any:
-        return {"a.weight": ("U32", (8, words)), "a.scales": ("F16", (8, groups))}
-
-    assert stored_formats(found(16, 2), {"a.weight": (8, 128)}) == {"a.weight": Format(4)}
-    assert stored_formats(found(words, groups), expected) == {}
+    assert formats(128, 16, 2) == {"a.weight": Format(4)}
+    assert formats(inputs, words, groups) == {}
