@@ -222,18 +222,21 @@ def test_a_hash_is_kept_for_one_state_of_one_file(
 ) -> None:
     (tmp_path / "link").symlink_to("a")
 
-    def identity(name: str = "a", prefix: str = "", **changes: Any) -> str | None:
+    def identity(name: str = "a", prefix: str = "", changes: Any = None) -> str | None:
+        status = SimpleNamespace(**STATUS | (changes or {}))
         with monkeypatch.context() as patch:
             patch.setattr(hashing.time, "time", lambda: 100.0)
-            patch.setattr(hashing.os, "stat", lambda _: SimpleNamespace(**STATUS | changes))
+            patch.setattr(hashing.os, "stat", lambda _: status)
             return hashing._identity([tmp_path / name], prefix)
 
     kept = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
-    others = {identity(**{name: 9}) for name in kept} | {identity("b"), identity(prefix="vae.")}
+    others = {identity(changes={name: 9}) for name in kept}
+    others |= {identity("b"), identity(prefix="vae.")}
     assert len(others | {identity()}) == len(kept) + 3
     assert identity("link") == identity()
     for name in ("st_mtime", "st_ctime"):  # from two seconds on a change has another time
-        assert identity(**{name: 98.5}) is None and identity(**{name: 98.0}) is not None
+        assert identity(changes={name: 98.5}) is None
+        assert identity(changes={name: 98.0}) is not None
 
 
 def test_five_hundred_networks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
