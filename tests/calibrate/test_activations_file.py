@@ -201,3 +201,17 @@ def test_what_a_killed_run_left_of_the_file_is_not_added_to(whole: Path, tmp_pat
     write_file(read_file(whole), out, temporary, summary)
     assert not temporary.exists() and out.read_bytes() == whole.read_bytes()
     assert content_hash(read_file(out)) == content_hash(read_file(whole))
+
+
+@pytest.mark.parametrize("length", [1000, 1001])
+def test_names_of_layers_have_a_largest_length(length: int, whole: Path, tmp_path: Path) -> None:
+    statistics = read_file(whole)
+    (_, place, band), moments = next(iter(statistics.table.items()))
+    statistics.table = {("x" * length, place, band): moments}
+    summary = msgspec.to_builtins(read_summary(whole))
+    write_file(statistics, tmp_path / "out", tmp_path / "temporary", summary)
+    if length == 1000:
+        assert read_file(tmp_path / "out").table.keys() == statistics.table.keys()
+    else:
+        with pytest.raises(CalibrationError, match="a name of more than 1000 characters"):
+            read_file(tmp_path / "out")

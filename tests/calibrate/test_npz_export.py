@@ -1,6 +1,8 @@
 """Merging, and the layout of npz files: to and fro without a changed bit."""
 
 import json
+import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -8,17 +10,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lydite.calibrate import npz_files
 from lydite.calibrate.npz_export import export_npz
 from lydite.calibrate.npz_import import import_npz
+from lydite.calibrate.settings import Description, Plan, Settings
 from lydite.calibrate.settings import Image as PlannedImage
-from lydite.calibrate.settings import Plan, Settings
 from lydite.calibrate.store.merge import merge
 from lydite.calibrate.store.reader import CalibrationSet
-from lydite.calibrate.store.set_file import SHARDS, read_description
+from lydite.calibrate.store.set_file import SHARDS, encode_description, read_description
 from lydite.calibrate.store.status import manifest, status, write_manifest
 from lydite.calibrate.store.verify import verify
 from lydite.calibrate.store.writer import Writer
-from lydite.core.errors import CalibrationError, FileError
+from lydite.core.errors import CalibrationError, FileError, InputError
 from support.calibration import SETTINGS, check_finished, draw, items, latent, pixels, plan
 
 
@@ -229,3 +232,21 @@ def test_conditioning_has_no_number_and_is_merged_as_it_is(tmp_path: Path) -> No
         assert sorted(rows) == ["a cat", "a dog"] and not both.missing()
         assert {row.image for row in rows.values()} == {None}
         assert rows["a dog"].entry.label == "conditioning of 'a dog'"
+
+
+def test_files_may_be_as_long_as_their_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(npz_files.npz_bytes({"x": np.arange(9)}))
+    with zipfile.ZipFile(path) as packed:
+        size = sum(member.file_size for member in packed.infolist())
+    described = Description(SETTINGS, plan(2))
+    length = len(encode_description(described))
+    for over in (0, 1):
+        monkeypatch.setattr(npz_files, "MAX_BYTES", size - over)
+        monkeypatch.setattr("lydite.calibrate.store.set_file.MAX_BYTES", length - over)
+        with pytest.raises(CalibrationError, match="unpacked") if over else nullcontext():
+            npz_files.read_npz(path)
+        with pytest.raises(InputError, match="the plan of 2 images") if over else nullcontext():
+            encode_description(described)

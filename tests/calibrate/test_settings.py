@@ -111,3 +111,10 @@ def test_a_key_is_the_digest_of_all_that_decides_a_value() -> None:
     assert conditioning_key(SETTINGS, image.prompt) == digest(decides)
     with pytest.raises(CalibrationError, match="cannot be written as JSON"):
         sample_key(SETTINGS, Image(0, "\ud800", 0), 0)
+
+
+def test_whole_numbers_are_equal_up_to_what_a_float_holds_exactly() -> None:
+    for number in (0, 1, -7, 2**53, -(2**53)):
+        assert canonical(float(number)) == canonical(number)
+    assert canonical(-0.0) == canonical(0) and canonical(0.5) != canonical(0)
+    assert canonical(float(2**53 + 2)) != canonical(2**53 + 2)

@@ -157,6 +157,10 @@ def test_a_budget_that_is_just_met_and_a_layer_that_was_not_measured() -> None:
         assert choose(choices, budget)["a"].stored == stored
     with pytest.raises(InputError, match="at least"):
         choose(choices, 9)
+    same = [*choices["a"], Choice(LayerPlan(8), 30, 1.0)]  # more bits for nothing
+    assert lower_hull(same) == choices["a"] == lower_hull(same[::-1])
+    least = Plan({path: LayerPlan(2, 64) for path in mixed_plan(SHAPES, MEASURED, 8.5).layers})
+    assert mixed_plan(SHAPES, MEASURED, least.bits_per_weight(SHAPES)) == least
     some = Sensitivity(
         "", 64, 16, {path: e for path, e in MEASURED.errors.items() if "attn" not in path}
     )
