@@ -154,18 +154,21 @@ def test_inpainting_on_the_command_line_is_replayed(sd_folder: Any, tmp_path: Pa
         run("generate", "--from", first, "-o", again, *common)
 
 
-def test_a_unet_runs_without_cuda_graphs_unless_the_user_wants_them(
+def test_models_run_without_cuda_graphs_unless_the_user_wants_them(
     sd_folder: Any, untrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    names = ("MLX_USE_CUDA_GRAPHS", "MLX_MAX_OPS_PER_BUFFER")
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("MLX_USE_CUDA_GRAPHS", "")  # so that it is restored
-    monkeypatch.delenv("MLX_USE_CUDA_GRAPHS")
-    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "7")
+    for model, together in ((untrained, "10"), (sd_folder("sd1"), "20")):
+        for name in names:
+            monkeypatch.setenv(name, "")  # so that it is restored
+            monkeypatch.delenv(name)
+        Pipeline.open(model)
+        assert [os.environ[name] for name in names] == ["0", together]
+    monkeypatch.setenv(names[0], "1")
+    monkeypatch.setenv(names[1], "7")
     Pipeline.open(untrained)
-    assert "MLX_USE_CUDA_GRAPHS" not in os.environ
-    Pipeline.open(sd_folder("sd1"))
-    assert os.environ["MLX_USE_CUDA_GRAPHS"] == "0"
-    assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
+    assert [os.environ[name] for name in names] == ["1", "7"]
 
 
 def test_what_a_model_cannot_do_without_is_asked_for(sd_folder: Any) -> None:
