@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.diff.compare import compare
+from lydite.diff.compare import _Comparer, compare
 from lydite.diff.divergence.earlier import same_role
+from lydite.diff.measure.rows import Comparison, measure_rows
 from lydite.diff.pairing.exchanged import without_exchanges
 from lydite.diff.pairing.pair_names import compatible
 from lydite.diff.pairing.pair_traces import pair_traces
+from lydite.diff.pairing.paired_events import Pair
+from lydite.diff.reference_parameters import ParameterValues
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
@@ -196,3 +199,48 @@ def test_fused_values_of_steps_that_are_counted_from_one(tmp_path: Path) -> None
     pairs = pair_traces(write(tmp_path / "r", reference), write(tmp_path / "p", port)).pairs
     fused = [pair for pair in pairs if pair.port_event.name == "kv"]
     assert [(pair.event.step, pair.port_event.step) for pair in fused] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_modules_of_two_blocks_are_not_exchanged_for_an_inner_number() -> None:
+    loaded = {
+        f"decoder.upsamples.{block}.residual.0": (
+            f"vae/decoder.up_blocks.{level}.resnets.{resnet}.norm1"
+        )
+        for block, level, resnet in ((0, 0, 0), (1, 0, 1), (7, 2, 1))
+    }
+    assert without_exchanges(loaded) == loaded
+
+
+def summed(folder: Path, *, port: bool) -> Trace:
+    """Attention, a sum after it and a scaled sum, which the port records with its input."""
+    draw = np.random.default_rng(5)
+    x, table = draw.standard_normal((2, TOKENS, WIDTH)), draw.standard_normal((WIDTH, WIDTH)) / 4
+    attended = np.tanh(x @ table)
+    total = x + attended
+    normed = total / np.abs(total).max(-1, keepdims=True)
+    last = normed @ table
+    if port:
+        events: list[tuple[Any, ...]] = [("start", x), ("scale", total, "in.0"), ("scale", normed)]
+        return write(folder, [*events, ("end", last)])
+    events = [("net", x, "in.0"), ("net/attn", x, "in.0"), ("net/attn", attended)]
+    events += [("net/norm", total, "in.0"), ("net/last", normed, "in.0"), ("net/last", last)]
+    return write(folder, events)
+
+
+def test_inputs_of_a_call_are_known_by_where_the_reference_first_has_them(tmp_path: Path) -> None:
+    reference, port = (summed(tmp_path / side, port=side == "p") for side in "rp")
+    pairing = pair_traces(reference, port, {})
+    comparer = _Comparer(
+        Comparison(reference, port), pairing, {}, ParameterValues(reference, None), None
+    )
+    rows = measure_rows(comparer.traces, comparer.pairs, comparer.layouts)
+    inputs = comparer._first_of_inputs(rows)
+    assert inputs["scale", 0, 0] == 3  # net/norm [in.0]
+    (attended,) = (e for e in reference.events if str(e) == "net/attn")
+    (scaled,) = (e for e in port.events if str(e) == "scale")
+    comparer.pairs[0] = Pair((attended,), (scaled,), "siblings")
+    assert comparer._is_before_inputs(0, inputs)
+    comparer.pairs[0] = Pair((attended,), (scaled,), "name")
+    assert not comparer._is_before_inputs(0, inputs)
+    comparer.pairs[0] = Pair((reference.events[-1],), (scaled,), "siblings")
+    assert not comparer._is_before_inputs(0, inputs)

@@ -202,6 +202,19 @@ def test_a_guessed_pair_that_agrees_later_is_no_pair() -> None:
         assert judge([far], **tests).undecided is unsure
 
 
+def test_a_guess_inside_of_a_module_that_returns_the_right_value_is_not_the_bug() -> None:
+    """Its other outputs may not be compared: a port may have a value in a form of its own."""
+    found = rows(row(500, "net/a.b"), row(0, "net/a"), row(500, "net/z"))
+    for guessed, whole, first in ((True, False, 2), (False, False, 0), (False, True, 2)):
+        assert judge(found, is_guessed=guessed, is_whole=whole, is_mispaired=False).first == first
+
+
+def test_a_counterpart_that_comes_before_the_inputs_is_none() -> None:
+    found = rows(500, 500)
+    at_first = first_divergence(found, lambda _: False, is_impossible=lambda at: at == 0)
+    assert (at_first.first, at_first.ignored) == (1, (0,))
+
+
 def test_errors_in_limits() -> None:
     assert over_limit(row(3)) == pytest.approx(3) and over_limit(row(None)) == inf
     assert over_limit(replace(row(None), wrong=False)) == 0

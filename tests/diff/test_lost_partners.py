@@ -134,3 +134,18 @@ def test_what_a_module_does_not_return_is_not_the_cause_of_what_follows(
         for site, error in errors.items()
     ]
     assert first_divergence(rows, lambda _: False).first == first
+
+
+def test_of_transposed_matrices_only_a_square_one_can_be_forgotten(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    layers = {f"to_{n}.weight": draw.standard_normal((8, 8)) for n in range(9)}
+    table = {"positions.weight": draw.standard_normal((6, 4))}
+    traces: list[Trace] = []
+    for name, kept in (("r", {*layers}), ("p", set[str]()), ("q", {"to_2.weight"})):
+        with TraceWriter(tmp_path / name, Header()) as writer:
+            writer.add("x", np.ones(4, np.float32))
+            turned = {k: v if k in kept else v.T for k, v in layers.items()} | table
+            writer.add_weights({k: v.astype(np.float32).copy() for k, v in turned.items()})
+        traces.append(Trace.open(tmp_path / name))
+    assert check_weights(traces[0], traces[1], {})[0].turned == ()
+    assert [b for _, b in check_weights(traces[0], traces[2], {})[0].turned] == ["to_2.weight"]

@@ -35,7 +35,7 @@ from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
 from lydite.diff.name_map import Rename, check_name_map
 from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
-from lydite.diff.pairing.paired_events import Pair, Pairing
+from lydite.diff.pairing.paired_events import BY_NAME, Pair, Pairing
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
 from lydite.diff.repro import Reproduction
@@ -219,6 +219,8 @@ class _Comparer:
             return first_isolated(rows)
         explained: set[int] = set()
 
+        inputs = self._first_of_inputs(rows)
+
         def is_misplaced(index: int, taken: Collection[str] = ()) -> bool:
             if self.pairs[index].how == "end":
                 return False  # a result: another layer's value there is the bug
@@ -241,6 +243,7 @@ class _Comparer:
             is_misplaced,
             estimated=self.estimated,
             is_guessed=lambda index: self.pairs[index].how in GUESSES,
+            is_impossible=lambda index: self._is_before_inputs(index, inputs),
             is_mispaired=lambda index: is_misplaced(index, self._taken(self.pairs[index])),
             is_anchored=lambda index: self._is_anchored(rows, index),
             spoils=spoils,
@@ -261,6 +264,29 @@ class _Comparer:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
 
+    def _first_of_inputs(self, rows: Sequence[Row]) -> dict[tuple[str, int, int], int]:
+        """Where the reference first has an input that agrees, for each call of the port."""
+        first: dict[str | int, int] = {}
+        for event in self.traces.reference.events:
+            first.setdefault(event.hash or event.i, event.i)
+        inputs: dict[tuple[str, int, int], int] = {}
+        for row, pair in zip(rows, self.pairs, strict=True):
+            if row.agrees:
+                at = max(first[event.hash or event.i] for event in pair.reference)
+                for event in pair.port:
+                    if event.slot.startswith("in"):
+                        call = event.name, event.step, event.call
+                        inputs[call] = max(inputs.get(call, -1), at)
+        return inputs
+
+    def _is_before_inputs(self, index: int, inputs: Mapping[tuple[str, int, int], int]) -> bool:
+        """Whether the reference has computed a counterpart before what the port's came from."""
+        pair, event = self.pairs[index], self.pairs[index].port_event
+        if pair.how in BY_NAME or not event.slot.startswith("out"):
+            return False
+        at = inputs.get((event.name, event.step, event.call), -1)
+        return max(other.i for other in pair.reference) < at
+
     def _moved_to_earlier(self, rows: list[Row], divergence: Divergence) -> Divergence:
         """The divergence at the port's first wrong value, where nothing had paired that one."""
         if divergence.first is None or divergence.undecided:
@@ -269,7 +295,9 @@ class _Comparer:
         earlier = EarlierValues(self.traces, self.pairs, rows, self.pairing.unpaired_port)
         for other in (*same_role(pair, self.pairing.set_aside), *earlier.before(pair)):
             (row,) = measure_rows(self.traces, [other], self.layouts)
-            if row.wrong and (row.error or inf) > (rows[first].limit or 0.0):
+            is_wrong = row.wrong and (row.error or inf) > (rows[first].limit or 0.0)
+            # A value that equals one without a counterpart is that one.
+            if is_wrong and not misplaced_value(self.traces, other, row, self._taken(other)):
                 self.pairs.insert(first, other)
                 rows.insert(first, row)
                 ignored = (index + (index >= first) for index in divergence.ignored)

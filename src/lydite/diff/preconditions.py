@@ -191,7 +191,9 @@ def _turned_otherwise(
             if a.shape == b.shape and a_kind == b_kind:
                 (same if a.hash == b.hash else moved).append((other, name))
         customary = reshaped + len(moved) > len(same)  # to transpose
-        rare = same if customary else moved
+        # A table of embeddings is never transposed. Only a square matrix can be forgotten.
+        square = [(b, a) for b, a in same if len({*expected[b].shape}) < len(expected[b].shape)]
+        rare = square if customary else moved
         usual = reshaped + len(moved) if customary else len(same)
         unusual += rare if 2 * len(rare) <= usual else []
     return tuple(unusual)

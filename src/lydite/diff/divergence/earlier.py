@@ -39,6 +39,7 @@ class EarlierValues:
             for event in pair.reference
         }
         self.right = {e.hash: pair.event for pair in agreeing for e in pair.port if e.hash}
+        self.compared = [(pair.event, min(other.i for other in pair.port)) for pair in agreeing]
         self.agreeing = {  # event of the reference: where the port has it
             event.i: counterparts[event.hash or event.i]
             for event in traces.reference.events
@@ -63,7 +64,7 @@ class EarlierValues:
         way = [e for e in self.flow.upstream(wrong.event, self.agreeing).passed if self._is_free(e)]
         sources = {e.i: self.flow.upstream(e, self.agreeing).nearest for e in way}
         starts = {
-            at: max((self.agreeing[other.i] for other in nearest), default=-1)
+            at: max((self.agreeing[other.i] for other in nearest), default=self._last_before(at))
             for at, nearest in sources.items()
         }
         end = min(event.i for event in wrong.port)
@@ -79,7 +80,9 @@ class EarlierValues:
                 fits = same_axes(event, own) or merges_axes(event, own)
                 fits = fits or self._has_lost_shape(event, own)
                 fits = fits and self._is_new(own, sources[event.i])
-                if fits and (starts[event.i] < own.i or own.hash in self.right):
+                fits = fits and not self._is_used_rightly(event, own)
+                is_copy = own.hash in self.right and not own.call
+                if fits and (starts[event.i] < own.i or is_copy):
                     yield Pair((event,), (own,), "position")
 
     def _is_new(self, own: Event, sources: Sequence[Event]) -> bool:
@@ -92,6 +95,23 @@ class EarlierValues:
             return True
         is_source = right.hash in {event.hash for event in sources}
         return own.slot[:3] == "out" and is_source and self.times[right.hash] == 1
+
+    def _is_used_rightly(self, event: Event, own: Event) -> bool:
+        """Whether both sides go on to an equal result of the module that has this value in it.
+
+        Then the port has it in another form: with text beside it, or its parts in another order.
+        """
+        module = event.name.rpartition(".")[0]
+        return any(
+            other.i > event.i and at > own.i and f"{other.name}.".startswith(f"{module}.")
+            for other, at in self.compared
+            if other.step == event.step and other.slot.startswith("out")
+        )
+
+    def _last_before(self, at: int) -> int:
+        """Where the port has the last agreeing value before an event of unknown sources."""
+        before = ((other.i, own) for other, own in self.compared if other.i < at)
+        return max(before, default=(-1, -1))[1]
 
     def _has_lost_shape(self, event: Event, own: Event) -> bool:
         """Whether a value is longer or shorter along one axis, and the port has none as long."""

@@ -61,6 +61,7 @@ def first_divergence(
     estimated: bool = False,
     is_guessed: Test = lambda _: False,
     is_mispaired: Test | None = None,
+    is_impossible: Test = lambda _: False,
     is_anchored: Test = lambda _: True,
     spoils: Test = lambda _: False,
     is_whole: Test = lambda _: True,
@@ -69,13 +70,14 @@ def first_divergence(
     """The first wrong row in order of execution that is not ignored.
 
     `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed` whether
-    its pair is a guess, `is_mispaired` whether a guess is false, `is_anchored` whether the values
-    it was computed from agree, `spoils` whether what is computed from it is wrong, `is_whole`
-    whether all that its module returns is compared. With `estimated` limits, and in 16 bits, where
-    a port may round between operations that the reference computes as one, a value a little above
-    its limit is ignored when no later value is. `port_order` has the number of each row's event in
-    the port: of two wrong values that the sides compute in another order, neither is computed from
-    the other, and the port's first is named.
+    its pair is a guess, `is_mispaired` whether a guess is false, `is_impossible` whether the
+    counterpart is computed before the value's inputs, `is_anchored` whether the values it was
+    computed from agree, `spoils` whether what is computed from it is wrong, `is_whole` whether all
+    that its module returns is compared. With `estimated` limits, and in 16 bits, where a port may
+    round between operations that the reference computes as one, a value a little above its limit
+    is ignored when no later value is. `port_order` has the number of each row's event in the port:
+    of two wrong values that the sides compute in another order, neither is computed from the
+    other, and the port's first is named.
     """
     ignored: list[int] = []
     is_mispaired = is_mispaired or is_misplaced
@@ -85,11 +87,12 @@ def first_divergence(
         agrees_after = not spoils(index) and _agrees_after(rows, index)
         return (
             _is_lost_in_rounding(row)
+            or is_impossible(index)
             or (agrees_after and (row.error is None or is_misplaced(index)))
             or ((estimated or row.dtype not in FINE) and _is_marginal(rows, index))
             or (is_guessed(index) and (agrees_after or is_mispaired(index)))
             or _is_overtaken(rows, index, estimated=estimated)
-            or _outer_module_agrees(rows, index, is_whole)
+            or _outer_module_agrees(rows, index, lambda at: is_guessed(index) or is_whole(at))
         )
 
     for index, row in enumerate(rows):
@@ -199,7 +202,8 @@ def over_limit(row: Row) -> float:
 def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> bool:
     """Whether a module around this one returns what it should: nothing else sees the error.
 
-    All that it returns has to be compared: of two streams, the other one may be right.
+    All that it returns has to be compared: of two streams, the other one may be right. Of a guess
+    what is compared is enough: a port may have a value in a form of its own.
 
     Where later values are wrong too, what is left of the error could be their cause: it has to be
     gone. That is so where tokens are in another order inside of the module.

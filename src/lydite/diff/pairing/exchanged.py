@@ -52,7 +52,12 @@ def _inside_of_blocks(modules: Mapping[str, str]) -> dict[str, str]:
                 for other in votes[template]:
                     wanted = other.replace(NUMBER, str(reference_number))
                     rival = holders.get(wanted, name)
-                    rivals = [t for t, n in numbered_variants(rival) if n == number]
+                    block = template.partition(NUMBER)[0]
+                    rivals = [
+                        t
+                        for t, n in numbered_variants(rival)
+                        if n == number and t.partition(NUMBER)[0] == block
+                    ]
                     if rival == name or not rivals or result[name] != target:
                         continue
                     straight = votes[template][other] + votes[rivals[0]][own]
