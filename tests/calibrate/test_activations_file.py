@@ -6,6 +6,7 @@ import sqlite3
 import tracemalloc
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,7 +23,12 @@ from lydite.calibrate.activations.file import (
     write_file,
 )
 from lydite.calibrate.activations.queries import read_curves
-from lydite.calibrate.activations.statistics_state import content_hash, load_state, save_state
+from lydite.calibrate.activations.statistics_state import (
+    Provenance,
+    content_hash,
+    load_state,
+    save_state,
+)
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.core.errors import CalibrationError, FileError
 from lydite.pipelines.pipeline import Pipeline
@@ -215,3 +221,12 @@ def test_names_of_layers_have_a_largest_length(length: int, whole: Path, tmp_pat
     else:
         with pytest.raises(CalibrationError, match="a name of more than 1000 characters"):
             read_file(tmp_path / "out")
+
+
+def test_statistics_are_joined_only_of_one_set_one_grouping_of_steps_and_of_channels() -> None:
+    def identity(fields: str = "a", bands: tuple[int, ...] = (0, 0, 1), group: int = 0) -> str:
+        settings: Any = SimpleNamespace(hashed_fields={"prompt": fields})
+        return Provenance(settings, dict(enumerate(bands)), group).identity
+
+    changed = [identity("b"), identity(bands=(0, 1, 1)), identity(group=4)]
+    assert identity() == identity() and len({identity(), *changed}) == 4

@@ -17,6 +17,7 @@ from lydite.diff.preconditions import (
     _difference,
     _is_comparable,
     _passed,
+    _without_final_zero,
     check_weights,
 )
 from lydite.diff.result import Verdict
@@ -303,3 +304,10 @@ def test_weights_that_alone_are_transposed_or_not_are_named(
     found = weights_gate(tmp_path, BLOCKS, ours)
     named = names if count <= 3 else []
     assert found.gate.passed and found.turned == tuple((name, name) for name in named)
+
+
+def test_only_a_final_zero_may_be_left_out_of_a_table() -> None:
+    short, zero, more = np.array([1, 0.5]), np.array([1, 0.5, 0]), np.array([1, 0.5, 0.2])
+    for one, other, sizes in ((zero, short, (2, 2)), (more, short, (3, 2)), (short, short, (2, 2))):
+        assert tuple(map(len, _without_final_zero(one, other))) == sizes
+        assert tuple(map(len, _without_final_zero(other, one))) == sizes[::-1]

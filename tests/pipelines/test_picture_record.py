@@ -51,6 +51,13 @@ def test_a_record_survives_the_file(tmp_path: Path, ending: str) -> None:
         assert np.array_equal(read_pixels(path), pixels)
 
 
+def test_every_field_of_a_record_is_written() -> None:
+    own = {name: f"a {name}" for name in Record.__struct_fields__ if name != "request"}
+    own |= {"seed": 7, "bits": 4, "tile": 512, "loras": (("a", 0.5),), "embeddings": (("b", "word"),)}
+    record = Record(request=RECORD.request, **own)  # pyright: ignore[reportArgumentType]
+    assert {name: getattr(Record.from_json(record.to_json()), name) for name in own} == own
+
+
 @pytest.mark.parametrize("ending", ["png", "webp", "jpg"])
 def test_other_tools_find_the_settings_where_a1111_writes_them(tmp_path: Path, ending: str) -> None:
     """PNG: the text `parameters`. Else the EXIF comment, UNICODE and UTF-16 from the high byte."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from lydite.quantize.compare_exports import (
     RECORD,
     REFERENCE,
     Export,
+    _common,
     choose_pictures,
     differences,
     on_common_pictures,
@@ -223,3 +225,15 @@ def test_a_cell_of_figures(folders: list[Path]) -> None:
     summary = Summary(1.5, 1.0, None, None, 1.0, 2.0, 1)
     assert _mean(summary, ".2f") == "1.50" and _mean(None, ".2f") == "–"
     assert _short(None) == "–" and len(_short("x" * 300)) == 202 and _short("x" * 200) == "x" * 200
+
+
+def test_pictures_are_those_of_one_prompt_and_one_seed() -> None:
+    def pictures(*images: tuple[int, str, int]) -> Any:
+        numbered = [SimpleNamespace(number=n, prompt=text, seed=seed) for n, text, seed in images]
+        plan = SimpleNamespace(images=numbered)
+        return SimpleNamespace(opened=SimpleNamespace(plan=plan), where="set")
+
+    one = pictures((0, "a", 1), (1, "b", 2), (2, "c", 3))
+    assert _common([one, pictures((0, "a", 1), (1, "b", 9), (2, "d", 3))]) == {"000000"}
+    with pytest.raises(InputError, match="no picture of one prompt and seed"):
+        _common([one, pictures((0, "a", 2), (1, "c", 2), (3, "c", 3))])

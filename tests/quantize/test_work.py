@@ -15,9 +15,12 @@ from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize import export as exports
 from lydite.quantize import quantize_network as networks
 from lydite.quantize.export import WEIGHTS, _files, export, network_tensors
+from lydite.quantize.grid import Grid
 from lydite.quantize.plan import uniform_plan
-from lydite.quantize.quantize_blocks import Settings
+from lydite.quantize.provenance import UnitError
+from lydite.quantize.quantize_blocks import BlockResult, Settings
 from lydite.quantize.quantize_network import count_steps, quantize_network
+from lydite.quantize.quantized_weight import QuantizedWeight
 from lydite.quantize.work import (
     EVALUATION,
     FINISHED,
@@ -26,7 +29,9 @@ from lydite.quantize.work import (
     MODEL,
     Work,
     is_finished,
+    read_result,
     work_folder,
+    write_result,
 )
 from lydite.weights.load import parameter_specs
 
@@ -225,3 +230,33 @@ def test_a_finished_run_holds_no_lock_and_one_that_is_refused_neither(tmp_path: 
         leftover.touch()
     with Work.open(tmp_path / "out.work"):
         assert not leftover.exists()
+
+
+def test_a_finished_block_is_read_as_it_was_written(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+
+    def weight(mode: Any, *, rounded: bool) -> QuantizedWeight:
+        scales, offsets = draw.standard_normal((2, 4, 2)).astype(np.float32)
+        integers = draw.integers(0, 16, (4, 64)).astype(np.uint8)
+        extras = {"input_range": np.ones(3, np.float32)}
+        return QuantizedWeight(
+            integers, Grid(scales, offsets, 4, mode), scales[:, 0], extras, rounded
+        )
+
+    layers = {"a.q": weight("affine", rounded=True), "a.k": weight("nvfp4", rounded=False)}
+    result = BlockResult("a", layers, [UnitError("a.q", 0.5, 0.25)])
+    write_result(tmp_path / "block", result)
+    found = read_result(tmp_path / "block")
+    assert (found.path, found.errors, {*found.weights}) == ("a", result.errors, {"a.q", "a.k"})
+    for name, own in layers.items():
+        other = found.weights[name]
+        assert (other.grid.bits, other.grid.mode) == (own.grid.bits, own.grid.mode)
+        assert other.quantize_input == own.quantize_input
+        for one, two in (
+            (other.integers, own.integers),
+            (other.grid.scales, own.grid.scales),
+            (other.grid.offsets, own.grid.offsets),
+            (other.bias, own.bias),
+            (other.extras["input_range"], own.extras["input_range"]),
+        ):
+            assert one is not None and two is not None and np.array_equal(one, two)
