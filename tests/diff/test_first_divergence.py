@@ -159,6 +159,54 @@ def test_a_module_that_returns_what_it_should(
         assert judge([found[0], *(replace(one, **change) for one in found[1:])]).first == 0
 
 
+@pytest.mark.parametrize(
+    ("slots", "dtype", "over", "ignored"),
+    [
+        (("in.0", "in.0"), "f32", 0.4, True),  # its weights have the order of its input
+        (("in.0", "in.0"), "f32", 0.6, False),  # something is left, and later values are wrong
+        (("in.0", "in.0"), "bf16", 0.6, True),  # which rounding gives in 16 bits
+        (("in.0", "out"), "f32", 0.4, False),  # in the port the result of an operation of its own
+        (("in.1", "in.1"), "f32", 0.4, False),  # positions may not show in this module
+    ],
+)
+def test_a_module_that_returns_what_it_should_from_an_input_in_a_form_of_its_own(
+    slots: tuple[str, str], dtype: str, over: float, ignored: bool
+) -> None:
+    first = row(500, "net/a", slot=slots[0], port_slot=slots[1])
+    found = [replace(one, dtype=dtype) for one in (first, row(over, "net/a"), row(9e5, "end"))]
+    assert (0 in judge(found).ignored) == ignored
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({}, 6),  # it was as wrong at the step before, where the values after it agree
+        ({"error": 5e3 * 1.9 * LIMIT}, 6),
+        ({"error": 5e3 * 2.1 * LIMIT}, 5),
+        ({"slot": "in.0"}, 5),
+        ({"step": 0}, 5),
+        ({"error": None}, 5),
+    ],
+)
+def test_a_value_in_a_form_of_its_own_is_so_at_every_step(
+    changes: dict[str, Any], first: int
+) -> None:
+    own = row(5e3, "own")
+    later = replace(own, step=1, **changes) if "step" not in changes else replace(own, **changes)
+    found = [own, *(row(0, name) for name in "bcde"), later, row(9e5, "bug", step=1)]
+    judged = first_divergence(found, lambda at: at == 0)
+    assert (0 in judged.ignored, judged.first) == (True, first)
+
+
+def test_a_value_in_a_form_of_its_own_is_no_jump() -> None:
+    own, small = row(5e4, "own"), row(20, "latents")
+    agreeing = [row(0, name) for name in "bcde"]
+    found = [own, *agreeing, small, replace(own, step=1), row(30, "patch", step=1)]
+    assert first_divergence(found, lambda at: at == 0).first == 5
+    found[6] = replace(own, site="other", step=1)
+    assert first_divergence(found, lambda at: at == 0).first == 6
+
+
 def test_what_is_left_of_an_error_in_the_module_around_it() -> None:
     for over, ignored in ((0.9, True), (1.1, False)):
         outer = row(over, "net", limit=LIMIT * 2, wrong=False)

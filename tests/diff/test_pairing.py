@@ -72,6 +72,25 @@ def test_equal_parameters_pin_modules(tmp_path: Path) -> None:
     assert names(pair_traces(reference, port)) == {"m/zeta": "net/second", "m/eta": "net/first"}
 
 
+@pytest.mark.parametrize("slot", ["out", "in.0"])
+def test_parameters_of_a_model_whose_result_is_a_field_pair_no_value(
+    slot: str, tmp_path: Path
+) -> None:
+    """A model holds some tokens itself; its port has them beside the layer that takes them."""
+    tokens = {"net/tokens": G.standard_normal((4, 8)).astype(np.float32)}
+    reference = write(
+        tmp_path / "ref",
+        [("net", VALUES["a"], {"slot": "out.sample"}), ("net/in", VALUES["b"])],
+        tokens,
+    )
+    own = {"ctx.tokens": tokens["net/tokens"]}
+    port = write(
+        tmp_path / "port", [("ctx", VALUES["b"], {"slot": slot}), ("end", VALUES["a"])], own
+    )
+    found = names(pair_traces(reference, port))
+    assert found == {"ctx": "net/in", "end": "net"}
+
+
 def test_order_shape_and_content_pair_what_names_do_not(tmp_path: Path) -> None:
     sites = ["net/embed", "net/layer.0.query", "net/layer.0.mlp", "net/head"]
     reference = write(

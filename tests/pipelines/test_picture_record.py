@@ -53,7 +53,13 @@ def test_a_record_survives_the_file(tmp_path: Path, ending: str) -> None:
 
 def test_every_field_of_a_record_is_written() -> None:
     own = {name: f"a {name}" for name in Record.__struct_fields__ if name != "request"}
-    own |= {"seed": 7, "bits": 4, "tile": 512, "loras": (("a", 0.5),), "embeddings": (("b", "word"),)}
+    own |= {
+        "seed": 7,
+        "bits": 4,
+        "tile": 512,
+        "loras": (("a", 0.5),),
+        "embeddings": (("b", "word"),),
+    }
     record = Record(request=RECORD.request, **own)  # pyright: ignore[reportArgumentType]
     assert {name: getattr(Record.from_json(record.to_json()), name) for name in own} == own
 

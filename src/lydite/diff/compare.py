@@ -162,6 +162,9 @@ class _Comparer:
         self._check_gates()
         self.layouts.learn(self.pairing.pairs, self.traces.reference, self.traces.port)
         rows = measure_rows(self.traces, self.pairing.pairs, self.layouts, progress)
+        wrong = [pair for row, pair in zip(rows, self.pairs, strict=True) if row.wrong]
+        if wrong and self.layouts.learn_joined(wrong, self.traces.reference, self.traces.port):
+            rows = measure_rows(self.traces, self.pairing.pairs, self.layouts, progress)
         divergence = self._first_divergence(rows)
         for failed in self.failed:
             # Weights may be stored more coarsely, or not be used: they have to show in a value.

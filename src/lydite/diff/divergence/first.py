@@ -39,6 +39,7 @@ JUMP_OF_ESTIMATE = 20.0  # the same where the limit before it may be too low
 DILUTED = 0.1  # of an error: what is left of it in the module around it, if that agrees
 GONE = 1e-3  # the same where values after that module are wrong
 FOLLOWING = 4  # agreeing values after a misplaced one that prove the computation is right
+SAME_FORM = 2.0  # ratio of the errors of one value at two steps in a form of the port's own
 NEARBY = 60  # events around a value among which a misplaced value is searched
 
 
@@ -92,6 +93,7 @@ def first_divergence(
             or ((estimated or row.dtype not in FINE) and _is_marginal(rows, index))
             or (is_guessed(index) and (agrees_after or is_mispaired(index)))
             or _is_overtaken(rows, index, estimated=estimated)
+            or _was_ignored(rows, index, ignored)
             or _outer_module_agrees(rows, index, lambda at: is_guessed(index) or is_whole(at))
         )
 
@@ -125,6 +127,28 @@ def first_divergence(
     return Divergence(None, tuple(ignored))
 
 
+def _was_ignored(rows: Sequence[Row], index: int, ignored: Collection[int]) -> bool:
+    """Whether the same value of an earlier step is no bug, and is as far from its counterpart.
+
+    A port that has a value in a form of its own has it so at every step.
+    """
+    row = rows[index]
+    return any(
+        (rows[at].site, rows[at].slot) == (row.site, row.slot)
+        and rows[at].step < row.step
+        and _is_as_wrong(rows[at], row)
+        for at in ignored
+    )
+
+
+def _is_as_wrong(one: Row, other: Row) -> bool:
+    """Whether two errors are large and nearly equal, or both shapes differ."""
+    if one.error is None or other.error is None:
+        return one.error is other.error
+    larger, smaller = max(one.error, other.error), min(one.error, other.error)
+    return smaller > LARGE_FINE and larger < SAME_FORM * smaller
+
+
 def _same_call(one: Row, other: Row) -> bool:
     """Whether one call returned both: the reference's order of them says nothing."""
     return (one.site, one.call) == (other.site, other.call)
@@ -156,14 +180,19 @@ def _is_marginal(rows: Sequence[Row], index: int) -> bool:
 def _is_overtaken(rows: Sequence[Row], index: int, *, estimated: bool) -> bool:
     """Whether a value is little above its limit, and a later one so far that this is not its cause.
 
-    An error that grows does so little by little; one that appears at once was made there.
+    An error that grows does so little by little; one that appears at once was made there. A value
+    that was as wrong at an earlier step already has a form of its own.
     """
     largest = over_limit(rows[index])
     if not 1 < largest <= OPEN_MARGIN:
         return False
     jump = JUMP_OF_ESTIMATE if estimated and largest <= ESTIMATE_MARGIN else JUMP
+    before = {(row.site, row.slot): row for row in rows[:index] if row.wrong}
     for other in rows[index + 1 :]:
         over = over_limit(other)
+        known = before.get((other.site, other.slot))
+        if known is not None and _is_as_wrong(known, other):
+            continue
         if over >= jump * largest:
             return True
         largest = max(largest, over)
@@ -202,6 +231,8 @@ def over_limit(row: Row) -> float:
 def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> bool:
     """Whether a module around this one returns what it should: nothing else sees the error.
 
+    So does the module of a first input, as a layer whose weights have the order of the input.
+
     All that it returns has to be compared: of two streams, the other one may be right. Of a guess
     what is compared is enough: a port may have a value in a form of its own.
 
@@ -210,12 +241,15 @@ def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> boo
     """
     row, later = rows[index], rows[index + 1 :]
     left = (GONE if any(other.wrong for other in later) else DILUTED) * (row.error or inf)
+    is_first_input = (row.slot, row.port_slot) == ("in.0", "in.0")
     returned: dict[str, list[bool]] = {}  # all that a module returns has to agree
     for at, other in enumerate(later, index + 1):
         is_around = row.site.startswith((f"{other.site}.", f"{other.site}/"))
+        is_around = is_around or (is_first_input and row.site == other.site)
         same_call = (other.step, other.call) == (row.step, row.call)
         if is_around and same_call and other.slot.startswith("out") and other.error is not None:
-            agrees = other.agrees and other.error <= left and is_whole(at)
+            is_gone = other.error <= left or (is_first_input and other.dtype not in FINE)
+            agrees = other.agrees and is_gone and is_whole(at)
             returned.setdefault(other.site, []).append(agrees)
     return any(map(all, returned.values()))
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
-from lydite.diff.measure.distance import Distance, distance
+from lydite.diff.measure.distance import Distance, distance, relative_error
+from lydite.diff.measure.streams import Joined, in_other_order, joined_streams, other_orders
 from lydite.diff.pairing.paired_events import Pair
 from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
@@ -20,6 +21,8 @@ CLOSE = 0.3  # relative error below which an axis order is accepted
 FAR = 0.5  # relative error above which two values are not equal in an order
 CLEARLY = 0.8  # of the error in any other order: then a wrong value still shows its order
 LEARN_FROM = 16  # values read first, for the axis orders they need
+MAX_JOINED = 64  # wrong values read for the order of the streams in them
+SAME_TOKENS = 0.1  # relative error of equal tokens, in 16 bits and deep in a network
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Layouts:
 
     orders: dict[tuple[int, ...], set[Site]] = field(default_factory=lambda: defaultdict(set))
     by_site: dict[Site, Fit] = field(default_factory=dict)  # one order for all steps and calls
+    joined: Joined = field(default_factory=dict)  # streams that the port joins in the other order
 
     def add(self, fit: Fit, site: Site) -> None:
         """Remember an order that a shape or the axis names forced."""
@@ -88,6 +92,39 @@ class Layouts:
             if (fit := _common_order(group, reference, port)) is not None:
                 self.by_site[site] = fit
 
+    def learn_joined(self, wrong: Sequence[Pair], reference: Trace, port: Trace) -> bool:
+        """Learn from wrong values in which order the port joins two streams of tokens.
+
+        Image and text may be joined in either order, if several values of the port have that order:
+        attention and layers of single tokens do not depend on it. Whether one was found.
+        """
+        possible = joined_streams(reference)
+        found: dict[tuple[int, int], set[Site]] = defaultdict(set)
+        of_streams = [pair for pair in wrong if {*pair.event.shape[:-1]} & possible.keys()]
+        for pair in of_streams[:MAX_JOINED]:
+            if len(pair.port) > 1 or not port.has_values(pair.port_event):
+                continue
+            if not all(map(reference.has_values, pair.reference)):
+                continue
+            value, expected = port.read(pair.port_event), _concatenated(reference, pair)
+            fits = possible_fits(value.shape, expected.shape)
+            for count in {*expected.shape[:-1]} & possible.keys():
+                for first in possible[count]:
+                    other = in_other_order(expected, count, count - first)
+                    if best_fit(fits, value, other)[1] < SAME_TOKENS:
+                        found[count, first].add(pair.event.site)
+        self.joined = {count: (n,) for (count, n), sites in found.items() if len(sites) > 1}
+        return bool(self.joined)
+
+    def in_order(self, value: NDArray[Any], expected: NDArray[Any]) -> tuple[NDArray[Any], str]:
+        """The port's value with its streams in the reference's order, and a note."""
+        if value.shape == expected.shape and {*value.shape[:-1]} & self.joined.keys():
+            error = relative_error(value, expected)
+            for other in other_orders(value, self.joined):
+                if relative_error(other, expected) < error:
+                    return other, "two streams of tokens are joined in the other order"
+        return value, ""
+
 
 def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) -> AlignedPair:
     """Read both sides of a pair and find the axis order in which they are closest."""
@@ -95,7 +132,7 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         return AlignedPair(None, None)
     if not all(port.has_values(event) for event in pair.port):
         return AlignedPair(None, None)
-    expected = _concatenated(reference, pair.reference, pair.axis)
+    expected = _concatenated(reference, pair)
     if len(pair.port) > 1:
         return _align_calls(pair, expected, port)
     value = port.read(pair.port_event)
@@ -116,8 +153,9 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         for event in pair.reference
     )
     fused = f"fused: equals {names} concatenated" if len(pair.reference) > 1 else ""
-    note = "; ".join(text for text in (fit.note, fused) if text)
-    return AlignedPair(expected, fit.apply(value), fit, note)
+    value, order = layouts.in_order(fit.apply(value), expected)
+    note = "; ".join(text for text in (fit.note, fused, order) if text)
+    return AlignedPair(expected, value, fit, note)
 
 
 def measure_pair(pair: Pair, values: AlignedPair) -> Distance | None:
@@ -254,10 +292,9 @@ def _align_calls(pair: Pair, expected: NDArray[Any], port: Trace) -> AlignedPair
     return AlignedPair(expected, value, fit, note, order=order)
 
 
-def _concatenated(trace: Trace, events: Sequence[Event], axis: int) -> NDArray[Any]:
-    if len(events) == 1:
-        return trace.read(events[0])
-    return np.concatenate([trace.read(event) for event in events], axis=axis)
+def _concatenated(reference: Trace, pair: Pair) -> NDArray[Any]:
+    parts = [reference.read(event) for event in pair.reference]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=pair.axis)
 
 
 def _distance_of_summaries(reference: Event, port: Event) -> Distance | None:

@@ -85,7 +85,9 @@ def fused_values(
             arrays = [reference_trace.read(reference[part]) for part in parts]
             joined = np.concatenate(arrays, axis=-1)
             fits = possible_fits(event.shape, joined.shape)
-            if best_fit(fits, port_trace.read(event), joined)[1] < CLOSE:
+            value = port_trace.read(event)
+            orders = (joined, *comparer.other_orders(joined))
+            if any(best_fit(fits, value, other)[1] < CLOSE for other in orders):
                 taken.update(parts)
                 yield name, parts
                 break

@@ -63,12 +63,13 @@ def by_parameters(names: NamePairs) -> None:
         return
     loaded = module_renames(match_weights(weights, reference_weights))
     modules = without_exchanges(loaded)
-    by_path = _by_path(site.name for site in names.free() if site.slot == "out")
+    outputs = (s for s in names.free() if s.slot == "out" and s in names.reference_events)
+    by_path = _by_path(site.name for site in outputs)
     for name in names.left():
         for module in dict.fromkeys((name.rpartition("/")[2], name)):
             target = Site(by_path.get(modules.get(module, ""), ""))
             if target.name and names.is_possible(name, (target,)):
-                is_loaded = modules[module] == loaded[module]
+                is_loaded = modules[module] == loaded[module] and name in names.port_events
                 equal = _equal_instead(names, name, target) if is_loaded else None
                 how = "equal" if equal else "weights"
                 names.found[name] = Rename((equal or target,), how=how)

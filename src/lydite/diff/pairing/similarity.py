@@ -1,7 +1,7 @@
 """How similar two values are: by name, statistics and content."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -20,6 +20,7 @@ from lydite.diff.measure.axes import (
     fits_of,
     possible_fits,
 )
+from lydite.diff.measure.streams import Joined, joined_streams, other_orders
 from lydite.diff.pairing.name_matching import close_stats, tokens
 from lydite.diff.pairing.paired_events import joined_axis, same_kind
 from lydite.trace.events import Event, Site, Stats
@@ -90,10 +91,15 @@ class Comparer:
 
     reference: ValueReader
     port: ValueReader
+    joined: Joined
 
     @classmethod
     def of(cls, reference: Trace, port: Trace) -> "Comparer":
-        return cls(ValueReader(reference), ValueReader(port))
+        return cls(ValueReader(reference), ValueReader(port), joined_streams(reference))
+
+    def other_orders(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """A value of the reference with its two streams of tokens exchanged."""
+        return other_orders(value, self.joined)
 
     def score(self, reference: Event, port: Event) -> tuple[float, float]:
         """How much supports that two events are counterparts (1.2 is enough), and their error."""
@@ -109,6 +115,9 @@ class Comparer:
         if self.reference.can_read(reference) and self.port.can_read(port):
             value = self.port.read(port)
             error = min(best_fit(fits, value, part)[1] for part in self._parts(reference, cut))
+            if similar and error >= CLOSE and cut == WHOLE:
+                others = self.other_orders(self.reference.read(reference))
+                error = min((error, *(best_fit(fits, value, other)[1] for other in others)))
             # An equal value outweighs any name, and the closer of two values a number in a name.
             digits = -log10(max(error, 1e-9))
             near = 3 * (1 - error) + min(3.0, digits / 2) + min(1.0, digits / 2)
