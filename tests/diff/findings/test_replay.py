@@ -1,6 +1,7 @@
 """Variant replay: the cause is named with torch's own operations on both sides, or not at all."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,6 +253,63 @@ def test_attention_recorded_as_a_function(wrong: torch.Tensor, cause: str) -> No
     assert result[:1] == [cause]
 
 
+ONES = torch.outer(*([torch.tensor([1.0] * 8 + [0.0] * 4)] * 2)).expand(2, 1, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (attention(attn_mask=ONES > 0), "are seen, and zero for queries that see none;"),
+        (attention(attn_mask=(ONES > 0).any(-2, keepdim=True)), "are seen, for keys alone"),
+        (attention(), "without the mask of zeros and ones"),
+        (attention(attn_mask=1 - ONES), "inverted"),
+        (attention(attn_mask=ONES.amax(-2, keepdim=True)), "for keys alone"),
+        (attention(attn_mask=ONES, scale=1.0), "without a scale"),
+    ],
+)
+def test_a_mask_of_zeros_and_ones_that_the_reference_adds(wrong: torch.Tensor, says: str) -> None:
+    before = {"f [in.attn_mask]": ONES, **GIVEN}
+    result = found(heads(attention(attn_mask=ONES)), heads(wrong), before, name="f")
+    assert result[0] in ("attention-mask", "attention-scale") and says in result[1], result
+
+
+def seen_attention(shown: torch.Tensor, hidden: float = -1e30, empty: float = 0.0) -> torch.Tensor:
+    """Queries that see no key give zero, or the mean."""
+    scores = torch.where(shown, heads(Q) @ heads(K).mT * 8**-0.5, hidden).double()
+    kept = torch.where(shown.any(-1, keepdim=True), 1.0, empty)
+    return (scores.softmax(-1) * kept @ heads(V).double()).float()
+
+
+LEFT_PADDED = torch.ones(12, 12).tril().bool() & (torch.arange(12) >= 3)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(
+    ("variant", "says"),
+    [
+        ({}, "for queries that see no key"),
+        ({"hidden": 0.0, "empty": 1.0}, "hides set to 0, not −infinity"),
+        ({"shown": LEFT_PADDED.triu(-2)}, "with a window of 3 keys"),
+    ],
+)
+def test_queries_that_see_no_key(variant: dict[str, Any], says: str, zero: bool) -> None:
+    shown = LEFT_PADDED.expand(2, 1, 12, 12)
+    before = {"f [in.attn_mask]": shown.float(), **GIVEN}
+    right = seen_attention(shown, empty=0.0 if zero else 1.0)
+    other = {"empty": 1.0 if zero == (not variant) else 0.0, "shown": shown, **variant}
+    result = found(right, seen_attention(**other), before, name="f")
+    assert result[0] == "attention-mask" and says in result[1], result
+
+
+def test_scores_in_16_bits_where_some_queries_see_no_key() -> None:
+    shown = LEFT_PADDED.expand(2, 1, 12, 12)
+    before = {"f [in.attn_mask]": shown.float(), **GIVEN}
+    scores = (heads(Q) @ heads(K).mT * 8**-0.5).half().float()
+    scores = torch.where(shown, scores, -1e30).double().softmax(-1) * shown.any(-1, keepdim=True)
+    result = found(seen_attention(shown), (scores @ heads(V).double()).float(), before, name="f")
+    assert "scores in float16" in result[1], result
+
+
 def test_a_padding_mask_that_is_not_used() -> None:
     mask = PADDED[:, None, None]
     before = {"f [in.attn_mask]": mask.float(), **GIVEN}
@@ -309,6 +367,76 @@ def test_rows_of_a_batch_with_positions_of_their_own() -> None:
     wrong = torch.stack([right[0], rotated(split[1], angles[order])])
     cause, text = found(right, wrong, {"net/x": split})
     assert cause == "rotation-positions" and "in row 1, token 1 with those of token 0" in text
+
+
+TOKENS = torch.randn(2, 12, 2, 32)  # (batch, tokens, heads, width)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (F.layer_norm(TOKENS, (32,), WEIGHT), "The port is a layer norm"),
+        (F.rms_norm(TOKENS, (32,), WEIGHT, 1e-3), "RMS norm with eps 0.001"),
+        (TOKENS, "without the norm"),
+    ],
+)
+def test_a_norm_before_a_rotation_that_the_port_does_not_record(
+    wrong: torch.Tensor, says: str, heads_first: bool
+) -> None:
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        y = torch.stack([turned(head, 3) for head in x.unbind(2)], 2)
+        return y.transpose(1, 2) if heads_first else y
+
+    before = {
+        "net/attn.norm_q": rms(TOKENS),
+        "net/attn.norm_q [in.0]": TOKENS,
+        "net/attn.to_q": TOKENS.flatten(2),
+    }
+    result = found(rotated(rms(TOKENS)), rotated(wrong), before, name="net/attn.f")
+    assert "Before the rotation, at net/attn.norm_q: " in result[1] and says in result[1], result
+
+
+def test_a_norm_of_one_of_two_streams_before_a_rotation() -> None:
+    text, image = TOKENS[:, :4], TOKENS[:, 4:]
+
+    def rotated(*streams: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat(streams, 1)
+        return torch.stack([turned(head, 3) for head in joined.unbind(2)], 2)
+
+    before = {
+        "net/norm_q": rms(image),
+        "net/norm_q [in.0]": image,
+        "net/norm_added_q": rms(text),
+        "net/norm_added_q [in.0]": text,
+    }
+    right = rotated(rms(text), rms(image))
+    result = found(right, rotated(rms(text), image), before, name="net/f")
+    assert result[0] == "qk-norm-missing" and "at net/norm_q: " in result[1], result
+
+
+def test_a_norm_of_another_value() -> None:
+    before = {"net/x": X, "net/y": Y}
+    base = evidence(layer(X).numpy(), layer(Y).numpy(), inputs={"in.0": (X.numpy(), X.numpy())})
+    values = [Recorded(path, value.numpy()) for path, value in before.items()]
+    parameters = {"weight": WEIGHT.double().numpy(), "bias": BIAS.double().numpy()}
+    e = replace(base, before=lambda: values, parameters=lambda: parameters)
+    (finding, *_) = find(e)
+    assert finding.cause == "another-input"
+    assert "The port is this norm of net/y, the reference of m [in.0]" in finding.evidence
+
+
+def test_which_term_of_a_sum_is_another_value() -> None:
+    """The residual is the older term, the branch the one that was computed last."""
+    other = torch.randn(2, 12, 32)
+    before = {"net/branch": Y, "net/norm": other, "net/stream": X}  # the last first
+    residual = found(X + Y, other + Y, before)
+    assert residual[0] == "other-sum" and "its residual is net/norm, not net/stream" in residual[1]
+    branch = found(X + Y, X + other, before)
+    assert branch[0] == "other-sum" and "its branch is net/norm, not net/branch" in branch[1]
+    small = {name: value[:, :1] for name, value in before.items()}  # of a picture's shape
+    residual = found((X + Y)[:, :1], (other + Y)[:, :1], small)
+    assert "its residual is net/norm, not net/stream" in residual[1]
 
 
 def guided(prompt: torch.Tensor, other: torch.Tensor, weight: float = 4.0) -> torch.Tensor:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.findings.evidence import Evidence, Explanation, apart, comparable, norm
 from lydite.diff.findings.rearranged import GLANCE, matches
+from lydite.diff.findings.replay.variants import inputs_of
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
@@ -27,10 +28,11 @@ def another_value(e: Evidence) -> Finding | None:
         (value,) = comparable(other)
         left = matches(e, value)
         if left is not None:
-            own_input = name.startswith(f"{e.name} [in")
+            taken = "" if name.startswith(f"{e.name} [in") else _input_that_is(e, other)
+            own_input = name.startswith(f"{e.name} [in") or taken
             return Explanation(
                 "another-value",
-                f"The port equals the reference's {name}; {e.leaves(left)}.",
+                f"The port equals the reference's {name}{taken}; {e.leaves(left)}.",
                 f"{e.name} is not applied: the port passes its input on, or records that."
                 if own_input
                 else f"Check which value is used: the port computes {name}, or records it as "
@@ -38,6 +40,14 @@ def another_value(e: Evidence) -> Finding | None:
                 left <= e.noise(),
             )
     return None
+
+
+def _input_that_is(e: Evidence, value: NDArray[Any]) -> str:
+    """That a value is also what the module takes."""
+    if not e.slot.startswith("out"):
+        return ""
+    same = any(np.array_equal(source.x, value) for source in inputs_of(e))
+    return f", which {e.name} takes" if same else ""
 
 
 def _siblings(name: str, other: str) -> str:

@@ -380,7 +380,10 @@ def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]
         for start in sorted({0, order[0].q.shape[2]} if len(order) > 1 else {0}):
             if start + length <= tokens:
                 form = Form(order, scale, shown, bias=bias, rotation=rotation)
-                yield replace(form, **mask), slice(start, start + length)
+                form, rows = replace(form, **mask), slice(start, start + length)
+                yield form, rows
+                if shown is not None and not shown.any(-1).all():
+                    yield replace(form, zero_unseeing=True), rows
 
 
 def _biases(
@@ -394,6 +397,8 @@ def _biases(
             continue
         seen.append(value)
         yield _split_bias(value)
+        if np.isin(value, (0.0, FAR)).all():  # zeros and ones may also be added as they are
+            yield np.where(value, 0.0, 1.0), None
         if len(seen) == MAX_BIASES:
             return
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from lydite.diff.findings.evidence import Array
@@ -77,6 +78,8 @@ class Form:
     kept: Array | None = None  # by which the probabilities are multiplied
     cap: Cap | None = None
     rounded: tuple[str, Any] | None = None  # scores or probabilities, and the type they are in
+    zero_unseeing: bool = False  # queries that see no key give zero, not the mean of all values
+    hidden: float = FAR  # the score of a key that is not seen
 
     @property
     def head(self) -> int:
@@ -117,19 +120,23 @@ class Form:
         if cap is not None and cap.place in ("before the mask", "without dividing"):
             scores = cap(scores)
         scores = scores if self.bias is None else scores + at(self.bias)
-        scores = scores if self.shown is None else np.where(at(self.shown), scores, FAR)
+        scores = scores if self.shown is None else np.where(at(self.shown), scores, self.hidden)
         if cap is not None and cap.place == "after the mask":
             scores = cap(scores)
         scores = self._rounded("scores", scores)
         scores = np.exp(scores - scores.max(self.axis, keepdims=True))
         scores = self._rounded("probabilities", scores / scores.sum(self.axis, keepdims=True))
+        if self.zero_unseeing and self.shown is not None:
+            scores = scores * at(self.shown).any(-1, keepdims=True)
         return (scores if self.kept is None else scores * at(self.kept)) @ v
 
     def _rounded(self, what: str, values: Array) -> Array:
         if self.rounded is None or self.rounded[0] != what:
             return values
+        lowest = float(ml_dtypes.finfo(self.rounded[1]).min)  # a row that sees no key stays finite
         with np.errstate(over="ignore"):
-            return values.astype(np.float32).astype(self.rounded[1]).astype(np.float64)
+            values = np.maximum(values, lowest).astype(np.float32)
+            return values.astype(self.rounded[1]).astype(np.float64)
 
     def result(self, queries: Array | None = None) -> Array:
         """(batch, tokens, width)."""

@@ -74,10 +74,17 @@ def _other_masks(usual: Form, lengths: Iterable[int]) -> Changes:
     shown = usual.shown.reshape((1,) * (4 - usual.shown.ndim) + usual.shown.shape)
     hidden = ~shown
     recorded = f"the {usual.masked_by} mask"
+    if not shown.any(-1).all():
+        results = ["the mean of all values", "zero"]
+        first, other = results if usual.zero_unseeing else results[::-1]
+        words = f"mask: with {first}, not {other}, for queries that see no key"
+        yield words, {"zero_unseeing": not usual.zero_unseeing}
     bias = 0.0 if usual.bias is None else usual.bias
     yield f"mask: without {recorded}", {"shown": None}
     yield f"mask: with {recorded} after the softmax", {"shown": None, "kept": shown}
     yield f"mask: with {recorded} inverted", {"shown": hidden}
+    words = f"mask: with the scores that {recorded} hides set to 0, not −infinity"
+    yield words, {"hidden": 0.0, "zero_unseeing": False}
     yield f"mask: with 1 subtracted for a hidden key, not infinity, by {recorded}", {
         "shown": None, "bias": bias - hidden,
     }  # fmt: skip
@@ -145,7 +152,21 @@ def _other_causal(usual: Form, shown: Array) -> Changes:
 
 
 def _other_biases(usual: Form) -> Changes:
-    if usual.bias is not None:
+    if usual.bias is not None and np.isin(usual.bias, (0.0, 1.0)).all():
+        ones = usual.bias > 0
+        seen = "the mask of zeros and ones, which the reference adds to the scores"
+        yield f"mask: without {seen}", {"bias": None}
+        words = f"mask: with {seen}, taken as which keys are seen"
+        yield words, {"bias": None, "shown": ones}
+        if not ones.any(-1).all():
+            zero = {"bias": None, "shown": ones, "zero_unseeing": True}
+            yield f"{words}, and zero for queries that see none", zero
+        yield f"{words}, for keys alone", {"bias": None, "shown": ones.any(-2, keepdims=True)}
+        yield f"mask: with {seen}, inverted", {"bias": ~ones * 1.0}
+        for axis, what in ((-2, "keys"), (-1, "queries")):
+            either = ones.any(axis, keepdims=True) * 1.0
+            yield f"mask: with {seen}, for {what} alone", {"bias": either}
+    elif usual.bias is not None:
         yield "bias: without the recorded bias", {"bias": None}
         yield "bias: with the recorded bias subtracted", {"bias": -usual.bias}
 

@@ -25,10 +25,11 @@ from lydite.diff.findings.replay.variants import (
 )
 from lydite.diff.result import Finding
 
-NORM_EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3, 1e-2, 1e-1)
+NORM_EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-4, 1e-3, 1e-2, 1e-1)
 GROUPS = (1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 48)
 MOST_HEADS = 64
 MAX_WEIGHTS = 64  # of other norms that are tried
+MAX_INPUTS = 64  # recorded values of which the port may be the norm
 MAX_LATELY = 8  # values of which a modulated one may be the norm
 NONE = "no activation"
 VARIANTS: dict[str, Callable[[Array], Array]] = {
@@ -100,6 +101,7 @@ def other_norm(e: Evidence) -> Finding | None:
             if known is not None:
                 found = _other_affine(e, source, best, channels, known)
                 found = found or _other_weight(e, source, best, channels, known)
+                found = found or _norm_of_another(e, source, best, channels, known)
                 if found is not None:
                     return found
     return None
@@ -214,6 +216,24 @@ def _other_weight(
                 "another-parameter",
                 f"The port is this norm with the weight of {name}.",
                 "Load the module's own parameters, or check which layer is computed.",
+            )
+    return None
+
+
+def _norm_of_another(
+    e: Evidence, source: Source, best: str, channels: int, known: "Affine"
+) -> Finding | None:
+    """That the port is this norm of another value."""
+    for other in islice(sources(e), MAX_INPUTS):
+        if other.x.shape != source.x.shape or apart_of(source.own, other.own) <= allowed(e):
+            continue
+        value = _norm(other.own, channels, best) * known.scale + known.shift
+        if (left := apart_of(e.values[1], value)) <= allowed(e):
+            return Finding(
+                "another-input",
+                f"The port is this norm of {other.name}, the reference of {source.name}; "
+                f"{e.leaves(left)}.",
+                f"Give it {source.name}.",
             )
     return None
 

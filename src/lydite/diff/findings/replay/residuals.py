@@ -64,18 +64,15 @@ def other_residual(e: Evidence) -> Finding | None:
             text = f"The port is {' + '.join(ours) or '0'}, the reference {x.name} + {term}."
             return Finding(cause, text, fix)
         scaled = own[right][:, None]
-        sums = (
-            {f"{_term(right, x.name)} + {y.name}": scaled * x.own + y.own} if right != "1" else {}
-        )
+        sums = [(f"{_term(right, x.name)} + {y.name}", scaled * x.own + y.own, "")]
         for other in values:
             if other.name not in (x.name, y.name):
-                sums[f"{other.name} + {term}"] = other.own + scaled * y.own
-                sums[f"{x.name} + {_term(right, other.name)}"] = x.own + scaled * other.own
-        for words, value in sums.items():
+                ours = f"{other.name} + {term}", f"{x.name} + {_term(right, other.name)}"
+                sums.append((ours[0], other.own + scaled * y.own, _replaced(values, x, y, other)))
+                sums.append((ours[1], x.own + scaled * other.own, _replaced(values, y, x, other)))
+        for words, value, why in sums:
             if apart_of(port, value) <= allowed(e):
-                text = f"The port is {words}, the reference {x.name} + {term}"
-                other = words.removesuffix(f" + {term}")
-                text += f": its residual is {other}, not {x.name}." if other != words else "."
+                text = f"The port is {words}, the reference {x.name} + {term}{why}."
                 return Finding("other-sum", text, fix)
     return _missing_term(e, values, tables, limit) or _other_term(e, values)
 
@@ -122,6 +119,12 @@ def rearranged_branch(e: Evidence) -> Finding | None:
     return None
 
 
+def _replaced(values: list[Source], lost: Source, kept: Source, other: Source) -> str:
+    """Which term of a sum is another value. The residual is older than the branch made from it."""
+    term = "residual" if values.index(lost) > values.index(kept) else "branch"
+    return f": its {term} is {other.name}, not {lost.name}"
+
+
 def _term(gate: str, name: str) -> str:
     return name if gate == "1" else f"{gate} · {name}"
 
@@ -140,15 +143,16 @@ def _other_term(e: Evidence, values: list[Source]) -> Finding | None:
         if apart_of(reference, x.x + y.x) > limit:
             continue
         for kept, lost in ((x, y), (y, x)):
-            right = f"the reference {kept.name} + {lost.name}."
+            right = f"the reference {kept.name} + {lost.name}"
             if apart_of(port, kept.own) <= allowed(e):
                 fix = f"Add {lost.name}."
-                return Finding("residual-missing", f"The port is {kept.name}, {right}", fix)
+                return Finding("residual-missing", f"The port is {kept.name}, {right}.", fix)
             for other in values:
                 if other is not lost and apart_of(port, kept.own + other.own) <= allowed(e):
+                    why = _replaced(values, lost, kept, other)
                     return Finding(
                         "other-sum",
-                        f"The port is {kept.name} + {other.name}, {right}",
+                        f"The port is {kept.name} + {other.name}, {right}{why}.",
                         f"Add {lost.name}, not {other.name}.",
                     )
         return None

@@ -1,16 +1,21 @@
 """Rotations of q and k by position (RoPE), and their tables."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import permutations
 from math import isqrt, log, pi
 
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.norms_and_activations import other_norm
 from lydite.diff.findings.replay.variants import (
     Candidate,
     Source,
+    allowed,
+    apart_of,
     fit_tolerance,
+    inputs_of,
     is_replayable,
     sources,
     told_apart,
@@ -41,10 +46,77 @@ def other_rotation(e: Evidence) -> Finding | None:
             if right is None or _is_one(right, limit):
                 continue
             found = _compare_rotations(e, source, heads, pairing, right, limit)
+            if found is None and heads.kept is None:
+                found = _norm_before(e, source, _turned_back(e, heads, pairing, right))
             if found is None:
                 e.ruled_out.append(f"rotations of {source.name}")
             return found
     return None
+
+
+def _turned_back(e: Evidence, heads: "Heads", pairing: str, table: Table) -> Array:
+    """The port's value before the reference's rotation."""
+    x = heads(e.values[1].astype(np.float64))
+    pairs = _paired(x, pairing) * table.conj()[None, :, None]
+    parts = np.real(pairs), np.imag(pairs)
+    is_next = pairing == PAIRINGS[0]
+    back = np.stack(parts, -1).reshape(x.shape) if is_next else np.concatenate(parts, -1)
+    if e.port.ndim == 4 and heads.token_axis == 2:
+        back = back.swapaxes(1, 2)
+    return back.reshape(e.port.shape)
+
+
+def _norm_before(e: Evidence, source: Source, back: Array) -> Finding | None:
+    """That the value which both sides rotate is another norm of the same input, or none.
+
+    Of two streams, each has a norm of its own.
+    """
+    recorded = {r.name: r.value for r in e.before()}
+    values = {n: recorded[n] for n in source.name.split(" and ") if n in recorded}
+    start = 0
+    for name, expected in values.items():
+        # The value has its tokens on axis 1, or heads before tokens.
+        whole = back if back.ndim == expected.ndim else back.reshape(*back.shape[:2], -1)
+        if whole.ndim == 4 and whole.shape[2:] != expected.shape[2:]:
+            whole = whole.swapaxes(1, 2)
+        end = start + expected.shape[1]
+        value, start = whole[:, start:end], end
+        if value.shape != expected.shape:
+            return None
+        module = name.partition(" [")[0]
+        inner = replace(
+            e,
+            reference=expected,
+            port=value,
+            name=module,
+            slot="out",
+            inputs={},
+            parameters=lambda module=module: _parameters_of(e, module),
+            ruled_out=[],
+        )
+        if not inner.wrong:
+            continue
+        found = other_norm(inner) or _missing_norm(inner)
+        if found is not None:
+            text = f"Before the rotation, at {module}: {found.evidence}"
+            return Finding(found.cause, text, found.fix)
+    return None
+
+
+def _missing_norm(e: Evidence) -> Finding | None:
+    """That the port has the input of the norm in its place."""
+    for source in inputs_of(e):
+        if apart_of(e.values[1], source.own) <= allowed(e):
+            text = f"the port is {source.name}, without the norm."
+            return Finding("qk-norm-missing", text, f"Apply {e.name}.")
+    return None
+
+
+def _parameters_of(e: Evidence, module: str) -> dict[str, Array]:
+    """The parameters of another module that have the width of a head."""
+    named = e.parameters_like(e.port.shape[-1:])
+    split = ((path.rpartition("."), value) for path, value in named)
+    return {name: value for (owner, _, name), value in split if owner == module}
 
 
 def _rotatable(e: Evidence) -> Iterator[Source]:

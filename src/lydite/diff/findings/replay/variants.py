@@ -65,7 +65,7 @@ class Replayed:
     variants: Callable[[Array], Iterator[Candidate]]
 
 
-def is_replayable(e: Evidence, *, least: int = 64) -> bool:
+def is_replayable(e: Evidence, *, least: int = 32) -> bool:
     """Whether a value is a floating-point result of a size that can be computed many times."""
     size = e.port.size
     return e.same_shape and e.kind == "activation" and least <= size <= MAX_VALUES and e.variety > 5
