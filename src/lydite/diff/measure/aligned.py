@@ -22,6 +22,7 @@ FAR = 0.5  # relative error above which two values are not equal in an order
 CLEARLY = 0.8  # of the error in any other order: then a wrong value still shows its order
 LEARN_FROM = 16  # values read first, for the axis orders they need
 MAX_JOINED = 64  # wrong values read for the order of the streams in them
+BETWEEN = "pipeline"  # the scope of values between networks
 SAME_TOKENS = 0.1  # relative error of equal tokens, in 16 bits and deep in a network
 
 
@@ -96,11 +97,16 @@ class Layouts:
         """Learn from wrong values in which order the port joins two streams of tokens.
 
         Image and text may be joined in either order, if several values of the port have that order:
-        attention and layers of single tokens do not depend on it. Whether one was found.
+        attention and layers of single tokens do not depend on it. Between the networks the order is
+        that of the reference. Whether one was found.
         """
         possible = joined_streams(reference)
         found: dict[tuple[int, int], set[Site]] = defaultdict(set)
-        of_streams = [pair for pair in wrong if {*pair.event.shape[:-1]} & possible.keys()]
+        of_streams = [
+            pair
+            for pair in wrong
+            if {*pair.event.shape[:-1]} & possible.keys() and pair.scope != BETWEEN
+        ]
         for pair in of_streams[:MAX_JOINED]:
             if len(pair.port) > 1 or not port.has_values(pair.port_event):
                 continue
@@ -153,7 +159,9 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         for event in pair.reference
     )
     fused = f"fused: equals {names} concatenated" if len(pair.reference) > 1 else ""
-    value, order = layouts.in_order(fit.apply(value), expected)
+    value, order = fit.apply(value), ""
+    if pair.scope != BETWEEN:
+        value, order = layouts.in_order(value, expected)
     note = "; ".join(text for text in (fit.note, fused, order) if text)
     return AlignedPair(expected, value, fit, note)
 
