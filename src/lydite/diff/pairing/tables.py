@@ -34,6 +34,7 @@ def by_tables(names: NamePairs) -> None:
     comparer = names.comparer
     outputs = {s: e for s, e in names.reference_events.items() if not is_input(s)}
     tables = list(_tables(comparer.reference, outputs))
+    _leave_out_pairs(names, [_columns(comparer.reference, [outputs[s] for s in t]) for t in tables])
     for table in _tables(comparer.port, names.port_events) if tables else ():
         if all(_is_right(names, name) for name in table):
             continue
@@ -60,6 +61,22 @@ def by_tables(names: NamePairs) -> None:
             for name, site in zip(table, best, strict=True):
                 names.found[name] = Rename((site,), how="similarity")
     _pair_sinusoids(names)
+
+
+def _leave_out_pairs(names: NamePairs, tables: Sequence[NDArray[Any]]) -> None:
+    """Leave out right tables that have each cosine beside its sine, whatever their names are."""
+    reader = names.comparer.port
+    for name, event in names.port_events.items() if tables else ():
+        if 2 not in event.shape[1:] or event.kind != "activation" or not _is_small(reader, event):
+            continue
+        value = reader.read(event).astype(np.float64)
+        for axis in (n for n, size in enumerate(event.shape) if size == 2 and n > 0):
+            cosines, sines = np.moveaxis(value, axis, 0)
+            own = np.arctan2(sines, cosines)
+            own = np.sort(own.reshape(-1, own.shape[-1]), 0).T
+            if _add_up(cosines, sines) and any(_same_columns(own, table) for table in tables):
+                names.found.pop(name, None)
+                names.ignored.add(name)
 
 
 def _pair_sinusoids(names: NamePairs) -> None:
