@@ -1,6 +1,5 @@
 """Parts of the page of a comparison: each number, position and colour is that of its value."""
 
-import io
 import math
 import re
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from lydite.report.diff.wrong_value import (
     show_value,
 )
 from lydite.trace.events import Event, Stats, WeightInfo
+from support.png_pixels import png_pixels
 
 SHAPE = (2, 3)
 
@@ -35,10 +35,6 @@ SHAPE = (2, 3)
 def row(site: str = "net/a", error: float | None = 1e-7, **more: Any) -> Row:
     known = Row(site, site, "out", 0, 0, "activation", SHAPE, "f32", error, 1e-7, 1e-6, False)
     return replace(known, **more)
-
-
-def pixels(png: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
 
 def value_at(ticks: Sequence[Any], at: float, log: bool = False) -> float:
@@ -285,7 +281,7 @@ def test_the_port_is_drawn_over_the_reference() -> None:
     across = np.linspace(0, 1, 5000)
     shown = density(across, across**2)
     assert shown
-    image = pixels(shown.png)
+    image = png_pixels(shown.png)
     side = len(image)
     dark = (image != ImageColor.getrgb(plots.INK[0])).any(axis=2)
     assert 0.003 < dark.mean() < 0.1 and shown.low.startswith("−0.0") and shown.high[:3] == "1.0"
@@ -341,12 +337,12 @@ def test_a_colour_is_a_value_and_the_ring_is_at_the_largest_difference() -> None
     stops = [ImageColor.getrgb(stop) for stop in heat_maps.STOPS]
     times = heat_maps.SIDE // 3
     for item, wanted in ((second, [0, 1, 2, 3, 4, 2]), (difference, [2, 2, 2, 4, 2, 2])):
-        image = pixels(item.png)
+        image = png_pixels(item.png)
         assert image.shape == (2 * times, 3 * times, 3) and item.aspect == 1.5
         cells = image[times // 2 :: times, times // 2 :: times].reshape(-1, 3)
         assert np.abs(cells.astype(int) - [stops[at] for at in wanted]).max() <= 1
         assert item.ring == pytest.approx((100 * 0.5 / 3, 75))
-    assert pixels(first.png)[-1, 0].tolist() != pixels(second.png)[-1, 0].tolist()
+    assert png_pixels(first.png)[-1, 0].tolist() != png_pixels(second.png)[-1, 0].tolist()
     assert all(item.ring is None for item in maps(port, port)[0].items)
 
 
@@ -356,7 +352,7 @@ def test_a_cell_of_a_large_value_is_its_worst_and_an_outlier_does_not_blank_the_
     port = reference.copy()
     port[301, 7] += 1e6
     (shown,) = maps(reference, port)
-    image = pixels(shown.items[2].png)
+    image = png_pixels(shown.items[2].png)
     assert image.shape == (200, 267, 3) and "3 × 3" in shown.note
     marked = np.argwhere((image == ImageColor.getrgb(heat_maps.STOPS[-1])).all(axis=2))
     assert marked.tolist() == [[100, 2]]
@@ -504,7 +500,7 @@ def test_the_difference_of_two_pictures() -> None:
             assert f"by up to {by} of 255" in drawn.caption and "1.2% of 10 × 8" in drawn.caption
         else:
             assert drawn.caption == "All 10 × 8 pixels are equal."
-        heat = pixels(drawn.difference)
+        heat = png_pixels(drawn.difference)
         marked = np.argwhere((heat != ImageColor.getrgb(pictures.DARK[0])).any(axis=2))
         assert marked.tolist() == ([[2, 3]] if by else [])
 
