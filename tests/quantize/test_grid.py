@@ -155,3 +155,15 @@ def test_weights_beyond_the_range_get_the_nearest_integer_there_is(bits: int) ->
     ends = np.array([[-9e9, -3.2, -3.0, most * 0.5 - 3, most * 0.5 - 2.6, 9e9]], np.float32)
     assert grid.most == most
     assert grid.round(ends).tolist() == [[0, 0, 0, most, most, most]]
+
+
+@pytest.mark.parametrize(("mode", "most"), [("mxfp4", 6), ("nvfp4", 6), ("mxfp8", 448)])
+def test_weights_beyond_a_floating_point_format_get_its_largest_number(
+    mode: Mode, most: float
+) -> None:
+    """What makes up for the rounding of other columns may lie anywhere; a code may be NaN."""
+    ((bits,), _), scale = FORMATS[mode], 0.5
+    grid = Grid(np.full((1, 1), scale, np.float32), np.zeros((1, 1), np.float32), bits, mode)
+    weight = np.array([[-9e9, -1.04 * most, -most, most / 2, most, 1.04 * most, 9e9]], np.float32)
+    found = grid.values(grid.round(scale * weight))
+    assert found.tolist() == [[scale * each for each in (-most,) * 3 + (most / 2,) + (most,) * 3]]
