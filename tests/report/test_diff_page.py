@@ -26,6 +26,7 @@ from lydite.report.diff.page import (
     MAX_CONDITION,
     MAX_LINES,
     MAX_NAMES,
+    _checks,
     _conditions,
     _facts,
     _headline,
@@ -40,7 +41,7 @@ from lydite.report.diff.pictures import LONGEST, _worst
 from lydite.report.diff.read_values import Sides, apart
 from lydite.report.diff.row_text import first_wrong
 from lydite.report.diff.wrong_value import show_value
-from lydite.report.page import Fold, Table
+from lydite.report.page import Fold, Table, Text
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter
@@ -246,6 +247,65 @@ def test_the_headline_has_a_step_where_there_are_several() -> None:
     assert _headline(at_row(rows, 1)) == "They diverge at a"
     rows[1] = replace(rows[1], step=3)
     assert _headline(at_row(rows, 1)) == "They diverge at a, step 3"
+
+
+def test_the_values_that_are_shown_are_those_of_the_row(tmp_path: Path) -> None:
+    """A module is called in several steps, several times in one, and has several slots."""
+    folders = []
+    for side in ("ref", "port"):
+        with TraceWriter(tmp_path / side, Header(side="reference")) as writer:
+            for name in ("a", "b"):
+                for step in (0, 2):
+                    for call in (0, 1):
+                        for slot in ("in.0", "out"):
+                            level = "ab".index(name) * 1000 + step * 100 + call * 10 + len(slot)
+                            value = np.full((2, 3), level + (side == "port"), np.float32)
+                            writer.add(name, value, slot=slot, step=step)
+        folders.append(tmp_path / side)
+    with Trace.open(folders[0]) as expected, Trace.open(folders[1]) as trace:
+        sides = Sides.of(Verdict("agree", ""), expected, trace)
+        for name, step, call, slot in (
+            ("a", 0, 0, "out"), ("a", 0, 1, "out"), ("a", 2, 0, "out"), ("a", 2, 1, "in.0"),
+            ("b", 0, 0, "in.0"), ("b", 2, 1, "out"),
+        ):  # fmt: skip
+            level = "ab".index(name) * 1000 + step * 100 + call * 10 + len(slot)
+            pair = sides.find(row(name, step=step, call=call, slot=slot))
+            assert pair is not None
+            value = sides.read(pair)
+            assert value.reference is not None and (value.reference == level).all()
+            assert value.port is not None and (value.port == level + 1).all()
+        assert sides.find(row("a", call=2)) is None and sides.find(row("a", step=1)) is None
+        rows = [row("a", error=1e-7), row("a", error=1.0, call=1), row("b", error=2.0)]
+        shown = Page(render_page(at_row(rows, 1), expected, trace)).text
+    assert re.search(r"\bmax1314\s", shown) and "6 of 6 values differ" in shown
+
+
+def test_every_list_of_the_checks_has_its_own_heading(empty: Trace) -> None:
+    verdict = replace(
+        at_row([row("a", error=1.0)], 0),
+        gates=(Gate("weights", True, "all equal"), Gate("ids", False, "2 of 10 differ")),
+        floor_source="from the reference", sources=(row("own", 2e-3, step=4),),
+        remarks=("a remark",), health=("a NaN",),
+        unpaired_reference=("reference one", "reference two"), unpaired_port=("port one",),
+    )  # fmt: skip
+    section = _checks(verdict, empty, empty)
+    tables = {b.head[0]: b for b in section.blocks if isinstance(b, Table)}
+    folds = {b.summary: b.blocks for b in section.blocks if isinstance(b, Fold)}
+    assert tables["check"].rows == (
+        ("weights", "✓ passed", "all equal"), ("ids", "✗ failed", "2 of 10 differ"),
+    )  # fmt: skip
+    sources = tables["wrong on the reference's inputs"]
+    assert sources.rows == (("own", "4", "0.002", "1.00e-7", "20,000 ×"),)
+    assert sources.numeric == {1, 2, 3, 4}
+    assert tables["remarks"].rows == (("a remark",),)
+    assert tables["unusual values"].rows == (("a NaN",),)
+    assert {title: [line for (line,) in inner[0].rows] for title, inner in folds.items()} == {  # type: ignore[union-attr]
+        "Only in the reference (2)": ["reference one", "reference two"],
+        "Only in the port (1)": ["port one"],
+    }
+    assert Text("Rounding: from the reference.") in section.blocks
+    bare = _checks(Verdict("agree", ""), empty, empty)
+    assert [type(block) for block in bare.blocks] == [Table]
 
 
 def facts(verdict: Verdict) -> dict[str, tuple[str, str]]:

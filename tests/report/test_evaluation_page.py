@@ -72,6 +72,21 @@ def test_figures_with_intervals(sides: list[FolderPictures]) -> None:
     assert "m in f32, 4 bits against m in bf16" in html and "8 pairs of pictures" in html
 
 
+def test_the_record_shows_all_that_is_known(sides: list[FolderPictures]) -> None:
+    """0, False, and nothing in a list are values; None is none."""
+    record = {
+        "pictures": {"pairs": 0, "reference": 3}, "seeds": {"first": 0, "last": None},
+        "request": {"guidance": 0.0, "negative": "", "inner": {"deep": False}}, "list": [],
+    }  # fmt: skip
+    html = write(replace(EMPTY, record=record), sides)
+    known = rows(html)
+    assert known[known.index(("name", "value")) + 1 :] == [
+        ("pictures.pairs", "0"), ("pictures.reference", "3"), ("seeds.first", "0"),
+        ("request.guidance", "0.0"), ("request.negative", ""), ("request.inner.deep", "False"),
+        ("list", "[]"),
+    ]  # fmt: skip
+
+
 def test_what_there_is_not_is_not_shown(sides: list[FolderPictures]) -> None:
     html = write(EMPTY, sides)
     assert "3 pictures." in html and "candidate against reference" in html

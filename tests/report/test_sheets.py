@@ -62,6 +62,26 @@ def test_a_longer_caption_makes_a_taller_sheet() -> None:
     assert long.width == short.width and long.height > short.height
 
 
+@pytest.mark.parametrize("long", [0, 1, 3])
+@pytest.mark.parametrize("flat", [0, 1, 3])
+def test_no_caption_is_covered_by_the_next_row_or_cut_off(long: int, flat: int) -> None:
+    """A row has room for its tallest picture and its longest caption, whichever these are."""
+    colors, caption = ("red", "lime", "blue", "cyan"), "word " * 12
+    tiles = [
+        Tile(plain(color, height=8 if at == flat else 16), caption if at == long else "one")
+        for at, color in enumerate(colors)
+    ]
+    sheet = contact_sheet(tiles, columns=2, side=96)
+    boxes = [places(sheet, color) for color in colors]
+    left, _, right, bottom = boxes[long]
+    end = min(box[1] for box in boxes[2:]) if long < 2 else sheet.height
+    inked = np.asarray(sheet)[bottom:end, left:right] != ImageColor.getrgb(PAPER)
+    rows = inked.any(axis=(1, 2))
+    lines = len(wrap(caption, ImageFont.load_default(15), 96))
+    assert lines > 3 and (np.diff(rows.astype(int)) == 1).sum() >= lines  # a gap above each
+    assert not rows[-3:].any()
+
+
 def test_only_marked_tiles_are_framed() -> None:
     tiles = [Tile(plain("red"), "", marked=True), Tile(plain("blue"), "")]
     sheet = contact_sheet(tiles, columns=2, side=64)
