@@ -1,6 +1,8 @@
 """Contact sheets: every picture in its place, captions that fit, misses framed."""
 
 import io
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ from PIL import Image, ImageColor, ImageFont
 
 from lydite.report.contact_sheets import (
     FRAME,
+    INK,
     MARK,
     PAPER,
     Pixels,
     Tile,
     contact_sheet,
     png_bytes,
+    scale_to_width,
     wrap,
 )
 
@@ -93,9 +97,21 @@ def test_only_marked_tiles_are_framed() -> None:
 
 
 def test_pictures_keep_their_proportions() -> None:
-    sheet = contact_sheet([Tile(plain("red", width=32, height=16), "")], columns=1, side=64)
+    wide = Tile(plain("red", width=32, height=16), "", marked=True)
+    sheet = contact_sheet([wide], columns=1, side=64)
     left, top, right, bottom = places(sheet, "red")
     assert (right - left, bottom - top) == (64, 32)
+    assert places(sheet, MARK) == (left - FRAME, top - FRAME, right + FRAME, bottom + FRAME)
+    for width, height, wanted in ((8, 4, (32, 64)), (64, 64, (64, 64)), (900, 1, (1, 64))):
+        assert scale_to_width(plain("red", width, height), 64).shape == (*wanted, 3)
+
+
+def test_captions_are_dark_on_light_and_frames_are_red() -> None:
+    paper, ink, mark = (ImageColor.getrgb(color) for color in (PAPER, INK, MARK))
+    assert min(paper) > 240 and max(ink) < 60 and mark[0] > 3 * max(mark[1:])
+    sheet = np.asarray(contact_sheet([Tile(plain("red"), "words")], columns=1, side=64))
+    below = sheet[64 + 10 :].astype(int).sum(axis=2)
+    assert below.max() == sum(paper) and below.min() < 200
 
 
 def test_lines_fit_and_no_letter_is_lost() -> None:
@@ -104,6 +120,13 @@ def test_lines_fit_and_no_letter_is_lost() -> None:
     lines = wrap(text, font, 80)
     assert all(font.getlength(line) <= 80 for line in lines) and len(lines) > 3
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    for line, after in pairwise(lines):  # and each line is as full as it can be
+        word = after.split()[0]
+        assert font.getlength(f"{line} {word}") > 80 or font.getlength(f"{line}{word[0]}") > 80
+    assert wrap("two words", font, 80) == ["two words"]
+    exact: Any = font.getlength("two words")
+    assert wrap("two words", font, exact) == ["two words"]
+    assert wrap("two words", font, exact - 1) == ["two", "words"]
     assert wrap("", font, 80) == [] and wrap("ab", font, 1) == ["a", "b"]
 
 
@@ -115,5 +138,6 @@ def test_an_empty_sheet_is_refused(tiles: list[Tile], columns: int) -> None:
 
 def test_png_bytes_are_the_picture() -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    with Image.open(io.BytesIO(png_bytes(pixels))) as image:
-        assert image.format == "PNG" and np.array_equal(np.asarray(image), pixels)
+    for picture in (pixels, Image.fromarray(pixels)):
+        with Image.open(io.BytesIO(png_bytes(picture))) as image:
+            assert image.format == "PNG" and np.array_equal(np.asarray(image), pixels)
