@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -19,13 +20,17 @@ from lydite.cli.quantize.compare import command
 from lydite.core.errors import FileError, InputError
 from lydite.core.files import size_text
 from lydite.evaluate.intervals import Summary
+from lydite.evaluate.paired import SMALLEST_SSIM, psnr, ssim
+from lydite.quantize import compare_exports
 from lydite.quantize.compare_exports import (
     CANDIDATE,
     EVALUATION,
     RECORD,
     REFERENCE,
     Export,
+    _chosen,
     _common,
+    _measured,
     choose_pictures,
     differences,
     on_common_pictures,
@@ -106,6 +111,50 @@ def test_exports_of_other_numbers_of_pictures_are_compared_on_those_that_all_hav
     assert "--eval-images 5" in warning
 
 
+def test_figures_are_measured_again_of_the_pictures_that_are_named(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SSIM needs pictures of its window's size; the latent error is that of the last step."""
+    sizes = (SMALLEST_SSIM, 40), (40, SMALLEST_SSIM - 1), (40, 30)
+    pairs: list[Any] = []
+    for number, size in enumerate(sizes):
+        one = np.random.default_rng(number).integers(60, 200, (*size, 3)).astype(np.uint8)
+        pairs.append((f"{number:06}", one, one + np.uint8(1 + number)))
+    reference: Any = SimpleNamespace(opened="reference")
+    candidate: Any = SimpleNamespace(opened="candidate")
+    asked: list[Any] = []
+
+    def together(*words: Any) -> list[Any]:
+        asked.append(words)
+        return pairs
+
+    def latents(*words: Any) -> Any:
+        asked.append(words)
+        return steps, np.array([[0.0, 0.5], [0.0, 0.25], [0.0, 0.0]])[:, : len(steps)]
+
+    monkeypatch.setattr(compare_exports, "paired_pictures", together)
+    monkeypatch.setattr(compare_exports, "latent_errors", latents)
+    before, names = read_exports(folders)[0].evaluation, {"000000", "000001", "000002"}
+    for steps in ((0, 4), ()):
+        found = _measured(before, reference, candidate, names).paired
+        assert found["psnr"].n == 3 and found["psnr"].max == psnr(*pairs[0][1:])
+        values = [ssim(*pairs[number][1:]) for number in (0, 2)]
+        assert found["ssim"].n == 2 and found["ssim"].mean == pytest.approx(fmean(values))
+        assert ("latent_error" in found) == bool(steps)
+        if steps:
+            assert (found["latent_error"].mean, found["latent_error"].max) == (0.25, 0.5)
+    assert asked[:2] == [(reference, candidate, names), ("reference", "candidate", {0, 1, 2})]
+
+
+def test_which_pictures_are_shown() -> None:
+    order = [f"{number}" for number in range(11)]
+    assert _chosen(order, order) == (["0", "1", "2"], ["4", "5", "6"])
+    assert _chosen(order[:1], order) == (["0"], ["4", "5", "6"])  # the others are identical
+    assert _chosen([], order[:4]) == ([], ["1", "2"])
+    assert _chosen(order[:2], order[:2]) == (["0"], ["1"])
+    assert _chosen(order[:1], order[:1]) == (["0"], [])
+
+
 def test_without_sets_there_are_no_pictures(folders: list[Path], tmp_path: Path) -> None:
     bare = [shutil.copytree(folder, tmp_path / folder.name) for folder in folders]
     shutil.rmtree(bare[0] / EVALUATION / REFERENCE)
@@ -130,12 +179,17 @@ def test_says_what_does_not_compare(folders: list[Path], tmp_path: Path) -> None
     near, far = read_exports(folders)
     other = msgspec.structs.replace(far.provenance, source_hash="f" * 64)
     (warning,) = differences([near, replace(far, provenance=other)])
-    assert "another model" in warning
+    assert warning == "far was made from another model than near."
+    bare = replace(near, evaluation=msgspec.structs.replace(near.evaluation, paired={}))
+    assert (near.pictures, bare.pictures) == (IMAGES, 0)
     for key in ("prompts", "seeds", "request"):
         changed: dict[str, Any] = {key: "another"}
         other = make_export(tmp_path / key, 1, **changed)
-        (warning,) = differences(read_exports([*folders, other]))
-        assert f"other {key}" in warning
+        exports = read_exports([*folders, other])
+        (warning,) = differences(exports)
+        assert warning == f"{key} was evaluated with other {key} than near."
+        assert differences(exports, common=True) == ([warning] if key == "request" else [])
+        assert len(differences(exports[::-1])) == 2  # both of the others differ from it
 
 
 def test_refuses_records_that_break_a_rule(folders: list[Path], tmp_path: Path) -> None:
