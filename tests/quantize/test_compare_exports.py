@@ -28,6 +28,8 @@ from lydite.quantize.compare_exports import (
     RECORD,
     REFERENCE,
     Export,
+    Pictures,
+    Row,
     _chosen,
     _common,
     _measured,
@@ -36,9 +38,12 @@ from lydite.quantize.compare_exports import (
     on_common_pictures,
     read_exports,
 )
+from lydite.report import quantization
 from lydite.report.contact_sheets import png_bytes
-from lydite.report.quantization import _cells, _mean, _short, page, table_rows
+from lydite.report.page import Callout, Figures, Page, Table, Text
+from lydite.report.quantization import WIDEST, _cells, _mean, _short, page, table_rows
 from support.exports import IMAGES, make_export
+from support.png_pixels import png_pixels
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +257,75 @@ def test_each_chapter_of_the_page_shows_its_own_pictures(folders: list[Path]) ->
         assert re.findall(r"PSNR ([\d.]+)", chapter) == [
             f"{value:.2f}" for row in rows for value in row.psnr
         ]
+
+
+def test_each_column_of_the_page_is_of_its_own_export(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[Page] = []
+    monkeypatch.setattr(quantization, "render", lambda one: pages.append(one) or b"")
+    near, far = read_exports(folders)
+    paired = {
+        "psnr": Summary(30.0, 31.0, 2.0, (28.0, 33.0), 25.0, 36.0, 8),
+        "ssim": Summary(0.5, 0.6, 0.1, (0.4, 0.7), 0.2, 0.9, 8),
+        "latent_error": Summary(0.25, 0.2, None, None, 0.1, 0.4, 8),
+    }
+    near = replace(near, evaluation=msgspec.structs.replace(near.evaluation, paired=paired))
+    made = msgspec.structs.replace(
+        far.provenance, mlx="0.1", set_hash=None, method="rtn", settings={"rank": 4}, seed=5,
+        changed={"a": 0.5}, units=[],
+    )  # fmt: skip
+    far = replace(
+        far, provenance=made, evaluation=msgspec.structs.replace(far.evaluation, paired={})
+    )
+    wide = np.full((2, 2 * WIDEST, 3), 9, np.uint8)
+    small = [np.full((2, 4, 3), level, np.uint8) for level in (10, 20)]
+    rows = (
+        Row("000001", "a star", wide, (small[0], small[1]), (30.25, 20.5)),
+        Row("000000", "a ring", small[0], (small[1], wide), (1.0, 2.0)),
+    )
+    page([near, far], Pictures(rows[:1], rows[1:]), ["odd"])
+    (shown,) = pages
+    assert (shown.title, shown.lead) == ("embedded, quantized", "2 exports of embedded.")
+    figures, worst, middle, record = shown.chapters
+    warning, table = figures.blocks
+    assert isinstance(warning, Callout) and (warning.text, warning.tone) == ("odd", "warn")
+    assert isinstance(table, Table) and table.numeric == set(range(2, 10))
+    assert dict(zip(table.head, table.rows[0], strict=True)) == {
+        "export": "near", "method": "gptq", "bits per weight": "4.50", "size": "1000 bytes",
+        "PSNR, mean": "30.00 (28.00 to 33.00)", "median": "31.00",
+        "SSIM": "0.5000 (0.4000 to 0.7000)", "latent error": "0.25", "units improved": "1 of 3",
+        "integers changed": "18.8 %",
+    }  # fmt: skip
+    assert table.rows[1] == (
+        "far", "rtn", "4.50", "1000 bytes", "–", "–", "–", "–", "–", "50.0 %",
+    )  # fmt: skip
+    for chapter, row in ((worst, rows[0]), (middle, rows[1])):
+        text, grid = chapter.blocks
+        assert isinstance(text, Text) and text.text == row.prompt
+        assert isinstance(grid, Figures) and grid.size == "small"
+        assert [(each.caption, each.note) for each in grid.items] == [
+            ("original", ""),
+            *((name, f"PSNR {value:.2f}") for name, value in zip(("near", "far"), row.psnr, strict=True)),
+        ]  # fmt: skip
+        levels = [int(png_pixels(each.png).max()) for each in grid.items]
+        assert levels == [int(each.max()) for each in (row.reference, *row.pictures)]
+        widths = [png_pixels(each.png).shape[1] for each in grid.items]
+        assert widths == [min(each.shape[1], WIDEST) for each in (row.reference, *row.pictures)]
+    assert "worst" in worst.title.lower() and "middle" in middle.title
+    (records,) = record.blocks
+    assert isinstance(records, Table) and records.head == ("name", "near", "far")
+    assert {name: cells for name, *cells in records.rows} == {
+        "lydite, mlx": ["0.2, 0.32", "0.2, 0.1"],
+        "model": ["embedded 000000000000"] * 2, "calibration set": ["1" * 12, "none"],
+        "layers": ["2", "1"], "seed": ["0", "5"], "bits": ["4", "–"], "group": ["64", "–"],
+        "rank": ["–", "4"],
+    }  # fmt: skip
+    page([near], None, [])
+    assert [chapter.title for chapter in pages[1].chapters] == ["Figures", "Pictures", "Record"]
+    assert "none to look at" in pages[1].chapters[1].lead and pages[1].lead.startswith("1 export ")
+    page([near, far], Pictures((), rows[1:]), [])
+    assert [chapter.title for chapter in pages[2].chapters][1:2] == ["Pictures in the middle"]
 
 
 def choose_psnr(exports: list[Export]) -> float:

@@ -111,6 +111,15 @@ def test_the_hull_leaves_out_what_costs_more_for_less() -> None:
     points = [(1, 10.0), (2, 9.0), (3, 2.0), (4, 3.0), (5, 1.0)]
     hull = lower_hull([Choice(plan, *each) for each in points])
     assert [each.stored for each in hull] == [1, 3, 5]
+    for points, kept in (
+        ([(1, 10.0), (2, 9.5), (3, 9.0), (4, 1.0)], [1, 4]),  # two are above one line
+        ([(1, 10.0), (3, 4.0), (4, 1.0)], [1, 4]),  # on the line
+        ([(1, 10.0), (3, 3.9), (4, 1.0)], [1, 3, 4]),
+        ([(4, 1.0), (1, 10.0), (1, 8.0)], [1, 4]),
+    ):
+        hull = lower_hull([Choice(plan, *each) for each in points])
+        assert [each.stored for each in hull] == kept
+    assert hull[0].error == 8
 
 
 def test_sensitive_layers_get_more_bits_within_the_target() -> None:
