@@ -26,12 +26,17 @@ from lydite.report.diff.page import (
     MAX_CONDITION,
     MAX_LINES,
     MAX_NAMES,
+    NARROW,
+    TONES,
+    WIDE,
+    WORDS,
     _checks,
     _conditions,
     _facts,
     _headline,
     _listed,
     _names,
+    _sections,
     _sentence,
     _where,
     render_page,
@@ -278,6 +283,94 @@ def test_the_values_that_are_shown_are_those_of_the_row(tmp_path: Path) -> None:
         rows = [row("a", error=1e-7), row("a", error=1.0, call=1), row("b", error=2.0)]
         shown = Page(render_page(at_row(rows, 1), expected, trace)).text
     assert re.search(r"\bmax1314\s", shown) and "6 of 6 values differ" in shown
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
+    """The port's values are larger by 1, its weights by 2; each side has one of its own."""
+    traces: list[Trace] = []
+    for by, side in enumerate(("ref", "port")):
+        folder = tmp_path_factory.mktemp("two") / side
+        with TraceWriter(folder, Header(side="reference")) as writer:
+            for level, name in enumerate("abc"):
+                writer.add(name, np.full((2, 3), 10.5 * level + by, np.float32), step=level)
+            for name in ("w", f"only {side}"):
+                writer.add_weights({name: np.full(4, 5 + 2 * by, np.float32)})
+        traces.append(Trace.open(folder))
+    return traces[0], traces[1]
+
+
+def sections(verdict: Verdict, two: tuple[Trace, Trace]) -> dict[str, Any]:
+    found = _sections(verdict, Sides.of(verdict, *two))
+    assert [section.title for section in found][-1] == "Checks and conditions"
+    return {section.title: section for section in found}
+
+
+def numbers(section: Any, name: str) -> tuple[str, str]:
+    """A statistic of the reference and of the port."""
+    (tensor,) = section.blocks
+    assert tensor.numbers.head == ("", "reference", "port")
+    return {row[0]: row[1:] for row in tensor.numbers.rows}[name]
+
+
+def test_the_value_of_a_section_is_the_one_that_its_title_names(two: tuple[Trace, Trace]) -> None:
+    rows = [row("a", 1e-7), row("b", 2e-7, step=1), row("c", 1e-8, step=2)]
+    agree = sections(Verdict("agree", "", rows=tuple(rows)), two)
+    assert list(agree)[:3] == [
+        "Error of every value", "Modules", "The largest error, below its limit",
+    ]  # fmt: skip
+    largest = agree["The largest error, below its limit"]
+    assert largest.lead == "b, step 1: 2×3, f32" and numbers(largest, "max") == ("10.5", "11.5")
+    assert agree["Modules"].lead.startswith("0 of 3 values are above")
+    (curves,) = agree["Error of every value"].blocks
+    assert (curves.wide.width, curves.wide.height) == WIDE > NARROW
+    assert (curves.narrow.width, curves.narrow.height) == NARROW and WIDE[0] > 2 * WIDE[1]
+    rows[2] = row("c", 1.0, step=2)
+    wrong = sections(at_row(rows, 2), two)
+    assert wrong["The wrong value"].lead == "c, step 2: 2×3, f32"
+    assert numbers(wrong["The wrong value"], "max") == ("21", "22")
+    assert wrong["Modules"].lead.startswith("1 of 3 values are above")
+    (tree,) = wrong["Modules"].blocks
+    assert [(branch.label, branch.open) for branch in tree.branches] == [
+        ("a", False), ("b", False), ("c", True),
+    ]  # fmt: skip
+    gate = Verdict("cannot-compare", "", site="b", port_site="b", rows=tuple(rows[:2]))
+    failed = sections(gate, two)["The value that differs"]
+    assert numbers(failed, "max") == ("10.5", "11.5") and failed.lead.startswith("b")
+    nothing = sections(Verdict("agree", ""), two)
+    assert list(nothing) == ["Checks and conditions"]
+
+
+@pytest.mark.parametrize(
+    ("site", "port_site", "maxima"),
+    [("w", "w", ("5", "7")), ("only ref", "only ref", ("5", "")), ("x", "only port", ("", "7")),
+     ("only ref", None, ("5", "")), ("w", "only port", ("5", "7"))],
+)  # fmt: skip
+def test_a_parameter_is_shown_on_the_sides_that_have_it(
+    site: str, port_site: str | None, maxima: tuple[str, str], two: tuple[Trace, Trace]
+) -> None:
+    verdict = Verdict("cannot-compare", "", site=site, port_site=port_site, rows=(row("a"),))
+    shown = sections(verdict, two)
+    assert shown["The parameter that differs"].lead == site
+    assert numbers(shown["The parameter that differs"], "max") == maxima
+    unknown = sections(replace(verdict, site="x", port_site="y"), two)
+    assert "The parameter that differs" not in unknown
+
+
+def test_the_head_of_the_page_names_both_runs_in_order(two: tuple[Trace, Trace]) -> None:
+    finding = Finding("scaled", "It is twice as large.", "Halve it.")
+    for answer, tone, word in (
+        ("agree", "good", "They agree"), ("diverge", "bad", "They diverge"),
+        ("cannot-compare", "warn", "Cannot compare"),
+    ):  # fmt: skip
+        verdict: Verdict = replace(Verdict("agree", "A sentence."), verdict=answer)  # type: ignore[arg-type]
+        html = render_page(replace(verdict, findings=(finding,)), *two)
+        assert f"<title>{word}: ref, port</title>" in html
+        assert f'<header class="verdict {tone}">' in html
+        text = " ".join(Page(html).text.split())
+        assert f"lydite diff ref port {word} A sentence." in text
+        assert "scaled It is twice as large. Fix Halve it." in text
+    assert WORDS.keys() == TONES.keys()
 
 
 def test_every_list_of_the_checks_has_its_own_heading(empty: Trace) -> None:
