@@ -65,10 +65,35 @@ def test_no_weight_is_further_than_half_a_step_from_its_value(store: ScaleDtype)
     np.testing.assert_array_equal(grid.scales, stored(grid.scales, store))
 
 
-def test_equal_weights_are_exact() -> None:
-    weight = np.full((2, 32), 0.25, np.float32)
+@pytest.mark.parametrize("level", [0.25, 0.0, -3.0])
+def test_equal_weights_are_exact(level: float) -> None:
+    weight = np.full((2, 32), level, np.float32)
     grid = fit_grid(weight, 2, 32)
     np.testing.assert_array_equal(grid.values(grid.round(weight)), weight)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_grid_reaches_from_the_smallest_to_the_largest_weight_of_its_group(bits: int) -> None:
+    steps = 2**bits - 1
+    weight = np.concatenate([np.linspace(-1, 2, 32), np.linspace(5, 5.5, 32)])[None]
+    rows = np.concatenate([weight, -weight]).astype(np.float32)
+    grid = fit_grid(rows, bits, 32, store="float32")
+    np.testing.assert_allclose(grid.scales, np.array([[3, 0.5], [3, 0.5]]) / steps, rtol=1e-5)
+    np.testing.assert_allclose(grid.offsets, [[-1, 5], [-2, -5.5]], rtol=1e-5)
+    integers = grid.round(rows).reshape(2, 2, 32)
+    assert integers[..., [0, -1]].tolist() == [[[0, steps]] * 2, [[steps, 0]] * 2]
+    whole = fit_grid(rows, bits, None, store="float32")
+    np.testing.assert_allclose(whole.scales, np.full((2, 1), 6.5) / steps, rtol=1e-5)
+
+
+def test_scales_are_stored_with_the_digits_of_their_dtype() -> None:
+    values = np.array([1 + 2**-7, 1 + 2**-8 + 2**-10, 1 + 2**-12, 1e-6, 3e38], np.float32)
+    assert stored(values, "float32").tolist() == values.tolist()
+    half, brain = stored(values[:4], "float16"), stored(values, "bfloat16")
+    assert half[:3].tolist() == [1 + 2**-7, 1 + 2**-8 + 2**-10, 1]
+    assert brain[:3].tolist() == [1 + 2**-7, 1 + 2**-7, 1]
+    assert half[3] == np.float32(np.float16(1e-6)) and 2.9e38 < brain[4] < np.inf
+    assert half.dtype == brain.dtype == np.float32
 
 
 def test_a_grid_per_channel_is_stored_by_repeating_its_scales() -> None:
@@ -122,6 +147,8 @@ def test_the_range_with_least_error_ignores_outliers() -> None:
     assert (full[1] == 12).all() and (found[1] < 11).all()
     assert (rounding_error(values, *found, 4) < rounding_error(values, *full, 4)).all()
     low, high = range_search(values, 4, "percentile")
+    for own, row in zip(zip(low, high, strict=True), values, strict=True):
+        assert own == pytest.approx(tuple(np.percentile(row, (0.1, 99.9))), rel=1e-5)
     assert (low > full[0]).all() and (high < 12).all()
 
 

@@ -525,6 +525,14 @@ def test_every_part_of_a_value_is_drawn_with_its_sides_in_order() -> None:
     assert shown.note == "a note" and shown.lines is None
     assert shown.histogram == histogram(one, other) and shown.density == density(one, other)
     assert shown.maps == draw_maps(Value(pair, one, other, "")) and shown.differences
+    assert shown.numbers.head == ("", "reference", "port") and shown.numbers.numeric == {1, 2}
+    assert shown.differences.head == ("at", "reference", "port", "|difference|")
+    cells = [text.replace("−", "-") for text in shown.differences.rows[0]]
+    largest = tuple(int(at) for at in re.findall(r"\d+", cells[0]))
+    assert largest == np.unravel_index(np.abs(other - one).argmax(), one.shape)
+    assert [float(cell) for cell in cells[1:]] == pytest.approx(
+        [one[largest], other[largest], abs(other - one)[largest]], rel=5e-3
+    )
     means = next(cells for name, *cells in shown.numbers.rows if name == "mean")
     assert means == [number(one.mean()), number(other.mean())]
     ids = msgspec.structs.replace(event, kind="ids")
@@ -534,6 +542,29 @@ def test_every_part_of_a_value_is_drawn_with_its_sides_in_order() -> None:
     pair.event = event
     list_ = show_value(Value(pair, one[:1, :9], other[:1, :9], ""))
     assert list_.lines == lines(one[:1, :9], other[:1, :9]) and list_.histogram is None
+
+
+def test_what_one_side_lacks_is_shown_of_the_other() -> None:
+    events = [
+        Event(i=at, name="a", shape=(4, 5 + at), dtype=dtype, stats=Stats(20, max=3.0 + at))
+        for at, dtype in enumerate(("f32", "bf16"))
+    ]
+    both: Any = SimpleNamespace(
+        ref_dims=None, event=events[0], reference=(events[0],), port=(events[1], events[1])
+    )
+    value = np.arange(20.0).reshape(4, 5)
+    for one, other, maxima in ((value, None, ["19", "4"]), (None, value, ["3", "19"])):
+        shown = show_value(Value(both, one, other, "lacks"))
+        cells = {name: rest for name, *rest in shown.numbers.rows}
+        assert cells["max"] == maxima and cells["dtype"] == ["f32", "bf16"]
+        assert cells["shape"] == ["4×5", "4×6 + 4×6"]
+        assert shown.differences is None and not shown.differences_title and not shown.maps
+        assert Value(both, one, other, "").together is None
+    empty = np.zeros((0, 3))
+    assert Value(both, empty, empty, "").together is None
+    assert statistics(events[1], empty) == statistics(events[1], None) == events[1].stats
+    assert Value(both, value, value.T, "").together is None
+    assert Value(both, value, value + 1, "").together is not None
 
 
 def test_one_row_is_read_first_for_each_assumption() -> None:
