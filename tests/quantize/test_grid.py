@@ -152,6 +152,29 @@ def test_the_range_with_least_error_ignores_outliers() -> None:
     assert (low > full[0]).all() and (high < 12).all()
 
 
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_the_error_of_a_range_is_that_of_its_evenly_spaced_values(bits: int) -> None:
+    values = normal(3, 50) + np.array([[5], [0], [-7]], np.float32)
+    low, high = (np.array(ends, np.float32) for ends in ((3.5, -0.5, -9), (6, 1, -6)))
+    found = rounding_error(values, low, high, bits)
+    for own, row, ends in zip(found, values, zip(low, high, strict=True), strict=True):
+        levels = np.linspace(*ends, 2**bits)
+        apart = np.abs(row[:, None] - levels).min(axis=1)
+        assert own == pytest.approx((apart**2.4).mean(), rel=1e-3)
+
+
+def test_the_range_with_least_error_has_less_than_any_other_around_its_middle() -> None:
+    values = normal(4, 300) ** 3 + np.array([[5], [0], [0], [-7]], np.float32)
+    low, high = range_search(values, 3, "mse")
+    least, most = values.min(axis=1), values.max(axis=1)
+    np.testing.assert_allclose(low + high, least + most, rtol=1e-4, atol=1e-4)
+    error = rounding_error(values, low, high, 3)
+    for share in np.linspace(1, 0.3, 40):
+        middle, half = (least + most) / 2, share * (most - least) / 2
+        assert (error <= rounding_error(values, middle - half, middle + half, 3) * 1.0001).all()
+    assert (high - low < 0.9 * (most - least)).any()
+
+
 def test_the_range_with_least_error_is_never_worse_than_all_of_it() -> None:
     values = normal(50, 32)
     for bits in (2, 3, 4, 8):
