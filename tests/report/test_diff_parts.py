@@ -1,5 +1,6 @@
 """Parts of the page of a comparison: each number, position and colour is that of its value."""
 
+import base64
 import math
 import re
 from collections.abc import Sequence
@@ -21,11 +22,13 @@ from lydite.report.diff.plots import density, histogram, lines
 from lydite.report.diff.read_values import Value, _rows_with_notes, statistics
 from lydite.report.diff.row_text import closest, described, number, short, times
 from lydite.report.diff.wrong_value import (
+    Tensor,
     _differences,
     headline,
     show_parameter,
     show_value,
 )
+from lydite.report.page import Table, environment
 from lydite.trace.events import Event, Stats, WeightInfo
 from support.png_pixels import png_pixels
 
@@ -450,6 +453,112 @@ def test_the_tree_of_modules() -> None:
     )  # fmt: skip
     assert second.values.lines[0].cells == ("0", "out", "shape", "1.00e-7", "1.00e-6", "", "scalar")
     assert [line.index for line in first.values.lines] == [0, 1]
+
+
+# ---- places on the page
+
+
+def written(macro: str, *words: Any) -> str:
+    """What a macro of the page makes of a block."""
+    macros: Any = environment().get_template("diff_blocks.html").module
+    return str(getattr(macros, macro)(*words))
+
+
+def source(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def test_each_map_has_its_own_words_scale_and_ring() -> None:
+    draw = np.random.default_rng(0)
+    reference = draw.normal(size=(12, 20))
+    port = reference.copy()
+    port[3, 4] += 0.5
+    shown = Tensor("a note", Table(("", "reference", "port"), ()), "title", None)
+    shown = replace(
+        shown,
+        maps=maps(reference, port),
+        density=density(reference, port),
+        histogram=replace(cast(Any, histogram(reference, port)), note="sampled"),
+        lines=lines(reference[:1], port[:1]),
+    )
+    html = written("tensor", shown)
+    (one,) = shown.maps
+    assert shown.density and shown.histogram and shown.lines and one.scale != one.difference
+    found = re.findall(
+        r'<div class="map" style="aspect-ratio: ([\d.]+)"><img src="([^"]*)" alt="([^"]*)">'
+        r'<i class="ring" style="left: ([\d.]+)%; top: ([\d.]+)%"></i></div>\s*'
+        r'<figcaption>(.*?)<span class="scale"><span>−(.*?)</span><i></i><span>(.*?)</span>',
+        html,
+    )
+    scales = one.scale, one.scale, one.difference
+    assert found == [
+        ("1.667", source(item.png), item.alt, "22.5", "29.17", item.caption, scale, scale)
+        for item, scale in zip(one.items, scales, strict=True)
+    ]
+    assert "<p>a note</p>" in html and "<p>title</p>" in html and "; sampled</figcaption>" in html
+    assert f"both from {shown.density.low} to {shown.density.high};" in html
+    assert source(shown.density.png) in html
+    for chart, filled in ((shown.lines, ""), (shown.histogram, "filled")):
+        assert f'<path class="reference {filled}" d="{chart.reference}"/>' in html
+        assert f'<path class="port" d="{chart.port}"/>' in html
+        for tick in chart.x:
+            assert f'<text class="middle" x="{tick.at}" y="282">{tick.label}</text>' in html
+        for tick in chart.y:
+            height = f'y="{round(tick.at + 4, 1)}">{tick.label}</text>'
+            assert f'<path class="rule" d="M44 {round(tick.at, 1)}H510"/>' in html
+            assert f'<text class="end" x="38" {height}' in html
+    bare = written("tensor", Tensor("", shown.numbers, "", None))
+    assert "<img" not in bare and "<svg" not in bare and "<figure" not in bare
+
+
+def test_the_final_pictures_stand_above_their_names() -> None:
+    pair: Any = SimpleNamespace(event=SimpleNamespace(name="image", dtype="u8"))
+    one = np.full((8, 10, 3), 100, np.uint8)
+    for by, word in ((20, " × 16"), (155, " × 2"), (0, "")):
+        drawn = pictures._pictures(pair, one, one + np.uint8(by))
+        assert drawn
+        html = written("pictures", drawn)
+        assert re.findall(r'<img src="([^"]*)" alt="[^"]*"><figcaption>(.*?)</fig', html) == [
+            (source(drawn.reference), "reference"), (source(drawn.port), "port"),
+            (source(drawn.difference), f"|port − reference|{word}"),
+        ]  # fmt: skip
+        assert png_pixels(drawn.reference).max() == 100 == png_pixels(drawn.port).max() - by
+        assert "aspect-ratio: 10 / 8" in html
+        assert ("pictures crisp" in html) == (drawn.width < 300)
+
+
+def test_the_dots_of_the_curve_lead_to_their_rows() -> None:
+    rows = [*twelve(), row("net/z", None, wrong=True, step=4)]
+    shown = curve(rows, 9)
+    html = written("curve", shown)
+    dots = re.findall(
+        r'<a href="#r(\d+)"><use href="#(\w+)" x="(.*?)" y="(.*?)" class="(\w+)"', html
+    )
+    assert dots == [
+        (f"{dot.index}", state, f"{dot.x}", f"{dot.y}", state)
+        for dot in shown.dots
+        for state in ["wrong" if rows[dot.index].wrong else "right"]
+    ]
+    assert shown.mark and shown.limit_end and shown.floor_end and shown.lanes
+    for name, path in (
+        ("limit", shown.limit), ("floor", shown.floor), ("band", shown.band),
+        ("bars right", shown.bars[0]), ("bars wrong", shown.bars[1]),
+    ):  # fmt: skip
+        assert f'<path class="{name}" d="{path}"/>' in html
+    for end, word in ((shown.limit_end, "limit"), (shown.floor_end, "rounding")):
+        assert f'y="{round(end.at + 4, 1)}">{word}</text>' in html
+    for tick in (*shown.ticks, *shown.lanes):
+        assert f'y="{round(tick.at + 4, 1)}">{tick.label}</text>' in html
+    for tick in (*shown.steps, *shown.scopes):
+        assert re.search(rf'x="{tick.at}" y="[\d.]+">{tick.label}</text>', html)
+    assert '<g class="mark wrong">' in html and f'cx="{shown.mark.dot.x}"' in html
+    (branch,) = build_tree([row("a"), row("a", 1.0, wrong=True)], 1)
+    lines_of = written("branches", [branch])
+    assert re.findall(r'<tr id="r(\d)" class="(\w+)">', lines_of) == [
+        ("0", "right"),
+        ("1", "first"),
+    ]
+    assert '<details class="first" open>' in lines_of and "<span>1 of 2</span>" in lines_of
 
 
 # ---- pictures
