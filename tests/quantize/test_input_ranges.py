@@ -73,6 +73,22 @@ def test_values_that_lie_on_a_grid_are_given_that_grid(bits: int, zero: int, cou
     np.testing.assert_allclose(_channel_scales(both, bits), [0.25, 0.5], rtol=1e-5)
 
 
+def test_a_histogram_of_many_values_gives_the_range_of_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few outliers, more on one side: the best range leaves them out."""
+    values = normal(2 * BINS)
+    values[:6] = (9, 10, 11, -6, -7, 12)
+    counted = plain_range(values, 4)
+    monkeypatch.setattr("lydite.quantize.input_ranges.BINS", values.size)
+    exact = plain_range(values, 4)
+    assert counted.zero == exact.zero and counted.scale == pytest.approx(exact.scale, rel=0.05)
+    assert exact.scale < 0.7 * (12 + 7) / 15
+    both = np.stack([values, 3 * values], axis=1)
+    first, second = _channel_scales(both, 4)
+    assert second == pytest.approx(3 * first, rel=1e-3) and first < 0.7 * (12 + 7) / 15
+
+
 @pytest.mark.parametrize(("low", "high"), [(1.0, 3.0), (-3.0, -1.0)])
 def test_a_range_always_holds_zero(low: float, high: float) -> None:
     """Padding is 0, and a product of integers needs a zero point among them."""
