@@ -61,6 +61,7 @@ def test_rows_are_what_the_network_gives_its_blocks(
     walked: list[str] = []
     for block, groups in rows.walk():
         walked.append(block.path)
+        assert parameter_hash(rows.network) == before  # at full precision whenever it is seen
         assert sorted(n for each in groups for n in each.samples) == list(range(len(samples)))
         rows.install(rows.quantized)  # of earlier blocks
         behind = [outputs(sample) for sample in samples]
