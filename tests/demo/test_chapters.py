@@ -78,13 +78,13 @@ def callout(result: Result) -> Callout:
     return found
 
 
-def levels(result: Result) -> dict[str, int]:
-    """Which level of grey the picture above each caption has."""
-    found = {}
-    for figures in blocks(result, Figures):
-        for figure in figures.items:
-            assert figure.caption not in found
-            (found[figure.caption],) = np.unique(png_pixels(figure.png)).tolist()
+def levels(result: Result) -> list[tuple[str, int]]:
+    """Each caption of a chapter, and which level of grey the picture above it has."""
+    shown = [figure for figures in blocks(result, Figures) for figure in figures.items]
+    found: list[tuple[str, int]] = []
+    for figure in shown:
+        (level,) = np.unique(png_pixels(figure.png)).tolist()
+        found.append((figure.caption, level))
     return found
 
 
@@ -164,7 +164,7 @@ def test_sheets_have_the_columns_of_the_largest_demo(
     assert result.lines[0].startswith("12 pictures, ") and result.lines[0].endswith("sheet.png")
     figures = blocks(result, Figures)[0].items
     assert [figure.note for figure in figures] == [f"seed {n}" for n in range(12)]
-    assert levels(result) == {prompt: seed for seed, prompt in enumerate(LARGEST.prompts)}
+    assert levels(result) == [(prompt, seed) for seed, prompt in enumerate(LARGEST.prompts)]
     assert [figure.caption for figure in figures] == list(LARGEST.prompts)
     assert result.fact and result.fact.value == "12" and "16 steps each" in result.chapter.lead
     names = [f"pictures/{n:02d}.png" for n in range(1, 13)]
@@ -186,7 +186,7 @@ def test_steps_are_numbered_and_say_how_noisy_their_input_is(demo: Demo) -> None
     result = steps.run(demo, lambda: None)
     figures = blocks(result, Figures)[0].items
     assert [figure.caption for figure in figures] == [f"step {n}" for n in range(1, 17)]
-    assert levels(result) == {f"step {n + 1}": 100 + n for n in range(16)}
+    assert levels(result) == [(f"step {n + 1}", 100 + n) for n in range(16)]
     noises = [int(figure.note.removeprefix("noise ").removesuffix("%")) for figure in figures]
     assert noises[0] == 100 and noises == sorted(noises, reverse=True) and noises[-1] > 0
     assert result.lines == (f"“{LARGEST.prompts[2]}” in 16 steps: {demo.folder / 'steps.png'}",)
@@ -207,7 +207,7 @@ def test_a_replay_is_the_same_or_it_is_said(same: bool, demo: Demo) -> None:
     assert result.fact and (result.fact.value, result.fact.tone) == (word, tone)
     text = "Identical in every pixel." if same else "The two pictures differ."
     assert (callout(result).text, callout(result).tone) == (text, tone)
-    assert levels(result) == {"first time": 1 if same else 2, "replayed": 1}
+    assert levels(result) == [("first time", 1 if same else 2), ("replayed", 1)]
     rows = dict(blocks(result, Table)[0].rows)
     assert rows["guidance"] == f"{demo.plan('').request.guidance:g}"
     assert (rows["seed"], rows["steps"], rows["size"]) == ("1", "16", "128 × 128")
@@ -247,7 +247,7 @@ def test_a_bug_is_found_at_its_place_or_that_is_said(site: str, tone: str, demo:
     assert callout(result).tone == tone
     assert callout(result).text == f"It diverges. The bug was planted at {planted_bug.SITE}."
     assert result.lines[1].endswith("planted.png")
-    assert levels(result) == {"as it should be": 1, "with the planted bug": 2}
+    assert levels(result) == [("as it should be", 1), ("with the planted bug", 2)]
     assert "among 1,234, without" in result.chapter.lead
 
 
@@ -277,7 +277,7 @@ def test_two_steps_are_recorded_with_and_without_the_bug(
     monkeypatch.setattr(planted_bug, "compare", compare)
     contact_sheet.draw(demo, lambda: None)
     result = planted_bug.run(demo, lambda: None)
-    assert levels(result) == {"as it should be": 0, "with the planted bug": 3}
+    assert levels(result) == [("as it should be", 0), ("with the planted bug", 3)]
     assert (read_pixels(demo.folder / planted_bug.FILE) == 3).all()
     assert calls == [(16, 0, False), (2, 0, True), (2, 0, False), ("clean", "wrong")]
     assert type(norm) is right
