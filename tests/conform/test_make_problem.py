@@ -36,7 +36,9 @@ def test_what_makes_no_problem(spec: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "unit"),
     [({"schedule": "leading", "convention": "diffusers"}, True),
-     ({"schedule": "trailing", "convention": "diffusers"}, False), ({}, False)],
+     ({"schedule": "trailing", "convention": "diffusers"}, False), ({}, False),
+     ({"convention": "comfyui"}, True), ({"convention": "comfyui", "model": "flux"}, False),
+     ({"convention": "comfyui", "model": "sd3"}, False)],
 )  # fmt: skip
 def test_the_start_is_as_wide_as_it_says(spec: dict[str, Any], unit: bool) -> None:
     problem = make_problem(ProblemSpec(steps=3, **spec))

@@ -1,13 +1,16 @@
 """What each chapter says of right and of wrong results, without drawing them."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from PIL import ImageColor
 
 from lydite.core import files
 from lydite.core.errors import FileError
@@ -24,6 +27,7 @@ from lydite.demo.chapters import (
     steps,
 )
 from lydite.demo.demo import Demo, Drawn
+from lydite.demo.scene_text import prompt_text, reading_text
 from lydite.diff.result import Verdict
 from lydite.embedded.captions import held_out_prompts
 from lydite.embedded.scenes import SIDE
@@ -31,9 +35,10 @@ from lydite.evaluate.prompt_accuracy import ATTRIBUTES, Reading
 from lydite.pipelines.family import Run
 from lydite.pipelines.picture import Pixels, Record, read_pixels, read_record, write_picture
 from lydite.pipelines.pipeline import Pipeline
-from lydite.report.contact_sheets import Tile
+from lydite.report.contact_sheets import MARK, Tile
 from lydite.report.contact_sheets import contact_sheet as sheet_of
 from lydite.report.page import Callout, Chapter, Commands, Exhibits, Fact, Figures, Fold, Table
+from support.png_pixels import png_pixels
 
 LARGEST = Settings()
 
@@ -73,6 +78,16 @@ def callout(result: Result) -> Callout:
     return found
 
 
+def levels(result: Result) -> list[tuple[str, int]]:
+    """Each caption of a chapter, and which level of grey the picture above it has."""
+    shown = [figure for figures in blocks(result, Figures) for figure in figures.items]
+    found: list[tuple[str, int]] = []
+    for figure in shown:
+        (level,) = np.unique(png_pixels(figure.png)).tolist()
+        found.append((figure.caption, level))
+    return found
+
+
 def test_the_audit_counts_what_is_wrong(monkeypatch: pytest.MonkeyPatch, demo: Demo) -> None:
     networks = (audit.Audited("vae", 1_500_000, 7, 1, 0), audit.Audited("text", 1_000, 3, 0, 0))
     for wrong, word, tone in ((0, "clean", "good"), (2, "NOT CLEAN, 2 wrong", "bad")):
@@ -98,17 +113,17 @@ def test_the_audit_is_of_all_parameters_of_the_embedded_model() -> None:
     assert not any(each.wrong for each in networks.values())
 
 
-def _judged(*missed: str) -> accuracy.Judged:
+def _judged(*missed: str, level: int = 9) -> accuracy.Judged:
     prompt = held_out_prompts(1, 3)[0]
     marks = {name: [True, name not in missed] for name in ATTRIBUTES}
     marks["position"] = []  # never stated
-    drawn = Drawn(prompt.text, 4, grey(9), Path("demo/held_out/05.png"))
+    drawn = Drawn(prompt.text, 4, grey(level), Path("demo/held_out/05.png"))
     return accuracy.Judged(prompt, drawn, Reading((), (0, 0)), marks)
 
 
 def test_misses_are_shown_and_counted(monkeypatch: pytest.MonkeyPatch, demo: Demo) -> None:
     for rest, misses in ((("color",), 1), ((), 0)):
-        results = (_judged(), _judged(*rest), _judged())
+        results = (_judged(level=1), _judged(*rest, level=2), _judged(level=3))
         monkeypatch.setattr(accuracy, "judged", lambda *_, results=results: results)
         result = accuracy.run(demo, lambda: None)
         text = results[0].prompt.text
@@ -125,10 +140,18 @@ def test_misses_are_shown_and_counted(monkeypatch: pytest.MonkeyPatch, demo: Dem
         (fold,) = blocks(result, Fold)
         figures = fold.blocks[0].items
         assert [figure.tone for figure in figures] == ["note", "bad" if misses else "note", "note"]
-        assert [bool(figure.note) for figure in figures] == [False, bool(misses), False]
+        assert [figure.note for figure in figures] == ["", "missed colour" if misses else "", ""]
+        assert [png_pixels(figure.png).max() for figure in figures] == [1, 2, 3]
+        framed = read_pixels(demo.folder / "held_out.png") == ImageColor.getrgb(MARK)
+        assert framed.all(axis=2).any() == bool(misses)
         exhibits = [each for found in blocks(result, Exhibits) for each in found.items]
-        assert len(exhibits) == misses
+        assert len(exhibits) == misses == len(blocks(result, Exhibits))
         for exhibit in exhibits:
+            assert png_pixels(exhibit.figure.png).max() == 2 and exhibit.title == f"“{text}”"
+            details = dict(exhibit.details)
+            assert details["asked"] == prompt_text(results[0].prompt.says)
+            read = reading_text(results[0].reading, results[0].prompt.says)
+            assert details["the judge reads"] == read
             assert dict(exhibit.details)["missed"] == "colour"
             assert dict(exhibit.details)["file"] == "held_out/05.png, seed 4"
             assert result.chapter.blocks[1] is blocks(result, Exhibits)[0]  # before the table
@@ -141,6 +164,7 @@ def test_sheets_have_the_columns_of_the_largest_demo(
     assert result.lines[0].startswith("12 pictures, ") and result.lines[0].endswith("sheet.png")
     figures = blocks(result, Figures)[0].items
     assert [figure.note for figure in figures] == [f"seed {n}" for n in range(12)]
+    assert levels(result) == [(prompt, seed) for seed, prompt in enumerate(LARGEST.prompts)]
     assert [figure.caption for figure in figures] == list(LARGEST.prompts)
     assert result.fact and result.fact.value == "12" and "16 steps each" in result.chapter.lead
     names = [f"pictures/{n:02d}.png" for n in range(1, 13)]
@@ -162,6 +186,7 @@ def test_steps_are_numbered_and_say_how_noisy_their_input_is(demo: Demo) -> None
     result = steps.run(demo, lambda: None)
     figures = blocks(result, Figures)[0].items
     assert [figure.caption for figure in figures] == [f"step {n}" for n in range(1, 17)]
+    assert levels(result) == [(f"step {n + 1}", 100 + n) for n in range(16)]
     noises = [int(figure.note.removeprefix("noise ").removesuffix("%")) for figure in figures]
     assert noises[0] == 100 and noises == sorted(noises, reverse=True) and noises[-1] > 0
     assert result.lines == (f"“{LARGEST.prompts[2]}” in 16 steps: {demo.folder / 'steps.png'}",)
@@ -182,7 +207,9 @@ def test_a_replay_is_the_same_or_it_is_said(same: bool, demo: Demo) -> None:
     assert result.fact and (result.fact.value, result.fact.tone) == (word, tone)
     text = "Identical in every pixel." if same else "The two pictures differ."
     assert (callout(result).text, callout(result).tone) == (text, tone)
+    assert levels(result) == [("first time", 1 if same else 2), ("replayed", 1)]
     rows = dict(blocks(result, Table)[0].rows)
+    assert rows["guidance"] == f"{demo.plan('').request.guidance:g}"
     assert (rows["seed"], rows["steps"], rows["size"]) == ("1", "16", "128 × 128")
     assert rows["prompt"] == LARGEST.prompts[1] and rows["model"] == "embedded (0123456789)"
     assert blocks(result, Commands)[0].lines == ("lydite generate --from pictures/02.png",)
@@ -204,16 +231,24 @@ def test_how_far_diffusers_is_apart_is_told(apart: int, demo: Demo) -> None:
         "diffusers on torch",
         f"difference × {255 // max(apart, 1)}",
     ]
+    assert [png_pixels(figure.png)[0, 0].tolist() for figure in figures] == [
+        [9, 9, 9],
+        [9, 9 + apart, 9],
+        [255 // max(apart, 1) * apart] * 3,
+    ]
     assert result.lines[0].endswith("difference.png")
 
 
 @pytest.mark.parametrize(("site", "tone"), [(planted_bug.SITE, "good"), (None, "warn")])
 def test_a_bug_is_found_at_its_place_or_that_is_said(site: str, tone: str, demo: Demo) -> None:
-    verdict = Verdict("diverge", "It diverges.", site=site)
+    rows: Any = (None,) * 1234
+    verdict = Verdict("diverge", "It diverges.", site=site, rows=rows)
     result = planted_bug._result(demo, verdict, (grey(1), grey(2)))
     assert callout(result).tone == tone
     assert callout(result).text == f"It diverges. The bug was planted at {planted_bug.SITE}."
     assert result.lines[1].endswith("planted.png")
+    assert levels(result) == [("as it should be", 1), ("with the planted bug", 2)]
+    assert "among 1,234, without" in result.chapter.lead
 
 
 def test_two_steps_are_recorded_with_and_without_the_bug(
@@ -228,20 +263,24 @@ def test_two_steps_are_recorded_with_and_without_the_bug(
         calls.append((run.steps, seed, type(norm) is right))
         (folder).mkdir()
 
-    class Picture:
-        pixels = grey(3)
+    def generate(run: Run, seeds: list[int], **_: Any) -> Any:
+        calls.append((run.steps, seeds[0], type(norm) is right))
+        return iter([SimpleNamespace(pixels=grey(3))])
 
-    class Nothing:
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
+    def compare(reference: str, port: str) -> Verdict:
+        calls.append((reference, port))
+        return Verdict("diverge", "", site="x")
 
     monkeypatch.setattr(planted_bug, "record", record)
-    monkeypatch.setattr(demo.pipeline, "generate", lambda *_, **__: iter([Picture]))
-    monkeypatch.setattr(planted_bug.Trace, "open", lambda _: Nothing())
-    monkeypatch.setattr(planted_bug, "compare", lambda *_: Verdict("diverge", "", site="x"))
+    monkeypatch.setattr(demo.pipeline, "generate", generate)
+    monkeypatch.setattr(planted_bug.Trace, "open", lambda path: nullcontext(path.name))
+    monkeypatch.setattr(planted_bug, "compare", compare)
     contact_sheet.draw(demo, lambda: None)
-    planted_bug.run(demo, lambda: None)
-    assert calls == [(2, 0, True), (2, 0, False)] and type(norm) is right
+    result = planted_bug.run(demo, lambda: None)
+    assert levels(result) == [("as it should be", 0), ("with the planted bug", 3)]
+    assert (read_pixels(demo.folder / planted_bug.FILE) == 3).all()
+    assert calls == [(16, 0, False), (2, 0, True), (2, 0, False), ("clean", "wrong")]
+    assert type(norm) is right
     with planted_bug.planted_bug(demo.pipeline):
         wrong = norm(x, table)
     apart = norm(x, table) - wrong  # the 1 of 1 + scale

@@ -41,6 +41,7 @@ def results(demo: Demo) -> Iterator[dict[str, Result]]:
         for chapter in page.CHAPTERS:
             ticks: list[None] = []
             results[chapter.title] = chapter.run(demo, lambda ticks=ticks: ticks.append(None))
+            assert results[chapter.title].chapter.title == chapter.title
             if chapter is not against_diffusers.CHAPTER:
                 assert len(ticks) == chapter.steps(FEW), chapter.title
         yield results

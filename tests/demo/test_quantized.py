@@ -1,20 +1,26 @@
 """The chapter of 4 bits: what each method is given, and the set that is drawn for it."""
 
+import math
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lydite import embedded
 from lydite.calibrate.run import RunCallbacks
+from lydite.core.request import Request
 from lydite.demo.chapter import Settings
 from lydite.demo.chapters import quantized
 from lydite.demo.demo import Demo
 from lydite.embedded.captions import training_prompts
 from lydite.evaluate import embedded_metrics
 from lydite.pipelines.pipeline import Pipeline
+from lydite.report.page import Callout, Figures, Table
+from support.png_pixels import png_pixels
 
 
 def test_gptq_sees_the_set_and_rounding_to_nearest_does_not(
@@ -41,6 +47,73 @@ def test_gptq_sees_the_set_and_rounding_to_nearest_does_not(
         assert samples == (1, quantized.SAMPLES, quantized.SAMPLES)
         assert {each.bits for each in plan.layers.values()} == {4, 8}
         assert {each.group for each in plan.layers.values()} == {64}
+
+
+def test_each_picture_is_drawn_by_the_weights_that_its_caption_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pictures of a prompt have one seed; those of GPTQ are the nearer ones."""
+    ticks: list[None] = []
+    calls: list[tuple[str, str, int]] = []
+
+    class Drawing:
+        def __init__(self, name: str, level: int) -> None:
+            self.name, self.level = name, level
+
+        def plan(self, request: Request) -> Any:
+            return SimpleNamespace(steps=2, request=request)
+
+        def generate(self, run: Any, seeds: list[int]) -> Iterator[Any]:
+            calls.append((self.name, run.request.prompt, seeds[0]))
+            pixels = np.full((8, 8, 3), self.level + seeds[0], np.uint8)
+            yield SimpleNamespace(pixels=pixels)
+
+    def quantize(pipeline: Any, folder: Path, method: str) -> Any:
+        assert pipeline.name == "full"
+        less = 0.25 if method == "gptq" else 1.0
+        units = [SimpleNamespace(after=less, nearest=1.0), SimpleNamespace(after=0.5, nearest=1.0)]
+        changed = {"a": 0.5 * less, "b": 0.25}
+        return SimpleNamespace(units=units, changed=changed, bytes_before=700, bytes_after=200)
+
+    full = Drawing("full", 100)
+    quantized_levels = {"rtn": 110, "gptq": 104}
+    demo = Demo(tmp_path, Settings(prompts=("star", "ring"), steps=2))
+    monkeypatch.setattr(Demo, "pipeline", full)
+    monkeypatch.setattr(Demo, "plan", lambda _, p: SimpleNamespace(request=Request(p), steps=2))
+    monkeypatch.setattr(quantized, "_calibrate", lambda *_: None)
+    monkeypatch.setattr(quantized, "_quantize", quantize)
+
+    def opened(folder: Path, **options: str) -> Drawing:
+        assert folder.name == "model" and options == {"dtype": "float32"}
+        return Drawing(folder.parent.name, quantized_levels[folder.parent.name])
+
+    monkeypatch.setattr(quantized.Pipeline, "open", opened)
+    result = quantized.run(demo, lambda: ticks.append(None))
+    table, figures, callout = result.chapter.blocks[:3]
+    assert isinstance(table, Table) and isinstance(figures, Figures)
+    shown = [
+        (figure.note, figure.caption.partition(":")[0], int(png_pixels(figure.png).max()))
+        for figure in figures.items
+    ]
+    names = {"full": "full precision", "rtn": "rounded to nearest", "gptq": "by GPTQ"}
+    levels = {"full": 100} | quantized_levels
+    assert shown == [
+        (prompt, words, levels[name] + seed)
+        for seed, prompt in enumerate(("star", "ring"))
+        for name, words in names.items()
+    ]
+    assert sorted(calls) == sorted((n, p, s) for n in names for s, p in enumerate(("star", "ring")))
+    assert len(ticks) == 2 * 3 * 2
+    rtn, gptq = (20 * math.log10(255 / by) for by in (10, 4))
+    assert table.rows == (
+        ("rounded to nearest", f"{rtn:.1f} dB", f"{rtn:.1f} dB"),
+        ("by GPTQ", f"{gptq:.1f} dB", f"{gptq:.1f} dB"),
+    )
+    assert figures.items[2].caption.endswith(f"{gptq:.1f} dB")
+    assert result.lines[0].startswith("GPTQ leaves 38 % of") and result.passed
+    assert result.lines[1].endswith(f"rounded to nearest {rtn:.1f} dB, by GPTQ {gptq:.1f} dB")
+    assert "takes 3.5 times less" in result.chapter.lead and "rounds 19 %" in result.chapter.lead
+    assert result.fact and result.fact.value == "38 %" and isinstance(callout, Callout)
 
 
 def test_the_set_is_of_training_prompts_with_seeds_of_its_own(

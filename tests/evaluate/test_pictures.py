@@ -109,6 +109,10 @@ def test_bad_files_are_one_error(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(LyditeError, match=match):
             open_source(path)
+    columns = tmp_path / "columns.npz"  # their bytes are in another order
+    np.savez(columns, arr_0=np.asfortranarray(np.zeros((2, 8, 8, 3), np.uint8)))
+    with pytest.raises(InputError, match="0 arrays"):
+        open_source(columns)
     packed = tmp_path / "packed.npz"
     np.savez(packed, arr_0=np.zeros((2, 8, 8, 3), np.uint8))
     data = bytearray(packed.read_bytes())

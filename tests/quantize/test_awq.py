@@ -4,10 +4,18 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from lydite.models.mmdit import JointBlock, MMDiTConfig
 from lydite.quantize.grid import fit_grid
-from lydite.quantize.methods.awq import RATIOS, find_scales, fold_scales, value_pairs
+from lydite.quantize.methods.awq import (
+    MOST_ROWS,
+    RATIOS,
+    _some,
+    find_scales,
+    fold_scales,
+    value_pairs,
+)
 from lydite.quantize.watch_modules import watch_calls
 
 CONFIG = MMDiTConfig(
@@ -97,6 +105,41 @@ def test_a_block_gives_the_same_before_rounding_and_less_error_after() -> None:
         for side in ((weights, biases), (changed, changed_biases))
     )
     assert scaled < 0.7 * plain
+
+
+def test_scales_of_two_linears_are_of_both_and_each_error_is_of_its_own_inputs() -> None:
+    """The first linear's outputs are a thousand times as large: shares of each are added."""
+    plain, outliers = np.sign(normal(300, 64)), normal(300, 64)
+    outliers[:, [3, 17]] *= 15
+    weight = normal(32, 64, seed=1)
+    one = find_scales([1000 * weight, weight], [plain, outliers], [rounded] * 2)
+    other = find_scales([weight, 1000 * weight], [outliers, plain], [rounded] * 2)
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert one[3] > 1.5 * np.median(one)
+    exact = find_scales([weight], [outliers], [lambda values: values])
+    np.testing.assert_array_equal(exact, np.ones(64))  # nothing is lost, nothing is scaled
+    scaled = find_scales([weight], [outliers], [rounded])
+    assert scaled.max() * scaled.min() == pytest.approx(1)
+
+
+def test_only_rows_that_are_spread_over_all_are_looked_at() -> None:
+    for count in (3, MOST_ROWS, 2 * MOST_ROWS - 1, 3 * MOST_ROWS + 5):
+        rows = _some(np.arange(count, dtype=np.float32)[:, None])[:, 0]
+        every = max(count // MOST_ROWS, 1)
+        assert rows[0] == 0 and (np.diff(rows) == every).all() and count - rows[-1] <= every
+
+
+def test_which_linears_make_a_pair() -> None:
+    def shapes(**own: tuple[int, int]) -> Any:
+        return {f"block.{name.replace('__', '.')}": np.zeros(shape) for name, shape in own.items()}
+
+    whole = shapes(attn__to_v=(8, 4), attn__add_v_proj=(8, 4), attn__to_out__0=(4, 8))
+    (pair,) = value_pairs(whole)
+    assert pair.giving == ("block.attn.to_v", "block.attn.add_v_proj")
+    assert pair.taking == ("block.attn.to_out.0",)
+    assert value_pairs(shapes(attn__to_v=(8, 4))) == []
+    assert value_pairs(shapes(attn__to_v=(8, 4), attn__to_out__0=(4, 16))) == []
+    assert value_pairs(shapes(attn__into_v=(8, 4), attn__in__to_out__0=(4, 8))) == []
 
 
 def test_ratios_are_those_of_the_paper() -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -19,21 +20,30 @@ from lydite.cli.quantize.compare import command
 from lydite.core.errors import FileError, InputError
 from lydite.core.files import size_text
 from lydite.evaluate.intervals import Summary
+from lydite.evaluate.paired import SMALLEST_SSIM, psnr, ssim
+from lydite.quantize import compare_exports
 from lydite.quantize.compare_exports import (
     CANDIDATE,
     EVALUATION,
     RECORD,
     REFERENCE,
     Export,
+    Pictures,
+    Row,
+    _chosen,
     _common,
+    _measured,
     choose_pictures,
     differences,
     on_common_pictures,
     read_exports,
 )
+from lydite.report import quantization
 from lydite.report.contact_sheets import png_bytes
-from lydite.report.quantization import _cells, _mean, _short, page, table_rows
+from lydite.report.page import Callout, Figures, Page, Table, Text
+from lydite.report.quantization import WIDEST, _cells, _mean, _short, page, table_rows
 from support.exports import IMAGES, make_export
+from support.png_pixels import png_pixels
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +116,50 @@ def test_exports_of_other_numbers_of_pictures_are_compared_on_those_that_all_hav
     assert "--eval-images 5" in warning
 
 
+def test_figures_are_measured_again_of_the_pictures_that_are_named(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SSIM needs pictures of its window's size; the latent error is that of the last step."""
+    sizes = (SMALLEST_SSIM, 40), (40, SMALLEST_SSIM - 1), (40, 30)
+    pairs: list[Any] = []
+    for number, size in enumerate(sizes):
+        one = np.random.default_rng(number).integers(60, 200, (*size, 3)).astype(np.uint8)
+        pairs.append((f"{number:06}", one, one + np.uint8(1 + number)))
+    reference: Any = SimpleNamespace(opened="reference")
+    candidate: Any = SimpleNamespace(opened="candidate")
+    asked: list[Any] = []
+
+    def together(*words: Any) -> list[Any]:
+        asked.append(words)
+        return pairs
+
+    def latents(*words: Any) -> Any:
+        asked.append(words)
+        return steps, np.array([[0.0, 0.5], [0.0, 0.25], [0.0, 0.0]])[:, : len(steps)]
+
+    monkeypatch.setattr(compare_exports, "paired_pictures", together)
+    monkeypatch.setattr(compare_exports, "latent_errors", latents)
+    before, names = read_exports(folders)[0].evaluation, {"000000", "000001", "000002"}
+    for steps in ((0, 4), ()):
+        found = _measured(before, reference, candidate, names).paired
+        assert found["psnr"].n == 3 and found["psnr"].max == psnr(*pairs[0][1:])
+        values = [ssim(*pairs[number][1:]) for number in (0, 2)]
+        assert found["ssim"].n == 2 and found["ssim"].mean == pytest.approx(fmean(values))
+        assert ("latent_error" in found) == bool(steps)
+        if steps:
+            assert (found["latent_error"].mean, found["latent_error"].max) == (0.25, 0.5)
+    assert asked[:2] == [(reference, candidate, names), ("reference", "candidate", {0, 1, 2})]
+
+
+def test_which_pictures_are_shown() -> None:
+    order = [f"{number}" for number in range(11)]
+    assert _chosen(order, order) == (["0", "1", "2"], ["4", "5", "6"])
+    assert _chosen(order[:1], order) == (["0"], ["4", "5", "6"])  # the others are identical
+    assert _chosen([], order[:4]) == ([], ["1", "2"])
+    assert _chosen(order[:2], order[:2]) == (["0"], ["1"])
+    assert _chosen(order[:1], order[:1]) == (["0"], [])
+
+
 def test_without_sets_there_are_no_pictures(folders: list[Path], tmp_path: Path) -> None:
     bare = [shutil.copytree(folder, tmp_path / folder.name) for folder in folders]
     shutil.rmtree(bare[0] / EVALUATION / REFERENCE)
@@ -130,12 +184,17 @@ def test_says_what_does_not_compare(folders: list[Path], tmp_path: Path) -> None
     near, far = read_exports(folders)
     other = msgspec.structs.replace(far.provenance, source_hash="f" * 64)
     (warning,) = differences([near, replace(far, provenance=other)])
-    assert "another model" in warning
+    assert warning == "far was made from another model than near."
+    bare = replace(near, evaluation=msgspec.structs.replace(near.evaluation, paired={}))
+    assert (near.pictures, bare.pictures) == (IMAGES, 0)
     for key in ("prompts", "seeds", "request"):
         changed: dict[str, Any] = {key: "another"}
         other = make_export(tmp_path / key, 1, **changed)
-        (warning,) = differences(read_exports([*folders, other]))
-        assert f"other {key}" in warning
+        exports = read_exports([*folders, other])
+        (warning,) = differences(exports)
+        assert warning == f"{key} was evaluated with other {key} than near."
+        assert differences(exports, common=True) == ([warning] if key == "request" else [])
+        assert len(differences(exports[::-1])) == 2  # both of the others differ from it
 
 
 def test_refuses_records_that_break_a_rule(folders: list[Path], tmp_path: Path) -> None:
@@ -198,6 +257,74 @@ def test_each_chapter_of_the_page_shows_its_own_pictures(folders: list[Path]) ->
         assert re.findall(r"PSNR ([\d.]+)", chapter) == [
             f"{value:.2f}" for row in rows for value in row.psnr
         ]
+
+
+def test_each_column_of_the_page_is_of_its_own_export(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[Page] = []
+    monkeypatch.setattr(quantization, "render", lambda one: pages.append(one) or b"")
+    near, far = read_exports(folders)
+    paired = {
+        "psnr": Summary(30.0, 31.0, 2.0, (28.0, 33.0), 25.0, 36.0, 8),
+        "ssim": Summary(0.5, 0.6, 0.1, (0.4, 0.7), 0.2, 0.9, 8),
+        "latent_error": Summary(0.25, 0.2, None, None, 0.1, 0.4, 8),
+    }
+    near = replace(near, evaluation=msgspec.structs.replace(near.evaluation, paired=paired))
+    made = msgspec.structs.replace(
+        far.provenance, mlx="0.1", set_hash=None, method="rtn", settings={"rank": 4}, seed=5,
+        changed={"a": 0.5}, units=[],
+    )  # fmt: skip
+    far = replace(
+        far, provenance=made, evaluation=msgspec.structs.replace(far.evaluation, paired={})
+    )
+    wide = np.full((2, 2 * WIDEST, 3), 9, np.uint8)
+    small = [np.full((2, 4, 3), level, np.uint8) for level in (10, 20)]
+    rows = (
+        Row("000001", "a star", wide, (small[0], small[1]), (30.25, 20.5)),
+        Row("000000", "a ring", small[0], (small[1], wide), (1.0, 2.0)),
+    )
+    page([near, far], Pictures(rows[:1], rows[1:]), ["odd"])
+    (shown,) = pages
+    assert (shown.title, shown.lead) == ("embedded, quantized", "2 exports of embedded.")
+    figures, worst, middle, record = shown.chapters
+    warning, table = figures.blocks
+    assert isinstance(warning, Callout) and (warning.text, warning.tone) == ("odd", "warn")
+    assert isinstance(table, Table) and table.numeric == set(range(2, 10))
+    assert dict(zip(table.head, table.rows[0], strict=True)) == {
+        "export": "near", "method": "gptq", "bits per weight": "4.50", "size": "1000 bytes",
+        "PSNR, mean": "30.00 (28.00 to 33.00)", "median": "31.00",
+        "SSIM": "0.5000 (0.4000 to 0.7000)", "latent error": "0.25", "units improved": "1 of 3",
+        "integers changed": "18.8 %",
+    }  # fmt: skip
+    assert table.rows[1] == (
+        "far", "rtn", "4.50", "1000 bytes", "–", "–", "–", "–", "–", "50.0 %",
+    )  # fmt: skip
+    for chapter, row in ((worst, rows[0]), (middle, rows[1])):
+        text, grid = chapter.blocks
+        assert isinstance(text, Text) and text.text == row.prompt
+        assert isinstance(grid, Figures) and grid.size == "small"
+        one, other = (f"PSNR {value:.2f}" for value in row.psnr)
+        captions = [(each.caption, each.note) for each in grid.items]
+        assert captions == [("original", ""), ("near", one), ("far", other)]
+        levels = [int(png_pixels(each.png).max()) for each in grid.items]
+        assert levels == [int(each.max()) for each in (row.reference, *row.pictures)]
+        widths = [png_pixels(each.png).shape[1] for each in grid.items]
+        assert widths == [min(each.shape[1], WIDEST) for each in (row.reference, *row.pictures)]
+    assert "worst" in worst.title.lower() and "middle" in middle.title
+    (records,) = record.blocks
+    assert isinstance(records, Table) and records.head == ("name", "near", "far")
+    assert {name: cells for name, *cells in records.rows} == {
+        "lydite, mlx": ["0.2, 0.32", "0.2, 0.1"],
+        "model": ["embedded 000000000000"] * 2, "calibration set": ["1" * 12, "none"],
+        "layers": ["2", "1"], "seed": ["0", "5"], "bits": ["4", "–"], "group": ["64", "–"],
+        "rank": ["–", "4"],
+    }  # fmt: skip
+    page([near], None, [])
+    assert [chapter.title for chapter in pages[1].chapters] == ["Figures", "Pictures", "Record"]
+    assert "none to look at" in pages[1].chapters[1].lead and pages[1].lead.startswith("1 export ")
+    page([near, far], Pictures((), rows[1:]), [])
+    assert [chapter.title for chapter in pages[2].chapters][1:2] == ["Pictures in the middle"]
 
 
 def choose_psnr(exports: list[Export]) -> float:

@@ -37,10 +37,13 @@ def test_the_error_goes_down_and_integers_stay(
     group: int, pipeline: Pipeline, opened: CalibrationSet
 ) -> None:
     net = pipeline.model.network("transformer")
-    before, losses = parameter_hash(net), list[float]()
+    before, ticks = parameter_hash(net), list[tuple[int, float]]()
     weights = rounded(pipeline, 3, group)
-    tuned = tune(pipeline, opened, weights, FEW, lambda step, loss: losses.append(loss))
-    assert parameter_hash(net) == before and len(losses) == 12
+    tuned = tune(pipeline, opened, weights, FEW, lambda *tick: ticks.append(tick))
+    assert parameter_hash(net) == before and [step for step, _ in ticks] == [*range(1, 13)]
+    losses = [loss for _, loss in ticks]
+    assert 0 < sum(losses[6:]) < sum(losses[:6])
+    assert losses[0] == pytest.approx(tuned.before**2, rel=0.8)  # squared, of other samples
     assert tuned.improved and tuned.after < 0.9 * tuned.before
     for path, weight in weights.items():
         own = tuned.weights[path]

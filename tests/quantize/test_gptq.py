@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.quantize.grid import Grid, fit_grid, float_grid
-from lydite.quantize.methods.gptq import gptq, prepare_inputs
+from lydite.quantize.methods.gptq import DAMPING, gptq, prepare_inputs
 from lydite.quantize.methods.hqq import POWER, hqq_grid
 
 
@@ -72,6 +72,22 @@ def test_columns_that_are_updated_together_change_nothing(monkeypatch: pytest.Mo
         found.append(gptq(weight, prepare_inputs(x.T @ x), grid)[0])
     for each in found[1:]:
         np.testing.assert_array_equal(each, found[0])
+
+
+@pytest.mark.parametrize("size", [5, 128, 300])
+def test_the_factor_is_that_of_the_damped_inverse_largest_inputs_first(size: int) -> None:
+    x = correlated(2 * size, size, np.random.default_rng(size), 1.0)
+    x[:, 3] = 0  # never occurs
+    hessian = x.T @ x
+    known = prepare_inputs(hessian)
+    sizes = np.diag(hessian)[known.order]
+    assert sorted(known.order) == list(range(size)) and (np.diff(sizes) <= 0).all()
+    damped = hessian[np.ix_(known.order, known.order)]
+    damped[-1, -1] = 1
+    damped += DAMPING * np.diag(damped).mean() * np.eye(size)
+    np.testing.assert_allclose(known.factor, np.triu(known.factor), atol=1e-12)
+    product = known.factor.T @ known.factor @ damped
+    np.testing.assert_allclose(product, np.eye(size), atol=1e-6)
 
 
 def test_gptq_of_independent_inputs_is_rounding_to_nearest() -> None:

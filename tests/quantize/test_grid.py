@@ -65,10 +65,35 @@ def test_no_weight_is_further_than_half_a_step_from_its_value(store: ScaleDtype)
     np.testing.assert_array_equal(grid.scales, stored(grid.scales, store))
 
 
-def test_equal_weights_are_exact() -> None:
-    weight = np.full((2, 32), 0.25, np.float32)
+@pytest.mark.parametrize("level", [0.25, 0.0, -3.0])
+def test_equal_weights_are_exact(level: float) -> None:
+    weight = np.full((2, 32), level, np.float32)
     grid = fit_grid(weight, 2, 32)
     np.testing.assert_array_equal(grid.values(grid.round(weight)), weight)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_grid_reaches_from_the_smallest_to_the_largest_weight_of_its_group(bits: int) -> None:
+    steps = 2**bits - 1
+    weight = np.concatenate([np.linspace(-1, 2, 32), np.linspace(5, 5.5, 32)])[None]
+    rows = np.concatenate([weight, -weight]).astype(np.float32)
+    grid = fit_grid(rows, bits, 32, store="float32")
+    np.testing.assert_allclose(grid.scales, np.array([[3, 0.5], [3, 0.5]]) / steps, rtol=1e-5)
+    np.testing.assert_allclose(grid.offsets, [[-1, 5], [-2, -5.5]], rtol=1e-5)
+    integers = grid.round(rows).reshape(2, 2, 32)
+    assert integers[..., [0, -1]].tolist() == [[[0, steps]] * 2, [[steps, 0]] * 2]
+    whole = fit_grid(rows, bits, None, store="float32")
+    np.testing.assert_allclose(whole.scales, np.full((2, 1), 6.5) / steps, rtol=1e-5)
+
+
+def test_scales_are_stored_with_the_digits_of_their_dtype() -> None:
+    values = np.array([1 + 2**-7, 1 + 2**-8 + 2**-10, 1 + 2**-12, 1e-6, 3e38], np.float32)
+    assert stored(values, "float32").tolist() == values.tolist()
+    half, brain = stored(values[:4], "float16"), stored(values, "bfloat16")
+    assert half[:3].tolist() == [1 + 2**-7, 1 + 2**-8 + 2**-10, 1]
+    assert brain[:3].tolist() == [1 + 2**-7, 1 + 2**-7, 1]
+    assert half[3] == np.float32(np.float16(1e-6)) and 2.9e38 < brain[4] < np.inf
+    assert half.dtype == brain.dtype == np.float32
 
 
 def test_a_grid_per_channel_is_stored_by_repeating_its_scales() -> None:
@@ -122,7 +147,32 @@ def test_the_range_with_least_error_ignores_outliers() -> None:
     assert (full[1] == 12).all() and (found[1] < 11).all()
     assert (rounding_error(values, *found, 4) < rounding_error(values, *full, 4)).all()
     low, high = range_search(values, 4, "percentile")
+    for own, row in zip(zip(low, high, strict=True), values, strict=True):
+        assert own == pytest.approx(tuple(np.percentile(row, (0.1, 99.9))), rel=1e-5)
     assert (low > full[0]).all() and (high < 12).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_the_error_of_a_range_is_that_of_its_evenly_spaced_values(bits: int) -> None:
+    values = normal(3, 50) + np.array([[5], [0], [-7]], np.float32)
+    low, high = (np.array(ends, np.float32) for ends in ((3.5, -0.5, -9), (6, 1, -6)))
+    found = rounding_error(values, low, high, bits)
+    for own, row, ends in zip(found, values, zip(low, high, strict=True), strict=True):
+        levels = np.linspace(*ends, 2**bits)
+        apart = np.abs(row[:, None] - levels).min(axis=1)
+        assert own == pytest.approx((apart**2.4).mean(), rel=1e-3)
+
+
+def test_the_range_with_least_error_has_less_than_any_other_around_its_middle() -> None:
+    values = normal(4, 300) ** 3 + np.array([[5], [0], [0], [-7]], np.float32)
+    low, high = range_search(values, 3, "mse")
+    least, most = values.min(axis=1), values.max(axis=1)
+    np.testing.assert_allclose(low + high, least + most, rtol=1e-4, atol=1e-4)
+    error = rounding_error(values, low, high, 3)
+    for share in np.linspace(1, 0.3, 40):
+        middle, half = (least + most) / 2, share * (most - least) / 2
+        assert (error <= rounding_error(values, middle - half, middle + half, 3) * 1.0001).all()
+    assert (high - low < 0.9 * (most - least)).any()
 
 
 def test_the_range_with_least_error_is_never_worse_than_all_of_it() -> None:
@@ -155,3 +205,15 @@ def test_weights_beyond_the_range_get_the_nearest_integer_there_is(bits: int) ->
     ends = np.array([[-9e9, -3.2, -3.0, most * 0.5 - 3, most * 0.5 - 2.6, 9e9]], np.float32)
     assert grid.most == most
     assert grid.round(ends).tolist() == [[0, 0, 0, most, most, most]]
+
+
+@pytest.mark.parametrize(("mode", "most"), [("mxfp4", 6), ("nvfp4", 6), ("mxfp8", 448)])
+def test_weights_beyond_a_floating_point_format_get_its_largest_number(
+    mode: Mode, most: float
+) -> None:
+    """What makes up for the rounding of other columns may lie anywhere; a code may be NaN."""
+    ((bits,), _), scale = FORMATS[mode], 0.5
+    grid = Grid(np.full((1, 1), scale, np.float32), np.zeros((1, 1), np.float32), bits, mode)
+    weight = np.array([[-9e9, -1.04 * most, -most, most / 2, most, 1.04 * most, 9e9]], np.float32)
+    found = grid.values(grid.round(scale * weight))
+    assert found.tolist() == [[scale * each for each in (-most,) * 3 + (most / 2,) + (most,) * 3]]

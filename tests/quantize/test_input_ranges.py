@@ -11,7 +11,9 @@ import pytest
 from lydite.models import layers
 from lydite.models.layers import QuantizedLinear, at_timestep, rounded_to_format
 from lydite.quantize.input_ranges import (
+    BINS,
     InputRange,
+    _channel_scales,  # pyright: ignore[reportPrivateUsage]
     _histogram,  # pyright: ignore[reportPrivateUsage]
     balance,
     group_times,
@@ -56,6 +58,67 @@ def test_a_range_covers_what_has_least_error() -> None:
         assert error <= all_error
     assert plain_range(np.abs(values), 8).zero == 0
     assert rounded(np.zeros(4), plain_range(np.zeros(4, np.float32), 8)).tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("zero", [0, 2, 7])
+@pytest.mark.parametrize("count", [1, BINS + 256])  # few values, and a histogram of many
+def test_values_that_lie_on_a_grid_are_given_that_grid(bits: int, zero: int, count: int) -> None:
+    steps = (np.arange(2**bits) - zero) * 0.25
+    values = np.repeat(steps, -(-count // 2**bits)).astype(np.float32)
+    found = plain_range(values, bits)
+    assert (found.bits, found.most, found.zero) == (bits, 2**bits - 1, zero)
+    assert found.scale == pytest.approx(0.25, rel=1e-6)
+    both = np.stack([values, 2 * values], axis=1)
+    np.testing.assert_allclose(_channel_scales(both, bits), [0.25, 0.5], rtol=1e-5)
+
+
+def test_a_histogram_of_many_values_gives_the_range_of_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few outliers, more on one side: the best range leaves them out."""
+    values = normal(2 * BINS)
+    values[:6] = (9, 10, 11, -6, -7, 12)
+    counted = plain_range(values, 4)
+    monkeypatch.setattr("lydite.quantize.input_ranges.BINS", values.size)
+    exact = plain_range(values, 4)
+    assert counted.zero == exact.zero and counted.scale == pytest.approx(exact.scale, rel=0.05)
+    assert exact.scale < 0.7 * (12 + 7) / 15
+    both = np.stack([values, 3 * values], axis=1)
+    first, second = _channel_scales(both, 4)
+    assert second == pytest.approx(3 * first, rel=1e-3) and first < 0.7 * (12 + 7) / 15
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 3.0), (-3.0, -1.0)])
+def test_a_range_always_holds_zero(low: float, high: float) -> None:
+    """Padding is 0, and a product of integers needs a zero point among them."""
+    values = np.linspace(low, high, 256).astype(np.float32)
+    found = plain_range(values, 8)
+    assert found.zero == (0 if low > 0 else 255)
+    assert rounded(np.zeros(1), found) == 0
+    assert np.abs(rounded(values, found) - values).max() < 0.05
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("divided", [False, True])
+def test_what_the_input_loses_weight_and_bias_give_back(shifted: bool, divided: bool) -> None:
+    shift = normal(16, seed=1) if shifted else None
+    divisor = np.exp(normal(16, seed=2)) if divided else None
+    x, weight = normal(5, 16, seed=3), normal(4, 16, seed=4)
+    found = InputRange(8, 0.5, 3.0, shift, divisor)
+    scaled, folded = found.scaled(weight), found.folded()
+    assert (folded is None) == (not shifted)
+    output = found.moved(x) @ scaled.T + (0 if folded is None else scaled @ folded)
+    np.testing.assert_allclose(output, x @ weight.T, rtol=1e-4, atol=1e-4)
+    names = {"input_range"} | ({"input_shift"} if shifted else set())
+    assert set(found.extras()) == names | ({"input_divisor"} if divided else set())
+    groups = found.for_groups([(500.0, x), (0.0, 4 * x)])
+    assert groups.times is not None and groups.times.tolist() == [500, 0]
+    for number, values in enumerate((x, 4 * x)):
+        own = plain_range(found.moved(values), 8)
+        ranges = groups.extras()["input_range"]
+        assert ranges[number].tolist() == pytest.approx([own.scale, own.zero, 255])
+    assert (groups.shift is shift) and (groups.divisor is divisor)
 
 
 def test_a_search_sees_every_channel_and_the_largest_values() -> None:
@@ -106,6 +169,9 @@ def test_the_shift_is_the_middle_of_each_channel_over_batches() -> None:
     middle = (values.min(axis=(0, 1)) + values.max(axis=(0, 1))) / 2
     np.testing.assert_allclose(momentum_shift(values), middle, rtol=1e-5)
     values = behind_gelu()
+    rising = np.arange(1.0, 41)[:, None, None] * np.array([[[0.0], [1.0]]])  # row r: from 0 to r
+    (middle,) = momentum_shift(rising.astype(np.float32))
+    assert 0.9 * 20 < middle <= 20  # of batches of 32 rows, nearly always with a large one
     assert not np.array_equal(momentum_shift(values, 0), momentum_shift(values, 1))
     np.testing.assert_array_equal(momentum_shift(values, 1), momentum_shift(values, 1))
 
@@ -155,6 +221,16 @@ def test_balance_is_that_of_smoothquant() -> None:
     wanted = np.sqrt(np.abs(values).max(axis=0) / np.abs(weight).max(axis=0))
     np.testing.assert_allclose(found / found[0], wanted / wanted[0], rtol=1e-5)
     np.testing.assert_allclose(np.log(found).mean(), 0, atol=1e-6)  # no change of the whole
+    other = 3 * normal(6, 8, seed=2)  # a second linear of the same input
+    largest = np.maximum(np.abs(weight).max(axis=0), np.abs(other).max(axis=0))
+    for power in (0.5, 0.8):
+        found = balance(values, [weight, other], power=power)
+        wanted = np.abs(values).max(axis=0) ** power / largest ** (1 - power)
+        np.testing.assert_allclose(found / found[0], wanted / wanted[0], rtol=1e-5)
+    values[:, 3] = 0
+    weight[:, 4] = 0
+    found = balance(values, [weight])
+    assert np.isfinite(found).all() and (found > 0).all()
 
 
 def test_steps_are_grouped_from_the_first_on() -> None:

@@ -111,6 +111,15 @@ def test_the_hull_leaves_out_what_costs_more_for_less() -> None:
     points = [(1, 10.0), (2, 9.0), (3, 2.0), (4, 3.0), (5, 1.0)]
     hull = lower_hull([Choice(plan, *each) for each in points])
     assert [each.stored for each in hull] == [1, 3, 5]
+    for points, kept in (
+        ([(1, 10.0), (2, 9.5), (3, 9.0), (4, 1.0)], [1, 4]),  # two are above one line
+        ([(1, 10.0), (3, 4.0), (4, 1.0)], [1, 4]),  # on the line
+        ([(1, 10.0), (3, 3.9), (4, 1.0)], [1, 3, 4]),
+        ([(4, 1.0), (1, 10.0), (1, 8.0)], [1, 4]),
+    ):
+        hull = lower_hull([Choice(plan, *each) for each in points])
+        assert [each.stored for each in hull] == kept
+    assert hull[0].error == 8
 
 
 def test_sensitive_layers_get_more_bits_within_the_target() -> None:
@@ -124,6 +133,7 @@ def test_sensitive_layers_get_more_bits_within_the_target() -> None:
 def test_a_method_with_rows_leaves_more_bits_to_the_modulation() -> None:
     equal = Sensitivity("", 64, 16, {path: {4: 0.1} for path in MEASURED.errors})
     plain, learned = (mixed_plan(SHAPES, equal, 5.0, calibrated=each) for each in (False, True))
+    assert mixed_plan(SHAPES, equal, 5.0) == plain
     (norm,) = (path for path in plain.layers if "norm" in path)
     assert learned.layers[norm].bits > plain.layers[norm].bits
     assert max(plain.bits_per_weight(SHAPES), learned.bits_per_weight(SHAPES)) <= 5.0
@@ -144,6 +154,8 @@ def test_the_error_of_other_widths_follows_from_the_closest_measured_one() -> No
     assert found.squared("a", 2) == pytest.approx(0.81)
     assert found.squared("a", 3) == pytest.approx((0.1 * 15 / 7) ** 2)
     assert found.squared("a", 8) == pytest.approx((0.1 * 15 / 255) ** 2)
+    both = Sensitivity("", 64, 1, {"a": {3: 0.9, 5: 0.1}})  # the more bits, the better the rule
+    assert both.squared("a", 4) == pytest.approx((0.1 * 31 / 15) ** 2)
 
 
 def test_squares_of_errors_add_up() -> None:

@@ -80,6 +80,29 @@ def test_a_file_that_is_no_plan_is_refused(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "shape", "fits"),
+    [
+        ("transformer_blocks.0.attn.norm_q", (64,), False),
+        ("transformer_blocks.0.conv", (64, 32, 3), False),
+        ("down_blocks.0.resnets.0.conv1", (64, 32, 3, 3), True),
+        ("conv_in", (64, 32, 3, 3), False),
+        ("context_embedder", (64, 32), True),
+    ],
+)
+def test_which_weights_a_plan_may_name(
+    path: str, shape: tuple[int, ...], fits: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_bytes(Plan({path: LayerPlan(4, 32)}).to_json())
+    shapes = {**SHAPES, f"{path}.weight": shape}
+    if fits:
+        assert read_plan(file, shapes).layers.keys() == {path}
+    else:
+        with pytest.raises(FileError, match=f"{path}: the network has no such layer"):
+            read_plan(file, shapes)
+
+
 def test_a_branch_is_counted() -> None:
     plan = Plan({Q: LayerPlan(4, 64), FF: LayerPlan(8, 32)})
     shapes = {f"{Q}.weight": (64, 64), f"{FF}.weight": (64, 96)}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lydite.core.errors import FileError
-from lydite.quantize.provenance import NAME, read_provenance
+from lydite.quantize.provenance import NAME, method_text, read_provenance
 from support.exports import PROVENANCE
 
 
@@ -16,6 +16,23 @@ def test_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(PROVENANCE.to_json())
     assert read_provenance(tmp_path) == PROVENANCE
     assert PROVENANCE.improved == 1
+    assert PROVENANCE.summary == "gptq, 4.50 bits per weight, 1000 bytes instead of 3.9 KiB"
+    assert (tmp_path / NAME).read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("rtn", None, None, 1), "rtn"),
+        (("rtn", None, 8, 3), "rtn"),  # asked for, and not done
+        (("gptq", "simulated", 8, 1), "gptq, activations in 8 bits, simulated"),
+        (("gptq", "simulated", 4, 2),
+         "gptq, activations in 4 bits with ranges for 2 groups of steps, simulated"),
+        (("rtn", "mx.qqmm", None, 1), "rtn, activations in the format of the weights, mx.qqmm"),
+    ],
+)  # fmt: skip
+def test_a_method_says_how_it_rounds_inputs(words: Any, text: str) -> None:
+    assert method_text(*words) == text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Every method on a small model, block by block, from a few samples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import pytest
 
 from lydite.calibrate.store.reader import CalibrationSet
 from lydite.pipelines.pipeline import Pipeline
+from lydite.quantize import quantize_blocks as quantize_blocks_module
 from lydite.quantize.blocks import BlockRows, choose_samples
+from lydite.quantize.input_ranges import InputRange
 from lydite.quantize.methods.reconstruct import Recipe
 from lydite.quantize.plan import uniform_plan
 from lydite.quantize.quantize_blocks import BlockResult, Settings, quantize_blocks
@@ -146,6 +148,33 @@ def test_groups_of_steps_have_ranges_of_their_own(
     )
     errors = [sum(error.after for error in each[0].errors) for each in (many, one)]
     assert errors[0] < errors[1]
+
+
+def test_each_range_is_of_the_inputs_at_its_own_steps(
+    pipeline: Pipeline, opened: CalibrationSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row counts for one group: the first ones have the larger timesteps."""
+    seen: list[list[int]] = []
+    times: list[Any] = []
+    for_groups, group_times = InputRange.for_groups, quantize_blocks_module.group_times
+
+    def keep(self: InputRange, groups: Iterable[tuple[float, Any]]) -> InputRange:
+        listed = list(groups)
+        seen.append([len(values) for _, values in listed])
+        return for_groups(self, listed)
+
+    def keep_times(own: Any, groups: int) -> list[float]:
+        times.append(own)
+        return group_times(own, groups)
+
+    monkeypatch.setattr(InputRange, "for_groups", keep)
+    monkeypatch.setattr(quantize_blocks_module, "group_times", keep_times)
+    for groups in (3, 2):
+        quantized(pipeline, opened, method="rtn", act_bits=8, act_groups=groups)
+        first, *others = np.unique(times[-1], return_counts=True)[1][::-1].tolist()
+        counts = [first, *others] if groups == 3 else [first + others[0], others[1]]
+        assert len(seen) > 3 and seen == [counts] * len(seen)
+        seen.clear()
 
 
 def test_a_finished_block_from_its_file_is_followed_by_the_same_block(

@@ -3,6 +3,7 @@
 import gc
 from collections import Counter
 from dataclasses import replace
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,25 @@ from lydite.core.errors import InputError
 from lydite.pipelines.pipeline import Pipeline
 from lydite.quantize.blocks import BlockRows, Rows, choose_samples
 from lydite.quantize.grid import fit_grid
-from lydite.quantize.methods.reconstruct import _mixed, _pieces
+from lydite.quantize.methods.reconstruct import Recipe, _mixed, _pieces
 from lydite.quantize.plan import LayerPlan, Plan, uniform_plan
-from lydite.quantize.quantize_blocks import Settings, _grid, quantize_blocks
-from lydite.quantize.quantize_network import _changed, needs_set, sample_bytes
+from lydite.quantize.provenance import UnitError
+from lydite.quantize.quantize_blocks import (
+    BlockResult,
+    Settings,
+    _grid,
+    quantize_blocks,
+    round_layers,
+)
+from lydite.quantize.quantize_network import (
+    _changed,
+    count_steps,
+    needs_set,
+    provenance,
+    sample_bytes,
+)
 from lydite.quantize.quantized_weight import QuantizedWeight
+from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_specs
 from lydite.weights.quantized_format import DIVISOR
 
@@ -64,6 +79,52 @@ def test_the_share_of_changed_integers_is_of_the_weight_that_was_rounded(
     assert _changed(layer, QuantizedWeight(integers, grid, extras=extras)) == 0.0
     integers[0, :16] ^= 1
     assert _changed(layer, QuantizedWeight(integers, grid, extras=extras)) == 16 / (8 * 64)
+
+
+def test_the_record_is_of_all_results_and_the_last_one_of_a_layer(pipeline: Pipeline) -> None:
+    net = pipeline.model.network("transformer")
+    shapes = parameter_specs(net)
+    plan = uniform_plan(shapes, 4, 64)
+    settings = Settings("rtn", plan, recipe=Recipe(seed=7))
+    modules = dict(walk(net))
+    layers = round_layers({path: modules[path] for path in plan.layers}, settings)
+    first, *_, last = sorted(layers)
+    results = [
+        BlockResult("a", layers, [UnitError("a", 0.5, 0.25)]),
+        BlockResult("b", {}, [UnitError("b", 0.5, 0.75)]),
+    ]
+    sources = {"source_model": "m", "source_hash": "1" * 64, "set_hash": "2" * 64}
+    made = provenance(pipeline, results, settings, sources)
+    assert made.changed == dict.fromkeys(sorted(layers), 0.0)
+    assert [unit.path for unit in made.units] == ["a", "b"] and made.improved == 1
+    assert made.bits_per_weight == pytest.approx(plan.bits_per_weight(shapes))
+    assert (made.method, made.seed, made.activations) == ("rtn", 7, None)
+    assert (made.source_model, made.source_hash, made.set_hash) == ("m", "1" * 64, "2" * 64)
+    weights = sum(prod(shape) for shape in shapes.values())
+    packed = sum(prod(shapes[f"{path}.weight"]) for path in layers)
+    assert made.bytes_before == 2 * weights
+    assert made.bytes_after == 2 * (weights - packed) + packed * made.bits_per_weight / 8
+    assert made.settings["method"] == "rtn" and made.settings["plan"]["layers"][first]
+    changed = replace(layers[first], integers=layers[first].integers ^ np.uint8(1))
+    results.append(BlockResult("tuned", {first: changed}, [UnitError("tuned", 0.5, 0.5)]))
+    tuned = provenance(pipeline, results, replace(settings, tune=3), sources)
+    assert tuned.method == "rtn + dwq" and tuned.changed[first] == 1 and tuned.changed[last] == 0
+
+
+@pytest.mark.parametrize(("unit", "units"), [("block", 1), ("module", 4)])
+def test_steps_of_learned_methods_are_iterations_of_units(
+    unit: Any, units: int, pipeline: Pipeline
+) -> None:
+    plan = uniform_plan(parameter_specs(pipeline.model.network("transformer")), 4, 64)
+    settings = Settings("adaround", plan, recipe=Recipe(iterations=30), unit=unit)
+    left = count_steps(pipeline, settings, {})
+    assert (left.learned, left.blocks, left.finished) == (True, 2, 0)
+    finished = {"transformer_blocks.0": BlockResult("transformer_blocks.0", {})}
+    after = count_steps(pipeline, settings, finished)
+    assert (after.learned, after.blocks, after.finished) == (True, 2, 1)
+    assert left.total - after.total == 30 * units and after.total % 30 == 0 < after.total
+    plain = count_steps(pipeline, replace(settings, method="gptq"), finished)
+    assert (plain.total, plain.learned, plain.finished) == (1, False, 1)
 
 
 @pytest.mark.parametrize(("at_once", "size"), [(8, 6), (6, 6), (5, 3), (2, 2), (1, 1)])

@@ -6,9 +6,11 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import msgspec
 import numpy as np
 import pytest
@@ -118,6 +120,41 @@ def test_steps_are_spread_from_the_first_on(opened: CalibrationSet) -> None:
     (rows,) = choose_trajectories(opened, 1, 2)
     assert [row.step for row in rows] == [0, 1]
     assert len(choose_trajectories(opened, 99, 99)) == len(replays.PROMPTS)
+
+
+def test_each_image_keeps_its_own_steps_in_order() -> None:
+    """Rows lie in a set as they were finished; images may keep other numbers of steps."""
+    rows = [
+        SimpleNamespace(image=image, step=step)
+        for step in (7, 0, 11, 3, 5, 1, 2, 4, 6, 8, 9, 10)
+        for image in range(5)
+        if image != 2 or step < 2
+    ]
+    opened: Any = SimpleNamespace(rows=lambda kind: iter(rows if kind == "sample" else ()))
+    for steps, wanted in ((1, [0]), (4, [0, 3, 6, 9]), (5, [0, 2, 4, 7, 9]), (99, [*range(12)])):
+        chosen: Any = choose_trajectories(opened, 99, steps)
+        assert sorted({row.image for each in chosen for row in each}) == [0, 1, 2, 3, 4]
+        for each in chosen:
+            assert len({row.image for row in each}) == 1
+            short = each[0].image == 2
+            assert [row.step for row in each] == ([0, 1][:steps] if short else wanted)
+    few: list[Any] = choose_trajectories(opened, 3, 1)
+    assert len({each[0].image for each in few}) == 3
+    assert few == choose_trajectories(opened, 3, 1)
+    empty: Any = SimpleNamespace(rows=lambda kind: iter(()), folder=Path("set"))
+    with pytest.raises(CalibrationError, match="no samples"):
+        choose_trajectories(empty, 1, 1)
+
+
+def test_which_linears_are_measured() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(64, 8), nn.Linear(96, 8), nn.Linear(40, 8)
+            self.norm, self.conv = nn.LayerNorm(64), nn.Conv2d(64, 8, 1)
+
+    for group, paths in ((64, {"a"}), (32, {"a", "b"}), (0, {"a", "b"})):
+        assert sensitivity._linears(Net(), group).keys() == paths
 
 
 def test_every_linear_is_measured_and_the_network_is_as_before(

@@ -1,11 +1,26 @@
 """Charts: every line is on the paper, whatever its numbers."""
 
+import itertools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image, ImageFont
 
-from lydite.report.chart import COLORS, Chart, Line, _apart, _label, _range, _ticks, draw
+from lydite.report import chart as chart_module
+from lydite.report.chart import (
+    COLORS,
+    SCALE_UP,
+    Chart,
+    Line,
+    _apart,
+    _label,
+    _range,
+    _ticks,
+    draw,
+)
 
 
 def colors(chart: Chart) -> dict[str, int]:
@@ -133,3 +148,108 @@ def test_a_chart_says_what_it_shows() -> None:
     assert not rest.any()
     gray = bare.max(axis=2) < 225
     assert gray[100:600, 40:80].any() and gray[612:640, 80:1050].any()  # labels of both axes
+
+
+class Pen:
+    """What a chart draws, in pixels of the finished picture, by kind."""
+
+    def __init__(self, image: Image.Image) -> None:
+        self.texts: dict[str, tuple[float, float]] = {}
+        self.looks: dict[str, tuple[Any, Any]] = {}  # colour and anchor of a text
+        self.lines: list[tuple[list[tuple[float, float]], Any]] = []
+        self.dots: list[tuple[float, float, float]] = []  # x, y, diameter
+
+    def text(self, at: Any, text: str, *, fill: Any, font: Any, anchor: str = "la") -> None:
+        self.texts[text] = at[0] / SCALE_UP, at[1] / SCALE_UP
+        self.looks[text] = fill, anchor
+
+    def line(self, points: Any, *, fill: Any, width: int = 0, joint: str = "") -> None:
+        self.lines.append(([(x / SCALE_UP, y / SCALE_UP) for x, y in points], fill))
+
+    def ellipse(self, box: Any, *, fill: Any) -> None:
+        x, y, right, bottom = (edge / SCALE_UP for edge in box)
+        self.dots.append(((x + right) / 2, (y + bottom) / 2, right - x))
+
+
+@pytest.fixture
+def pen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pen]]:
+    pens: list[Pen] = []
+    monkeypatch.setattr(
+        chart_module.ImageDraw, "Draw", lambda image: pens.append(Pen(image)) or pens[-1]
+    )
+    yield pens
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_labels_stand_at_their_values_and_names_at_the_ends_of_their_lines(
+    scale: Any, pen: list[Pen]
+) -> None:
+    first = Line("falls", [(1.0, 512.0), (2.0, 30.0), (64.0, 1.0)])
+    second = Line("rises", [(1.0, 1.0), (64.0, 300.0)])
+    draw(Chart("t", "across", "up", [first, second], x_scale=scale, y_scale=scale, note="odd"))
+    (drawn,) = pen
+    form = math.log if scale == "log" else float
+    lines = {color: points for points, color in drawn.lines if color in COLORS}
+    dots = iter(drawn.dots)
+    for line, color in zip((first, second), COLORS, strict=False):
+        places = lines[color]
+        assert np.allclose([next(dots)[:2] for _ in places], places)
+        assert drawn.looks[line.name] == (color, "lm")
+        x, y = drawn.texts[line.name]
+        assert x > places[-1][0] and y == pytest.approx(places[-1][1], abs=0.01)
+    (left, bottom), (right, _) = lines[COLORS[0]][0], lines[COLORS[0]][-1]
+    top, bottom = lines[COLORS[0]][0][1], lines[COLORS[0]][-1][1]
+    numbers = {text: at for text, at in drawn.texts.items() if text.replace(".", "").isdigit()}
+    across = {text: x for text, (x, y) in numbers.items() if drawn.looks[text][1] == "mt"}
+    up = {text: y for text, (x, y) in numbers.items() if drawn.looks[text][1] == "rm"}
+    assert len({*across, *up}) >= 5
+    for text, x in across.items():
+        share = (form(float(text)) - form(1.0)) / (form(64.0) - form(1.0))
+        assert x == pytest.approx(left + share * (right - left), abs=0.1)
+        assert numbers[text][1] > bottom
+    for text, y in up.items():
+        share = (form(float(text)) - form(1.0)) / (form(512.0) - form(1.0))
+        assert y == pytest.approx(bottom - share * (bottom - top), abs=0.1)
+        assert numbers[text][0] < left
+        assert any(  # a line of the grid from edge to edge at each of them
+            start[1] == end[1] == y and start[0] < left < right < end[0]
+            for (start, *_, end), _ in drawn.lines
+        )
+    assert drawn.texts["odd"][0] < drawn.texts["across"][0] and drawn.looks["across"][1] == "rt"
+    assert drawn.texts["t"][1] < drawn.texts["up"][1] < top
+
+
+def test_names_are_sorted_as_their_lines_end_and_stay_on_the_picture(pen: list[Pen]) -> None:
+    names = [f"a name of the line {k}" for k in range(12)]
+    lines = [Line(name, [(0.0, 0.0), (1.0, float(-k % 7))]) for k, name in enumerate(names)]
+    draw(Chart("t", "x", "y", [*lines, Line("none", [(0.0, math.nan)])]))
+    draw(Chart("t", "x", "y", [Line("b", [(0.0, 1.0)]), Line("a", [(0.0, 2.0)])]))
+    many, two = pen
+    heights = [many.texts[name][1] for name in names]
+    ends = [line.points[-1][1] for line in lines]
+    for one, other in itertools.combinations(range(12), 2):
+        assert abs(heights[one] - heights[other]) >= 19.9
+        if ends[one] != ends[other]:
+            assert (heights[one] < heights[other]) == (ends[one] > ends[other])
+    font = ImageFont.load_default(15)
+    widest = max(font.getlength(name) for name in names)
+    assert all(many.texts[name][0] + widest <= 1100 for name in names) and "none" not in many.texts
+    assert two.texts["a"][1] < two.texts["b"][1] and len(two.dots) == 2
+    assert not [points for points, color in two.lines if color in COLORS]
+
+
+def test_dots_are_smaller_where_there_are_many(pen: list[Pen]) -> None:
+    for count in (24, 25):
+        draw(Chart("t", "x", "y", [Line("a", [(float(n), 1.0) for n in range(count)])]))
+    few, many = pen
+    assert len(few.dots) == 24 and few.dots[0][2] > 1.5 * many.dots[0][2] > 2
+
+
+def test_long_axes_have_at_most_nine_ticks() -> None:
+    for high in (1e9, 1e12, 1e40, 1e300):
+        found = _ticks((1.0, high), "log")
+        assert 3 <= len(found) <= 9 and found[0] == 1
+    assert _ticks((1.0, 2.0**8), "log") == [2.0**power for power in range(9)][::2]
+    assert _ticks((1.0, 2.0**7), "log") == [2.0**power for power in range(8)]
+    assert _ticks((0.2, 0.5), "log") == [0.2, 0.5]  # the ends are within the limits
+    assert _ticks((0.0, 0.7), "linear", whole=True) == [0]

@@ -26,11 +26,17 @@ from lydite.report.diff.page import (
     MAX_CONDITION,
     MAX_LINES,
     MAX_NAMES,
+    NARROW,
+    TONES,
+    WIDE,
+    WORDS,
+    _checks,
     _conditions,
     _facts,
     _headline,
     _listed,
     _names,
+    _sections,
     _sentence,
     _where,
     render_page,
@@ -40,7 +46,7 @@ from lydite.report.diff.pictures import LONGEST, _worst
 from lydite.report.diff.read_values import Sides, apart
 from lydite.report.diff.row_text import first_wrong
 from lydite.report.diff.wrong_value import show_value
-from lydite.report.page import Fold, Table
+from lydite.report.page import Fold, Table, Text
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import Capture, TraceWriter
@@ -246,6 +252,153 @@ def test_the_headline_has_a_step_where_there_are_several() -> None:
     assert _headline(at_row(rows, 1)) == "They diverge at a"
     rows[1] = replace(rows[1], step=3)
     assert _headline(at_row(rows, 1)) == "They diverge at a, step 3"
+
+
+def test_the_values_that_are_shown_are_those_of_the_row(tmp_path: Path) -> None:
+    """A module is called in several steps, several times in one, and has several slots."""
+    folders = []
+    for side in ("ref", "port"):
+        with TraceWriter(tmp_path / side, Header(side="reference")) as writer:
+            for name in ("a", "b"):
+                for step in (0, 2):
+                    for call in (0, 1):
+                        for slot in ("in.0", "out"):
+                            level = "ab".index(name) * 1000 + step * 100 + call * 10 + len(slot)
+                            value = np.full((2, 3), level + (side == "port"), np.float32)
+                            writer.add(name, value, slot=slot, step=step)
+        folders.append(tmp_path / side)
+    with Trace.open(folders[0]) as expected, Trace.open(folders[1]) as trace:
+        sides = Sides.of(Verdict("agree", ""), expected, trace)
+        for name, step, call, slot in (
+            ("a", 0, 0, "out"), ("a", 0, 1, "out"), ("a", 2, 0, "out"), ("a", 2, 1, "in.0"),
+            ("b", 0, 0, "in.0"), ("b", 2, 1, "out"),
+        ):  # fmt: skip
+            level = "ab".index(name) * 1000 + step * 100 + call * 10 + len(slot)
+            pair = sides.find(row(name, step=step, call=call, slot=slot))
+            assert pair is not None
+            value = sides.read(pair)
+            assert value.reference is not None and (value.reference == level).all()
+            assert value.port is not None and (value.port == level + 1).all()
+        assert sides.find(row("a", call=2)) is None and sides.find(row("a", step=1)) is None
+        rows = [row("a", error=1e-7), row("a", error=1.0, call=1), row("b", error=2.0)]
+        shown = Page(render_page(at_row(rows, 1), expected, trace)).text
+    assert re.search(r"\bmax1314\s", shown) and "6 of 6 values differ" in shown
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
+    """The port's values are larger by 1, its weights by 2; each side has one of its own."""
+    traces: list[Trace] = []
+    for by, side in enumerate(("ref", "port")):
+        folder = tmp_path_factory.mktemp("two") / side
+        with TraceWriter(folder, Header(side="reference")) as writer:
+            for level, name in enumerate("abc"):
+                writer.add(name, np.full((2, 3), 10.5 * level + by, np.float32), step=level)
+            for name in ("w", f"only {side}"):
+                writer.add_weights({name: np.full(4, 5 + 2 * by, np.float32)})
+        traces.append(Trace.open(folder))
+    return traces[0], traces[1]
+
+
+def sections(verdict: Verdict, two: tuple[Trace, Trace]) -> dict[str, Any]:
+    found = _sections(verdict, Sides.of(verdict, *two))
+    assert [section.title for section in found][-1] == "Checks and conditions"
+    return {section.title: section for section in found}
+
+
+def numbers(section: Any, name: str) -> tuple[str, str]:
+    """A statistic of the reference and of the port."""
+    (tensor,) = section.blocks
+    assert tensor.numbers.head == ("", "reference", "port")
+    return {row[0]: row[1:] for row in tensor.numbers.rows}[name]
+
+
+def test_the_value_of_a_section_is_the_one_that_its_title_names(two: tuple[Trace, Trace]) -> None:
+    rows = [row("a", 1e-7), row("b", 2e-7, step=1), row("c", 1e-8, step=2)]
+    agree = sections(Verdict("agree", "", rows=tuple(rows)), two)
+    assert list(agree)[:3] == [
+        "Error of every value", "Modules", "The largest error, below its limit",
+    ]  # fmt: skip
+    largest = agree["The largest error, below its limit"]
+    assert largest.lead == "b, step 1: 2×3, f32" and numbers(largest, "max") == ("10.5", "11.5")
+    assert agree["Modules"].lead.startswith("0 of 3 values are above")
+    (curves,) = agree["Error of every value"].blocks
+    assert (curves.wide.width, curves.wide.height) == WIDE > NARROW
+    assert (curves.narrow.width, curves.narrow.height) == NARROW and WIDE[0] > 2 * WIDE[1]
+    rows[2] = row("c", 1.0, step=2)
+    wrong = sections(at_row(rows, 2), two)
+    assert wrong["The wrong value"].lead == "c, step 2: 2×3, f32"
+    assert numbers(wrong["The wrong value"], "max") == ("21", "22")
+    assert wrong["Modules"].lead.startswith("1 of 3 values are above")
+    (tree,) = wrong["Modules"].blocks
+    assert [(branch.label, branch.open) for branch in tree.branches] == [
+        ("a", False), ("b", False), ("c", True),
+    ]  # fmt: skip
+    gate = Verdict("cannot-compare", "", site="b", port_site="b", rows=tuple(rows[:2]))
+    failed = sections(gate, two)["The value that differs"]
+    assert numbers(failed, "max") == ("10.5", "11.5") and failed.lead.startswith("b")
+    nothing = sections(Verdict("agree", ""), two)
+    assert list(nothing) == ["Checks and conditions"]
+
+
+@pytest.mark.parametrize(
+    ("site", "port_site", "maxima"),
+    [("w", "w", ("5", "7")), ("only ref", "only ref", ("5", "")), ("x", "only port", ("", "7")),
+     ("only ref", None, ("5", "")), ("w", "only port", ("5", "7"))],
+)  # fmt: skip
+def test_a_parameter_is_shown_on_the_sides_that_have_it(
+    site: str, port_site: str | None, maxima: tuple[str, str], two: tuple[Trace, Trace]
+) -> None:
+    verdict = Verdict("cannot-compare", "", site=site, port_site=port_site, rows=(row("a"),))
+    shown = sections(verdict, two)
+    assert shown["The parameter that differs"].lead == site
+    assert numbers(shown["The parameter that differs"], "max") == maxima
+    unknown = sections(replace(verdict, site="x", port_site="y"), two)
+    assert "The parameter that differs" not in unknown
+
+
+def test_the_head_of_the_page_names_both_runs_in_order(two: tuple[Trace, Trace]) -> None:
+    finding = Finding("scaled", "It is twice as large.", "Halve it.")
+    for answer, tone, word in (
+        ("agree", "good", "They agree"), ("diverge", "bad", "They diverge"),
+        ("cannot-compare", "warn", "Cannot compare"),
+    ):  # fmt: skip
+        verdict: Verdict = replace(Verdict("agree", "A sentence."), verdict=answer)  # type: ignore[arg-type]
+        html = render_page(replace(verdict, findings=(finding,)), *two)
+        assert f"<title>{word}: ref, port</title>" in html
+        assert f'<header class="verdict {tone}">' in html
+        text = " ".join(Page(html).text.split())
+        assert f"lydite diff ref port {word} A sentence." in text
+        assert "scaled It is twice as large. Fix Halve it." in text
+    assert WORDS.keys() == TONES.keys()
+
+
+def test_every_list_of_the_checks_has_its_own_heading(empty: Trace) -> None:
+    verdict = replace(
+        at_row([row("a", error=1.0)], 0),
+        gates=(Gate("weights", True, "all equal"), Gate("ids", False, "2 of 10 differ")),
+        floor_source="from the reference", sources=(row("own", 2e-3, step=4),),
+        remarks=("a remark",), health=("a NaN",),
+        unpaired_reference=("reference one", "reference two"), unpaired_port=("port one",),
+    )  # fmt: skip
+    section = _checks(verdict, empty, empty)
+    tables = {b.head[0]: b for b in section.blocks if isinstance(b, Table)}
+    folds = {b.summary: b.blocks for b in section.blocks if isinstance(b, Fold)}
+    assert tables["check"].rows == (
+        ("weights", "✓ passed", "all equal"), ("ids", "✗ failed", "2 of 10 differ"),
+    )  # fmt: skip
+    sources = tables["wrong on the reference's inputs"]
+    assert sources.rows == (("own", "4", "0.002", "1.00e-7", "20,000 ×"),)
+    assert sources.numeric == {1, 2, 3, 4}
+    assert tables["remarks"].rows == (("a remark",),)
+    assert tables["unusual values"].rows == (("a NaN",),)
+    assert {title: [line for (line,) in inner[0].rows] for title, inner in folds.items()} == {  # type: ignore[union-attr]
+        "Only in the reference (2)": ["reference one", "reference two"],
+        "Only in the port (1)": ["port one"],
+    }
+    assert Text("Rounding: from the reference.") in section.blocks
+    bare = _checks(Verdict("agree", ""), empty, empty)
+    assert [type(block) for block in bare.blocks] == [Table]
 
 
 def facts(verdict: Verdict) -> dict[str, tuple[str, str]]:

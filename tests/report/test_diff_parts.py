@@ -1,6 +1,6 @@
 """Parts of the page of a comparison: each number, position and colour is that of its value."""
 
-import io
+import base64
 import math
 import re
 from collections.abc import Sequence
@@ -22,12 +22,15 @@ from lydite.report.diff.plots import density, histogram, lines
 from lydite.report.diff.read_values import Value, _rows_with_notes, statistics
 from lydite.report.diff.row_text import closest, described, number, short, times
 from lydite.report.diff.wrong_value import (
+    Tensor,
     _differences,
     headline,
     show_parameter,
     show_value,
 )
+from lydite.report.page import Table, environment
 from lydite.trace.events import Event, Stats, WeightInfo
+from support.png_pixels import png_pixels
 
 SHAPE = (2, 3)
 
@@ -35,10 +38,6 @@ SHAPE = (2, 3)
 def row(site: str = "net/a", error: float | None = 1e-7, **more: Any) -> Row:
     known = Row(site, site, "out", 0, 0, "activation", SHAPE, "f32", error, 1e-7, 1e-6, False)
     return replace(known, **more)
-
-
-def pixels(png: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
 
 def value_at(ticks: Sequence[Any], at: float, log: bool = False) -> float:
@@ -285,7 +284,7 @@ def test_the_port_is_drawn_over_the_reference() -> None:
     across = np.linspace(0, 1, 5000)
     shown = density(across, across**2)
     assert shown
-    image = pixels(shown.png)
+    image = png_pixels(shown.png)
     side = len(image)
     dark = (image != ImageColor.getrgb(plots.INK[0])).any(axis=2)
     assert 0.003 < dark.mean() < 0.1 and shown.low.startswith("−0.0") and shown.high[:3] == "1.0"
@@ -341,12 +340,12 @@ def test_a_colour_is_a_value_and_the_ring_is_at_the_largest_difference() -> None
     stops = [ImageColor.getrgb(stop) for stop in heat_maps.STOPS]
     times = heat_maps.SIDE // 3
     for item, wanted in ((second, [0, 1, 2, 3, 4, 2]), (difference, [2, 2, 2, 4, 2, 2])):
-        image = pixels(item.png)
+        image = png_pixels(item.png)
         assert image.shape == (2 * times, 3 * times, 3) and item.aspect == 1.5
         cells = image[times // 2 :: times, times // 2 :: times].reshape(-1, 3)
         assert np.abs(cells.astype(int) - [stops[at] for at in wanted]).max() <= 1
         assert item.ring == pytest.approx((100 * 0.5 / 3, 75))
-    assert pixels(first.png)[-1, 0].tolist() != pixels(second.png)[-1, 0].tolist()
+    assert png_pixels(first.png)[-1, 0].tolist() != png_pixels(second.png)[-1, 0].tolist()
     assert all(item.ring is None for item in maps(port, port)[0].items)
 
 
@@ -356,7 +355,7 @@ def test_a_cell_of_a_large_value_is_its_worst_and_an_outlier_does_not_blank_the_
     port = reference.copy()
     port[301, 7] += 1e6
     (shown,) = maps(reference, port)
-    image = pixels(shown.items[2].png)
+    image = png_pixels(shown.items[2].png)
     assert image.shape == (200, 267, 3) and "3 × 3" in shown.note
     marked = np.argwhere((image == ImageColor.getrgb(heat_maps.STOPS[-1])).all(axis=2))
     assert marked.tolist() == [[100, 2]]
@@ -456,6 +455,112 @@ def test_the_tree_of_modules() -> None:
     assert [line.index for line in first.values.lines] == [0, 1]
 
 
+# ---- places on the page
+
+
+def written(macro: str, *words: Any) -> str:
+    """What a macro of the page makes of a block."""
+    macros: Any = environment().get_template("diff_blocks.html").module
+    return str(getattr(macros, macro)(*words))
+
+
+def source(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def test_each_map_has_its_own_words_scale_and_ring() -> None:
+    draw = np.random.default_rng(0)
+    reference = draw.normal(size=(12, 20))
+    port = reference.copy()
+    port[3, 4] += 0.5
+    shown = Tensor("a note", Table(("", "reference", "port"), ()), "title", None)
+    shown = replace(
+        shown,
+        maps=maps(reference, port),
+        density=density(reference, port),
+        histogram=replace(cast(Any, histogram(reference, port)), note="sampled"),
+        lines=lines(reference[:1], port[:1]),
+    )
+    html = written("tensor", shown)
+    (one,) = shown.maps
+    assert shown.density and shown.histogram and shown.lines and one.scale != one.difference
+    found = re.findall(
+        r'<div class="map" style="aspect-ratio: ([\d.]+)"><img src="([^"]*)" alt="([^"]*)">'
+        r'<i class="ring" style="left: ([\d.]+)%; top: ([\d.]+)%"></i></div>\s*'
+        r'<figcaption>(.*?)<span class="scale"><span>−(.*?)</span><i></i><span>(.*?)</span>',
+        html,
+    )
+    scales = one.scale, one.scale, one.difference
+    assert found == [
+        ("1.667", source(item.png), item.alt, "22.5", "29.17", item.caption, scale, scale)
+        for item, scale in zip(one.items, scales, strict=True)
+    ]
+    assert "<p>a note</p>" in html and "<p>title</p>" in html and "; sampled</figcaption>" in html
+    assert f"both from {shown.density.low} to {shown.density.high};" in html
+    assert source(shown.density.png) in html
+    for chart, filled in ((shown.lines, ""), (shown.histogram, "filled")):
+        assert f'<path class="reference {filled}" d="{chart.reference}"/>' in html
+        assert f'<path class="port" d="{chart.port}"/>' in html
+        for tick in chart.x:
+            assert f'<text class="middle" x="{tick.at}" y="282">{tick.label}</text>' in html
+        for tick in chart.y:
+            height = f'y="{round(tick.at + 4, 1)}">{tick.label}</text>'
+            assert f'<path class="rule" d="M44 {round(tick.at, 1)}H510"/>' in html
+            assert f'<text class="end" x="38" {height}' in html
+    bare = written("tensor", Tensor("", shown.numbers, "", None))
+    assert "<img" not in bare and "<svg" not in bare and "<figure" not in bare
+
+
+def test_the_final_pictures_stand_above_their_names() -> None:
+    pair: Any = SimpleNamespace(event=SimpleNamespace(name="image", dtype="u8"))
+    one = np.full((8, 10, 3), 100, np.uint8)
+    for by, word in ((20, " × 16"), (155, " × 2"), (0, "")):
+        drawn = pictures._pictures(pair, one, one + np.uint8(by))
+        assert drawn
+        html = written("pictures", drawn)
+        assert re.findall(r'<img src="([^"]*)" alt="[^"]*"><figcaption>(.*?)</fig', html) == [
+            (source(drawn.reference), "reference"), (source(drawn.port), "port"),
+            (source(drawn.difference), f"|port − reference|{word}"),
+        ]  # fmt: skip
+        assert png_pixels(drawn.reference).max() == 100 == png_pixels(drawn.port).max() - by
+        assert "aspect-ratio: 10 / 8" in html
+        assert ("pictures crisp" in html) == (drawn.width < 300)
+
+
+def test_the_dots_of_the_curve_lead_to_their_rows() -> None:
+    rows = [*twelve(), row("net/z", None, wrong=True, step=4)]
+    shown = curve(rows, 9)
+    html = written("curve", shown)
+    dots = re.findall(
+        r'<a href="#r(\d+)"><use href="#(\w+)" x="(.*?)" y="(.*?)" class="(\w+)"', html
+    )
+    assert dots == [
+        (f"{dot.index}", state, f"{dot.x}", f"{dot.y}", state)
+        for dot in shown.dots
+        for state in ["wrong" if rows[dot.index].wrong else "right"]
+    ]
+    assert shown.mark and shown.limit_end and shown.floor_end and shown.lanes
+    for name, path in (
+        ("limit", shown.limit), ("floor", shown.floor), ("band", shown.band),
+        ("bars right", shown.bars[0]), ("bars wrong", shown.bars[1]),
+    ):  # fmt: skip
+        assert f'<path class="{name}" d="{path}"/>' in html
+    for end, word in ((shown.limit_end, "limit"), (shown.floor_end, "rounding")):
+        assert f'y="{round(end.at + 4, 1)}">{word}</text>' in html
+    for tick in (*shown.ticks, *shown.lanes):
+        assert f'y="{round(tick.at + 4, 1)}">{tick.label}</text>' in html
+    for tick in (*shown.steps, *shown.scopes):
+        assert re.search(rf'x="{tick.at}" y="[\d.]+">{tick.label}</text>', html)
+    assert '<g class="mark wrong">' in html and f'cx="{shown.mark.dot.x}"' in html
+    (branch,) = build_tree([row("a"), row("a", 1.0, wrong=True)], 1)
+    lines_of = written("branches", [branch])
+    assert re.findall(r'<tr id="r(\d)" class="(\w+)">', lines_of) == [
+        ("0", "right"),
+        ("1", "first"),
+    ]
+    assert '<details class="first" open>' in lines_of and "<span>1 of 2</span>" in lines_of
+
+
 # ---- pictures
 
 
@@ -504,7 +609,7 @@ def test_the_difference_of_two_pictures() -> None:
             assert f"by up to {by} of 255" in drawn.caption and "1.2% of 10 × 8" in drawn.caption
         else:
             assert drawn.caption == "All 10 × 8 pixels are equal."
-        heat = pixels(drawn.difference)
+        heat = png_pixels(drawn.difference)
         marked = np.argwhere((heat != ImageColor.getrgb(pictures.DARK[0])).any(axis=2))
         assert marked.tolist() == ([[2, 3]] if by else [])
 
@@ -529,6 +634,14 @@ def test_every_part_of_a_value_is_drawn_with_its_sides_in_order() -> None:
     assert shown.note == "a note" and shown.lines is None
     assert shown.histogram == histogram(one, other) and shown.density == density(one, other)
     assert shown.maps == draw_maps(Value(pair, one, other, "")) and shown.differences
+    assert shown.numbers.head == ("", "reference", "port") and shown.numbers.numeric == {1, 2}
+    assert shown.differences.head == ("at", "reference", "port", "|difference|")
+    cells = [text.replace("−", "-") for text in shown.differences.rows[0]]
+    largest = tuple(int(at) for at in re.findall(r"\d+", cells[0]))
+    assert largest == np.unravel_index(np.abs(other - one).argmax(), one.shape)
+    assert [float(cell) for cell in cells[1:]] == pytest.approx(
+        [one[largest], other[largest], abs(other - one)[largest]], rel=5e-3
+    )
     means = next(cells for name, *cells in shown.numbers.rows if name == "mean")
     assert means == [number(one.mean()), number(other.mean())]
     ids = msgspec.structs.replace(event, kind="ids")
@@ -538,6 +651,29 @@ def test_every_part_of_a_value_is_drawn_with_its_sides_in_order() -> None:
     pair.event = event
     list_ = show_value(Value(pair, one[:1, :9], other[:1, :9], ""))
     assert list_.lines == lines(one[:1, :9], other[:1, :9]) and list_.histogram is None
+
+
+def test_what_one_side_lacks_is_shown_of_the_other() -> None:
+    events = [
+        Event(i=at, name="a", shape=(4, 5 + at), dtype=dtype, stats=Stats(20, max=3.0 + at))
+        for at, dtype in enumerate(("f32", "bf16"))
+    ]
+    both: Any = SimpleNamespace(
+        ref_dims=None, event=events[0], reference=(events[0],), port=(events[1], events[1])
+    )
+    value = np.arange(20.0).reshape(4, 5)
+    for one, other, maxima in ((value, None, ["19", "4"]), (None, value, ["3", "19"])):
+        shown = show_value(Value(both, one, other, "lacks"))
+        cells = {name: rest for name, *rest in shown.numbers.rows}
+        assert cells["max"] == maxima and cells["dtype"] == ["f32", "bf16"]
+        assert cells["shape"] == ["4×5", "4×6 + 4×6"]
+        assert shown.differences is None and not shown.differences_title and not shown.maps
+        assert Value(both, one, other, "").together is None
+    empty = np.zeros((0, 3))
+    assert Value(both, empty, empty, "").together is None
+    assert statistics(events[1], empty) == statistics(events[1], None) == events[1].stats
+    assert Value(both, value, value.T, "").together is None
+    assert Value(both, value, value + 1, "").together is not None
 
 
 def test_one_row_is_read_first_for_each_assumption() -> None:

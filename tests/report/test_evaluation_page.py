@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from collections.abc import Callable
 from html import unescape
 from typing import Any
 
@@ -16,6 +17,8 @@ from lydite.evaluate.intervals import Summary
 from lydite.evaluate.pictures import FolderPictures
 from lydite.report import evaluation as module
 from lydite.report.evaluation import SHOWN, WIDEST, _curve, _difference, page
+from lydite.report.page import Callout, Comparisons, Figures, Page, Table, Text
+from support.png_pixels import png_pixels
 
 PSNR = Summary(30.5, 31.25, 2.5, (28.0, 33.0), 25.0, 36.0, 8)
 LATENT = Summary(0.25, 0.2, None, None, 0.1, 0.4, 1)
@@ -72,6 +75,108 @@ def test_figures_with_intervals(sides: list[FolderPictures]) -> None:
     assert "m in f32, 4 bits against m in bf16" in html and "8 pairs of pictures" in html
 
 
+@pytest.fixture
+def made(sides: list[FolderPictures], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page]:
+    """The page of an evaluation before it is HTML."""
+    pages: list[Page] = []
+    monkeypatch.setattr(module, "render", lambda one: pages.append(one) or b"")
+    monkeypatch.setattr(module, "draw", lambda chart: np.zeros((2, 2, 3), np.uint8))
+
+    def make(evaluation: Evaluation, **options: str) -> Page:
+        page(evaluation, *sides, **options)
+        return pages[-1]
+
+    return make
+
+
+def test_each_chapter_has_its_own_blocks(made: Callable[..., Page]) -> None:
+    whole = made(
+        replace(
+            EMPTY,
+            paired={"psnr": PSNR, "latent_error": LATENT},
+            distribution={"fid": Distance(12.5, (8, 9), ci95=(11.0, 14.0))},
+            steps=[StepError(0, PSNR), StepError(1, LATENT)],
+            growth=1.25,
+            flat_field=[{"steps": 4, "reference": 1.0, "candidate": 2.5}],
+            worst=[Pair("02", {"psnr": 40.0})],
+            warnings=["odd"],
+            identical=1,
+        )
+    )
+    chapters = {chapter.title: chapter for chapter in whole.chapters}
+    assert list(chapters) == ["Figures", "Error over steps", "Flat field", "Pairs", "Record"]
+    warning, same, paired, sets = chapters["Figures"].blocks
+    assert isinstance(warning, Callout) and (warning.text, warning.tone) == ("odd", "warn")
+    assert isinstance(same, Callout) and same.tone == "good" and "1 pair" in same.text
+    assert isinstance(paired, Table) and isinstance(sets, Table)
+    assert dict(zip(paired.head, paired.rows[0], strict=True)) == {
+        "paired": "psnr", "mean": "30.5", "95 % interval": "28 to 33", "median": "31.25",
+        "worst": "25", "spread": "2.5", "pictures": "8",
+    }  # fmt: skip
+    assert dict(zip(paired.head, paired.rows[1], strict=True))["worst"] == "0.4"
+    assert paired.numeric == {1, 2, 3, 4, 5, 6}
+    assert dict(zip(sets.head, sets.rows[0], strict=True)) == {
+        "sets": "fid", "value": "12.5", "95 % interval": "11 to 14", "pictures": "8 and 9",
+    }  # fmt: skip
+    assert sets.numeric == {1, 2}
+    assert "grows" in chapters["Error over steps"].lead
+    assert "Growth: 1.25 a step" in chapters["Error over steps"].lead
+    (figures,), (flat,) = (chapters[title].blocks for title in ("Error over steps", "Flat field"))
+    assert isinstance(figures, Figures) and figures.size == "whole"
+    assert isinstance(flat, Table)
+    assert dict(zip(flat.head, flat.rows[0], strict=True)) == {
+        "steps": "4", "reference": "1.00", "candidate": "2.50",
+    }  # fmt: skip
+    assert flat.numeric == {0, 1, 2}
+    assert "most damaged" in chapters["Pairs"].lead and "interval" in chapters["Figures"].lead
+    assert [(fact.value, fact.label) for fact in whole.facts] == [
+        ("30.5", "psnr, mean"), ("0.25", "latent_error, mean"),
+    ]  # fmt: skip
+    assert (whole.title, whole.lead) == ("candidate against reference", "3 pictures.")
+    bare = made(replace(EMPTY, steps=[StepError(0, PSNR)] * 2))
+    assert [chapter.title for chapter in bare.chapters] == ["Figures", "Error over steps", "Record"]
+    assert bare.chapters[0].lead == "" and not bare.chapters[0].blocks
+    assert "Growth" not in bare.chapters[1].lead and not bare.facts
+    judge = made(replace(EMPTY, distribution={"frechet_judge": Distance(1.0, (1,))}))
+    assert [type(block) for block in judge.chapters[0].blocks] == [Table, Text]
+    other = made(replace(EMPTY, distribution={"fid": Distance(1.0, (1,))}))
+    assert [type(block) for block in other.chapters[0].blocks] == [Table]
+
+
+def test_a_pair_has_the_reference_above_and_the_candidate_below(
+    made: Callable[..., Page], sides: list[FolderPictures]
+) -> None:
+    (chapter,) = (
+        each
+        for each in made(replace(EMPTY, worst=[Pair("05", {"psnr": 40.0}, seed=0)])).chapters
+        if each.title == "Pairs"
+    )
+    (block,) = chapter.blocks
+    assert isinstance(block, Comparisons)
+    (pair,) = block.items
+    pictures = [png_pixels(png) for png in (pair.reference, pair.candidate, pair.difference)]
+    assert [int(picture.mean()) for picture in pictures] == [100, 105, 128 + 16 * 5]
+    assert all(picture.shape == (8, 16, 3) for picture in pictures)  # none is enlarged
+    assert (pair.title, pair.note) == ("05", "psnr 40, seed 0; difference × 16")
+    one, other = (np.full((8, 8, 3), level, np.uint8) for level in (100, 90))
+    assert (_difference(one, other)[1] == 128 - 80).all()  # darker: below grey
+
+
+def test_the_record_shows_all_that_is_known(sides: list[FolderPictures]) -> None:
+    """0, False, and nothing in a list are values; None is none."""
+    record = {
+        "pictures": {"pairs": 0, "reference": 3}, "seeds": {"first": 0, "last": None},
+        "request": {"guidance": 0.0, "negative": "", "inner": {"deep": False}}, "list": [],
+    }  # fmt: skip
+    html = write(replace(EMPTY, record=record), sides)
+    known = rows(html)
+    assert known[known.index(("name", "value")) + 1 :] == [
+        ("pictures.pairs", "0"), ("pictures.reference", "3"), ("seeds.first", "0"),
+        ("request.guidance", "0.0"), ("request.negative", ""), ("request.inner.deep", "False"),
+        ("list", "[]"),
+    ]  # fmt: skip
+
+
 def test_what_there_is_not_is_not_shown(sides: list[FolderPictures]) -> None:
     html = write(EMPTY, sides)
     assert "3 pictures." in html and "candidate against reference" in html
@@ -126,16 +231,20 @@ def test_the_curve_is_of_steps_with_an_error(monkeypatch: pytest.MonkeyPatch) ->
         StepError(3, PSNR),
         StepError(5, LATENT),
     ]
+    steps.append(StepError(6, replace(LATENT, median=0.0)))  # most pictures are without error
     _curve(replace(EMPTY, steps=steps))
     (chart,) = drawn
-    assert {line.name: list(line.points) for line in chart.lines} == {
-        "mean": [(3, 30.5), (5, 0.25)],
-        "median": [(3, 31.25), (5, 0.2)],
-        "worst picture": [(3, 36.0), (5, 0.4)],
-        "interval, low": [(3, 28.0)],
-        "interval, high": [(3, 33.0)],
-    }
-    assert chart.y_scale == "log"
+    assert [(line.name, list(line.points)) for line in chart.lines] == [
+        ("mean", [(3, 30.5), (5, 0.25), (6, 0.25)]),
+        ("median", [(3, 31.25), (5, 0.2), (6, 0.0)]),
+        ("worst picture", [(3, 36.0), (5, 0.4), (6, 0.4)]),
+        ("interval, low", [(3, 28.0)]),
+        ("interval, high", [(3, 33.0)]),
+    ]
+    assert (chart.x_label, chart.x_scale, chart.y_scale) == ("step", "linear", "log")
+    assert chart.y_label.startswith("relative error")
+    _curve(replace(EMPTY, steps=[StepError(0, LATENT)] * 2))
+    assert [line.name for line in drawn[1].lines] == ["mean", "median", "worst picture"]
 
 
 @pytest.mark.parametrize(("by", "factor"), [(1, 32), (3, 32), (4, 16), (100, 1), (155, 1)])

@@ -1,6 +1,7 @@
 """Pages: everything inside, nothing fetched, every text escaped, every picture in words."""
 
 import base64
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -182,3 +183,100 @@ def test_statistics_of_a_part_of_a_set_say_so(part: Any, said: str) -> None:
     assert text.startswith("Model m, parameters aaaaaaaaaaaa. Set bbbbbbbbbbbb.")
     text = " ".join(_lead({**about, "model": None, "set": None}))
     assert "Model without a name" in text and "Several sets." in text
+
+
+def place(html: str, pattern: str) -> list[tuple[str, ...]]:
+    """What stands in the groups of a pattern, wherever it occurs."""
+    found = re.findall(pattern, html, re.DOTALL)
+    return [each if isinstance(each, tuple) else (each,) for each in found]
+
+
+def html_of(*blocks: Block, **more: Any) -> str:
+    return render(Page("page", "", (Chapter("chapter", "", blocks),), **more)).decode()
+
+
+def uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def test_the_pictures_of_a_pair_stand_where_their_words_say() -> None:
+    """The reference covers the candidate, and the words beside them are in this order."""
+    one, two, three = (png_bytes(np.full((2, 2, 3), level, np.uint8)) for level in (1, 2, 3))
+    html = html_of(Comparisons((Comparison(one, two, three, "a star", "psnr 9"),)))
+    reference, candidate, difference = uri(one), uri(two), uri(three)
+    assert place(html, r'<img src="([^"]*)" alt="([^"]*)">') == [
+        (candidate, "candidate: a star"),
+        (reference, "reference: a star"),
+        (difference, "difference of candidate and reference"),
+    ]
+    ((covering,),) = place(html, r'<div class="cover"><img src="([^"]*)"')
+    assert covering == reference and "<figcaption>reference | candidate</figcaption>" in html
+    assert html.index("a star</h3>") < html.index(candidate) < html.index("psnr 9</p>")
+
+
+def test_names_and_values_stand_at_their_places() -> None:
+    html = html_of(
+        Facts((Fact("12", "pictures", "good"), Fact("3", "misses", "bad"))),
+        Callout("odd", "warn"),
+        Text("words"),
+        Commands(("one", "two")),
+        Fold("more", (Text("inside"),)),
+        facts=(Fact("7", "on top"),),
+        footer="made here",
+    )
+    assert place(html, r'<div class="(\w+)"><dt>(.*?)</dt><dd>(.*?)</dd></div>') == [
+        ("note", "on top", "7"), ("good", "pictures", "12"), ("bad", "misses", "3"),
+    ]  # fmt: skip
+    assert place(html, r'<p class="callout (\w+)">(.*?)</p>') == [("warn", "odd")]
+    assert place(html, r"<code><span>(\w+)</span>\s*<span>(\w+)</span>") == [("one", "two")]
+    ((summary, inner),) = place(html, r"<details>\s*<summary>(.*?)</summary>(.*?)</details>")
+    assert summary == "more" and "<p>inside</p>" in inner and "words" not in inner
+    assert "<footer>made here</footer>" in html and "<footer>" not in html_of(Text("words"))
+
+
+def test_numbers_of_a_table_stand_to_the_right_in_head_and_rows() -> None:
+    html = html_of(Table(("name", "n", "note", "m"), (("a", "1", "x", "2"),), frozenset({1, 3})))
+    for tag, cells in (("th", "name n note m"), ("td", "a 1 x 2")):
+        assert place(html, rf"<{tag}((?: [^>]*)?)>(.*?)</{tag}>") == [
+            (' scope="col"' * (tag == "th") + ' class="numeric"' * (at in (1, 3)), cell)
+            for at, cell in enumerate(cells.split())
+        ]
+    assert 'aria-label="Table: name, n, note, m"' in html
+
+
+def test_captions_and_frames_are_those_of_their_pictures() -> None:
+    pngs = [png_bytes(np.full((2, 2, 3), level, np.uint8)) for level in (1, 2, 3)]
+    figures = (
+        Figure(pngs[0], "first", "one", "note", "bad"), Figure(pngs[1], "second", "", "alone"),
+        Figure(pngs[2], "third"),
+    )  # fmt: skip
+    html = html_of(Figures(figures, size="large", crisp=True), Figures(figures[:1]))
+    assert place(html, r'<div class="grid ([^"]*)">') == [("large crisp",), ("medium",)]
+    found = place(html, r'<figure class="(\w+)">\s*<img src="([^"]*)" alt="(\w+)">(.*?)</figure>')
+    assert [(*each[:3], " ".join(re.sub("<[^>]*>", " ", each[3]).split())) for each in found] == [
+        ("bad", uri(pngs[0]), "first", "one note"), ("note", uri(pngs[1]), "second", "alone"),
+        ("note", uri(pngs[2]), "third", ""), ("bad", uri(pngs[0]), "first", "one note"),
+    ]  # fmt: skip
+    assert html.count("<figcaption>one <small>note</small></figcaption>") == 2
+    assert html.count("<figcaption>") == 3
+    shown = html_of(Exhibits((Exhibit(figures[0], "title", (("term", "text"), ("b", "c"))),)))
+    assert place(shown, r"<dt>(\w+)</dt><dd>(\w+)</dd>") == [("term", "text"), ("b", "c")]
+    assert place(shown, r'<div class="(\w+)"><img src="([^"]*)"') == [("bad", uri(pngs[0]))]
+    assert "<h3>title</h3>" in shown
+
+
+def test_the_chapters_are_listed_where_there_are_more_than_two() -> None:
+    for count in (1, 2, 3, 5):
+        chapters = tuple(Chapter(f"title {n}", f"lead {n}") for n in range(count))
+        html = render(Page("page", "opening", chapters)).decode()
+        links = place(html, r'<a href="#([\w-]+)">(.*?)</a>')
+        heads = place(
+            html, r'<section id="([\w-]+)">\s*<h2><span class="number">(\d)</span>(.*?)</h2>'
+            r'\s*<p class="lead">(.*?)</p>',
+        )  # fmt: skip
+        assert [(number, title, lead) for _, number, title, lead in heads] == [
+            (f"{n + 1}", f"title {n}", f"lead {n}") for n in range(count)
+        ]
+        wanted = [(where, title) for where, _, title, _ in heads]
+        assert links == (wanted if count > 2 else [])
+        assert "<title>page</title>" in html and "<h1>page</h1>" in html

@@ -1,6 +1,8 @@
 """Contact sheets: every picture in its place, captions that fit, misses framed."""
 
 import io
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ from PIL import Image, ImageColor, ImageFont
 
 from lydite.report.contact_sheets import (
     FRAME,
+    INK,
     MARK,
     PAPER,
     Pixels,
     Tile,
     contact_sheet,
     png_bytes,
+    scale_to_width,
     wrap,
 )
 
@@ -62,6 +66,26 @@ def test_a_longer_caption_makes_a_taller_sheet() -> None:
     assert long.width == short.width and long.height > short.height
 
 
+@pytest.mark.parametrize("long", [0, 1, 3])
+@pytest.mark.parametrize("flat", [0, 1, 3])
+def test_no_caption_is_covered_by_the_next_row_or_cut_off(long: int, flat: int) -> None:
+    """A row has room for its tallest picture and its longest caption, whichever these are."""
+    colors, caption = ("red", "lime", "blue", "cyan"), "word " * 12
+    tiles = [
+        Tile(plain(color, height=8 if at == flat else 16), caption if at == long else "one")
+        for at, color in enumerate(colors)
+    ]
+    sheet = contact_sheet(tiles, columns=2, side=96)
+    boxes = [places(sheet, color) for color in colors]
+    left, _, right, bottom = boxes[long]
+    end = min(box[1] for box in boxes[2:]) if long < 2 else sheet.height
+    inked = np.asarray(sheet)[bottom:end, left:right] != ImageColor.getrgb(PAPER)
+    rows = inked.any(axis=(1, 2))
+    lines = len(wrap(caption, ImageFont.load_default(15), 96))
+    assert lines > 3 and (np.diff(rows.astype(int)) == 1).sum() >= lines  # a gap above each
+    assert not rows[-3:].any()
+
+
 def test_only_marked_tiles_are_framed() -> None:
     tiles = [Tile(plain("red"), "", marked=True), Tile(plain("blue"), "")]
     sheet = contact_sheet(tiles, columns=2, side=64)
@@ -73,9 +97,21 @@ def test_only_marked_tiles_are_framed() -> None:
 
 
 def test_pictures_keep_their_proportions() -> None:
-    sheet = contact_sheet([Tile(plain("red", width=32, height=16), "")], columns=1, side=64)
+    wide = Tile(plain("red", width=32, height=16), "", marked=True)
+    sheet = contact_sheet([wide], columns=1, side=64)
     left, top, right, bottom = places(sheet, "red")
     assert (right - left, bottom - top) == (64, 32)
+    assert places(sheet, MARK) == (left - FRAME, top - FRAME, right + FRAME, bottom + FRAME)
+    for width, height, wanted in ((8, 4, (32, 64)), (64, 64, (64, 64)), (900, 1, (1, 64))):
+        assert scale_to_width(plain("red", width, height), 64).shape == (*wanted, 3)
+
+
+def test_captions_are_dark_on_light_and_frames_are_red() -> None:
+    paper, ink, mark = (ImageColor.getrgb(color) for color in (PAPER, INK, MARK))
+    assert min(paper) > 240 and max(ink) < 60 and mark[0] > 3 * max(mark[1:])
+    sheet = np.asarray(contact_sheet([Tile(plain("red"), "words")], columns=1, side=64))
+    below = sheet[64 + 10 :].astype(int).sum(axis=2)
+    assert below.max() == sum(paper) and below.min() < 200
 
 
 def test_lines_fit_and_no_letter_is_lost() -> None:
@@ -84,6 +120,13 @@ def test_lines_fit_and_no_letter_is_lost() -> None:
     lines = wrap(text, font, 80)
     assert all(font.getlength(line) <= 80 for line in lines) and len(lines) > 3
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    for line, after in pairwise(lines):  # and each line is as full as it can be
+        word = after.split()[0]
+        assert font.getlength(f"{line} {word}") > 80 or font.getlength(f"{line}{word[0]}") > 80
+    assert wrap("two words", font, 80) == ["two words"]
+    exact: Any = font.getlength("two words")
+    assert wrap("two words", font, exact) == ["two words"]
+    assert wrap("two words", font, exact - 1) == ["two", "words"]
     assert wrap("", font, 80) == [] and wrap("ab", font, 1) == ["a", "b"]
 
 
@@ -95,5 +138,6 @@ def test_an_empty_sheet_is_refused(tiles: list[Tile], columns: int) -> None:
 
 def test_png_bytes_are_the_picture() -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    with Image.open(io.BytesIO(png_bytes(pixels))) as image:
-        assert image.format == "PNG" and np.array_equal(np.asarray(image), pixels)
+    for picture in (pixels, Image.fromarray(pixels)):
+        with Image.open(io.BytesIO(png_bytes(picture))) as image:
+            assert image.format == "PNG" and np.array_equal(np.asarray(image), pixels)

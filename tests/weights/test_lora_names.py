@@ -94,6 +94,10 @@ def test_names_from_before_diffusers_022(stored: str, module: str, tmp_path: Pat
     [
         ("{}", None, 1.0),
         ("{}", 4.0, 2.0),
+        ("{}", 0.0, 0.0),  # switched off
+        ('{"unet.lora_alpha": 6}', 0.0, 0.0),
+        ('{"unet.lora_alpha": 0}', None, 0.0),
+        ('{"unet.lora_alpha": 6, "unet.alpha_pattern": {"to_q": 0}}', None, 0.0),
         ('{"unet.lora_alpha": 6, "unet.r": 2, "unet.use_dora": false}', None, 3.0),
         ('{"unet.lora_alpha": 6}', 4.0, 2.0),  # the tensor goes first
         ('{"unet.lora_alpha": 6, "unet.use_rslora": true}', None, 6 / 2**0.5),

@@ -175,7 +175,7 @@ def _gelu(curves: Sequence[Curve], across: str) -> list[Chart]:
     ):
         every = max(1, -(-len(chosen) // LINES))
         lines = [_over_steps(curve, curve.values["p99_9"]) for curve in chosen[::every]]
-        note = f"every {every}th block" if every > 1 else ""
+        note = f"one of {every} blocks" if every > 1 else ""
         up = "99.9 % quantile of what the second linear takes"
         if lines:
             charts.append(Chart(f"After GELU, {title}", across, up, lines, note=note))
