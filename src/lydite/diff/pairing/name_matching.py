@@ -87,11 +87,22 @@ def match_weights(
 
 
 def module_renames(weights: Mapping[str, str]) -> dict[str, str]:
-    """Port module → reference module, from parameters that were matched."""
+    """Port module → reference module, from parameters that were matched.
+
+    A block may hold the weight of a norm itself: the norm is not its counterpart, since the other
+    layers of the block are not inside of it.
+    """
     votes: dict[str, set[str]] = defaultdict(set)
     for name, reference_name in weights.items():
         votes[module_of(name)].add(module_of(reference_name))
-    return {name: next(iter(modules)) for name, modules in votes.items() if len(modules) == 1}
+    found = {name: next(iter(modules)) for name, modules in votes.items() if len(modules) == 1}
+    blocks: set[str] = set()
+    for name, target in found.items():
+        outer = name
+        while outer := outer[: max(outer.rfind("."), outer.rfind("/"), 0)]:
+            if outer in found and not target.startswith((f"{found[outer]}.", f"{found[outer]}/")):
+                blocks.add(outer)
+    return {name: target for name, target in found.items() if name not in blocks}
 
 
 def same_values(a: WeightInfo, b: WeightInfo) -> bool:

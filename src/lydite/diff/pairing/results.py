@@ -60,6 +60,7 @@ def by_results(names: NamePairs) -> None:
     Equal ones are paired by now: these differ, as another layer's features do. Those may be paired
     with the other layer.
     """
+    last = max((event.i for event in names.port_events.values()), default=0)
     guessed = {name for name, rename in names.found.items() if rename.how in WEAK}
     paired = {ref for name, refs in names.refs().items() if name not in guessed for ref in refs}
     for site, event in _recorded_by_hand(names).items():
@@ -76,6 +77,7 @@ def by_results(names: NamePairs) -> None:
             name: name_similarity(name.rpartition("/")[2], site.name.rpartition("/")[2])
             for name, other in (names.left_events() | others).items()
             if other.shape == event.shape and prod(event.shape) >= MIN_RESULT
+            if other.i > last / 2  # embeddings of tokens are no result, whatever their name is
         }
         best = max(alike, key=lambda name: alike[name], default="")
         if best and alike[best] > SIMILAR:
