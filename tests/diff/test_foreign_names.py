@@ -12,7 +12,7 @@ from lydite.diff.compare import compare
 from lydite.diff.divergence.first import first_divergence
 from lydite.diff.divergence.write_injection import isolate
 from lydite.diff.pairing.blocks import BlockMap, LastWords, ScopeRules
-from lydite.diff.pairing.name_matching import StepsFromNames
+from lydite.diff.pairing.name_matching import StepsFromNames, match_weights, module_renames
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.pairing.similarity import other_slots
@@ -546,6 +546,34 @@ def test_a_sum_recorded_under_a_layers_name_is_paired_by_its_value(tmp_path: Pat
     assert compare(reference, port).port_site == "last"
 
 
+@pytest.mark.parametrize("known", [("lin1", "q"), ("q",)])
+def test_a_block_that_holds_the_weight_of_a_norm_is_not_the_norm(
+    known: tuple[str, ...], tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(8)
+    weights = {name: draw.standard_normal((WIDTH, 2)) for name in ("lin1", "q")}
+    theirs = {"lin1": "net/single.0.proj.weight", "q": "net/single.0.attn.norm_q.weight"}
+    own = {"lin1": "s.0.lin1.w", "q": "s.0.q"}
+    reference = write(tmp_path / "ref", [], {theirs[name]: weights[name] for name in known})
+    port = write(tmp_path / "port", [], {own[name]: weights[name] for name in known})
+    found = module_renames(match_weights(port.weights() or {}, reference.weights() or {}))
+    assert ("s.0" in found) == (known == ("q",))
+
+
+def test_the_embeddings_of_tokens_are_no_result_whatever_their_name_is(tmp_path: Path) -> None:
+    """They begin the run; the result is recorded by hand behind the last module."""
+    draw = np.random.default_rng(9)
+    states = [draw.standard_normal((2, 6, WIDTH)) for _ in range(6)]
+    theirs = [(f"enc/layer.{n}", x, {"slot": slot})
+              for n, x in enumerate(states) for slot in ("in.0", "out")]  # fmt: skip
+    theirs += [("pipeline/prompt_embeds", states[4], {}), ("pipeline/more", np.tanh(states[4]), {})]
+    own = [("embedded", states[0], {}), *((f"l{n}", x, {}) for n, x in enumerate(states))]
+    own += [("result", states[4], {}), ("other", np.tanh(states[4]), {})]
+    reference, port = write(tmp_path / "ref", theirs), write(tmp_path / "port", own)
+    assert compare(reference, port).verdict == "agree"
+    assert names(pair_traces(reference, port)).get("embedded") != "pipeline/prompt_embeds"
+
+
 def test_a_layer_that_is_left_out_keeps_its_counterpart(tmp_path: Path) -> None:
     """The value under its name is the layer's input, which the reference records before it."""
     draw = np.random.default_rng(6)
@@ -572,6 +600,9 @@ def test_last_words_tell_counterparts_in_other_places() -> None:
     assert words.counterparts("pix.0.mixer.qkv", sites) == [tuple(sites[:2])]
     assert words.counterparts("pix.0.mid", sites) == [(sites[2],)]
     assert words.counterparts("pix.0.other", sites) == []
+    gates = LastWords({"r.0.gate_up": (Site("a/refiner.0.w_1"), Site("a/refiner.0.w_3"))})
+    later = [Site("a/layers.0.w_1"), Site("a/layers.0.w_3")]  # never one of them twice
+    assert all(len(set(place)) == 2 for place in gates.counterparts("t.0.gate_up", later))
 
 
 def test_of_two_streams_the_ports_first_wrong_value_is_named(tmp_path: Path) -> None:

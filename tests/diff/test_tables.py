@@ -88,6 +88,22 @@ def test_a_right_table_in_another_order_hides_no_bug(tmp_path: Path, how: str) -
     assert verdict.findings[0].cause == "rotation-positions"
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_right_table_of_pairs_under_the_references_name(
+    axis: int, wrong: bool, tmp_path: Path
+) -> None:
+    """Each cosine beside its sine: the shapes fit only by chance, and nothing is compared."""
+    table = np.stack((np.cos(angles()), np.sin(angles())), axis)
+    turned = rotated(X, angles())
+    last = np.tanh(turned).sum(-1) + wrong
+    events = [("x", X), ("net/rope", table), ("net/turn", turned), ("net/last", last)]
+    verdict = compare(reference(tmp_path / "ref"), write(tmp_path / "port", events))
+    assert (verdict.verdict, verdict.port_site) == (
+        ("diverge", "net/last") if wrong else ("agree", None)
+    )
+
+
 def test_exchanged_sines_and_cosines(tmp_path: Path) -> None:
     cos, sin = np.cos(angles()), np.sin(angles())
     turned = rotated(X, np.pi / 2 - angles())

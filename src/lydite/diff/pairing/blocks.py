@@ -102,7 +102,8 @@ class LastWords:
             if wanted and _last_words((site,)) == wanted[:1]
         }
         places = (tuple(Site(start + w.name, w.slot) for w in wanted) for start in starts)
-        return [place for place in places if all(site in sites for site in place)]
+        different = (place for place in places if len(set(place)) == len(place))
+        return [place for place in different if all(site in sites for site in place)]
 
 
 class BlockMap:
