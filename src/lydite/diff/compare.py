@@ -295,7 +295,8 @@ class _Comparer:
         if divergence.first is None or divergence.undecided:
             return divergence
         first, pair = divergence.first, self.pairs[divergence.first]
-        earlier = EarlierValues(self.traces, self.pairs, rows, self.pairing.unpaired_port)
+        given = [pair for pair in self.pairing.pairs if pair.event.kind in GATED]
+        earlier = EarlierValues(self.traces, self.pairs, rows, self.pairing.unpaired_port, given)
         for other in (*same_role(pair, self.pairing.set_aside), *earlier.before(pair)):
             (row,) = measure_rows(self.traces, [other], self.layouts)
             is_wrong = row.wrong and (row.error or inf) > (rows[first].limit or 0.0)
@@ -456,13 +457,16 @@ class _Comparer:
         if self.reproduce is not None and row.error is not None:
             self.reproduce(self._reproduction(rows, divergence.first, evidence, findings))
         last, unpaired, start = None, (), -1
-        if (before := self._last_agreement(rows, divergence.first)) is not None:
+        upstream = self._upstream(rows, divergence.first)
+        follows_inputs = not upstream.nearest and not upstream.is_open
+        before = None if follows_inputs else self._last_agreement(rows, divergence.first)
+        if before is not None:
             last, start = rows[before], self.pairs[before].event.i
             unpaired = unpaired_between(
                 self.traces.port, self.pairs[before], pair, self.pairing.pairs, self.without
             )
         paired = {event.i for pair in self.pairing.pairs for event in pair.reference}
-        passed = [e for e in self._upstream(rows, divergence.first).passed if e.i > start]
+        passed = [event for event in upstream.passed if event.i > start]
         if hint := narrowing_text(passed, paired):
             self.remarks.insert(0, hint)
         # Another form of the reference's value also shows that the two values are counterparts.
@@ -470,7 +474,10 @@ class _Comparer:
             answer = "cannot-compare"
             sentence = undecided_text(rows, row, estimated=self.estimated)
         else:
-            answer, sentence = "diverge", divergence_text(rows, row, last, findings, unpaired)
+            answer = "diverge"
+            sentence = divergence_text(
+                rows, row, last, findings, unpaired, follows_inputs=follows_inputs
+            )
             if ruled_out:
                 sentence += f" No known variant explains it; ruled out: {', '.join(ruled_out)}."
         return self._finish(
@@ -560,11 +567,13 @@ class _Comparer:
 
     def _last_agreement(self, rows: Sequence[Row], index: int) -> int | None:
         """The nearest agreeing value upstream; the last in time where the trace shows none."""
+        event = self.pairs[index].event
         of_event = {event.i: at for at, pair in enumerate(self.pairs) for event in pair.reference}
-        for event in self._upstream(rows, index).nearest:
-            if event.i in of_event:
-                return of_event[event.i]
-        return next((at for at in reversed(range(index)) if rows[at].agrees), None)
+        for nearest in self._upstream(rows, index).nearest:
+            if nearest.i in of_event:
+                return of_event[nearest.i]
+        earlier = (at for at in reversed(range(index)) if self.pairs[at].event.i < event.i)
+        return next((at for at in earlier if rows[at].agrees), None)
 
     def _wrong_part(self, pair: Pair, row: Row) -> str:
         """The part of a fused value that is wrong: to_k, where the port fuses q, k and v."""

@@ -18,8 +18,13 @@ def divergence_text(
     last: Row | None,
     findings: Sequence[Finding],
     unpaired_between: Sequence[str] = (),
+    *,
+    follows_inputs: bool = False,
 ) -> str:
-    """Where the first wrong value is, how wrong, what agrees before it, and the likely cause."""
+    """Where the first wrong value is, how wrong, what agrees before it, and the likely cause.
+
+    It `follows_inputs` where no compared value lies between the run's inputs and it.
+    """
     step = f" at step {row.step}" if len({other.step for other in rows}) > 1 else ""
     if row.error is None:
         parts = [f"{row.full_name} is the first wrong value{step}: the shapes differ"]
@@ -39,6 +44,8 @@ def divergence_text(
     ]
     if inputs and not row.slot.startswith("in"):
         parts.append(f"its inputs agree (error {error_text(max(inputs))})")
+    elif follows_inputs:
+        parts.append("no compared value lies between the inputs of the run and it")
     elif last is not None:
         error = error_text(last.error or 0.0)
         parts.append(f"the last value before it that agrees is {last.name} (error {error})")

@@ -8,7 +8,7 @@ values are paired by now. Only a comparison that found a wrong value asks for it
 port is not concerned.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from lydite.diff.measure.rows import Comparison
@@ -28,25 +28,27 @@ class EarlierValues:
         pairs: Sequence[Pair],
         rows: Sequence[Row],
         unpaired: Collection[str],
+        given: Sequence[Pair] = (),
     ) -> None:
+        """`rows` are those of `pairs`; `given` are pairs of inputs that agree."""
         self.flow = traces.flow
         self.paired = {event.i for pair in pairs for event in pair.reference}
         self.paired_port = {event.i for pair in pairs for event in pair.port}
         agreeing = [pair for pair, row in zip(pairs, rows, strict=True) if row.agrees]
-        counterparts = {
-            event.hash or event.i: max(other.i for other in pair.port)
-            for pair in agreeing
-            for event in pair.reference
-        }
+        counterparts: dict[str | int, dict[int, int]] = defaultdict(dict)  # by content and step
+        for pair in (*given, *agreeing):
+            at = max(other.i for other in pair.port)
+            for event in pair.reference:
+                counterparts[event.hash or event.i].setdefault(event.step, at)
         self.right = {e.hash: pair.event for pair in agreeing for e in pair.port if e.hash}
         self.compared = [(pair.event, min(other.i for other in pair.port)) for pair in agreeing]
         self.agreeing = {  # event of the reference: where the port has it
-            event.i: counterparts[event.hash or event.i]
+            event.i: steps.get(event.step, min(steps.values()))
             for event in traces.reference.events
-            if (event.hash or event.i) in counterparts
+            if (steps := counterparts.get(event.hash or event.i))
         }
         self.times = Counter(e.hash for e in traces.reference.events if e.slot[:3] == "out")
-        self.shapes = {event.shape for event in traces.port.events}
+        self.shapes = {_long_axes(event) for event in traces.port.events}
         # Other names have no counterpart: tables in a layout of their own, and those of the map.
         # All that the same module has on both sides is paired by name.
         names = {*unpaired, *(event.name for pair in pairs for event in pair.port)}
@@ -115,9 +117,10 @@ class EarlierValues:
 
     def _has_lost_shape(self, event: Event, own: Event) -> bool:
         """Whether a value is longer or shorter along one axis, and the port has none as long."""
-        if event.shape in self.shapes or len(event.shape) != len(own.shape) or not own.shape:
+        shape, own_shape = _long_axes(event), _long_axes(own)
+        if shape in self.shapes or len(shape) != len(own_shape) or not shape:
             return False
-        other = [a != b for a, b in zip(event.shape, own.shape, strict=True)]
+        other = [a != b for a, b in zip(shape, own_shape, strict=True)]
         return sum(other) == 1 and not other[-1] and own.slot[:3] == "out"
 
     def _is_free(self, event: Event) -> bool:
@@ -129,6 +132,11 @@ class EarlierValues:
             and event.i not in self.paired
             and (after is None or after.i not in self.agreeing)
         )
+
+
+def _long_axes(event: Event) -> tuple[int, ...]:
+    """A shape without axes of length 1: a port may leave out the batch."""
+    return tuple(length for length in event.shape if length != 1)
 
 
 def same_role(wrong: Pair, others: Sequence[Pair]) -> list[Pair]:
