@@ -24,13 +24,12 @@ WIDTH, TOKENS = 16, 12
 
 
 def write(folder: Path, events: Iterable[tuple[Any, ...]]) -> Trace:
-    """Events of (name, value), (name, value, slot) or (name, value, slot, step)."""
+    """Events of (name, value), (name, value, slot), with a step and with a kind."""
     with TraceWriter(folder, Header(dtype="float32")) as writer:
         for name, value, *place in events:
-            slot = place[0] if place else "out"
-            step = place[1] if len(place) > 1 else 0
+            slot, step, kind = (*place, *("out", 0, "activation")[len(place) :])
             kept = value if np.iscomplexobj(value) else value.astype(np.float32)
-            writer.add(name, kept, slot=slot, step=step)
+            writer.add(name, kept, slot=slot, step=step, kind=kind)
     return Trace.open(folder)
 
 
@@ -86,6 +85,43 @@ def test_tokens_that_are_left_out_are_named_where_they_are(tmp_path: Path) -> No
     assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
     verdict = compare(reference, run(tmp_path / "p", port=True, missing=True))
     assert (verdict.verdict, verdict.port_site) == ("diverge", "joined")
+
+
+def test_patches_of_the_inputs_in_another_order(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    layer, mixer = draw.standard_normal((2, WIDTH, 2 * WIDTH)) / 4
+    latents = [draw.standard_normal((4, 6, WIDTH // 4))] * 2
+    gate = draw.standard_normal(2 * WIDTH)
+
+    def run(folder: Path, *, port: bool, columns_first: bool = False) -> Trace:
+        events: list[tuple[Any, ...]] = []
+        for step, x in enumerate(latents):
+            given = (x[None], "out", step, "input")
+            patches = x.reshape(2, 2, 3, 2, -1).transpose(
+                0, 2, *((3, 1) if columns_first else (1, 3)), 4
+            )
+            tokens = patches.reshape(-1, WIDTH)
+            embedded = tokens @ layer
+            wide = np.tanh(embedded * gate)
+            mixed = wide @ mixer.T
+            if port:
+                events.append(("image", *given))
+                own = {"x": x, "tokens": tokens, "embedded": embedded, "gate": gate, "mixed": mixed}
+                events += [(name, value, "out", step) for name, value in own.items()]
+            else:
+                events += [("pipeline/latents", *given), ("net", x[None], "in.0", step)]
+                events += [("net/embed", tokens[None], "in.0", step)]
+                events += [("net/embed", embedded[None], "out", step)]
+                events += [("net/gate", gate[None], "out", step)]
+                events += [("net/mix", wide[None], "in.0", step)]
+                events += [("net/mix", mixed[None], "out", step)]
+        return write(folder, events)
+
+    reference = run(tmp_path / "r", port=False)
+    assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", port=True, columns_first=True))
+    assert (verdict.verdict, verdict.port_site, verdict.step) == ("diverge", "tokens", 0)
+    assert "between the inputs of the run and it" in verdict.sentence
 
 
 def test_a_wrong_value_has_the_place_of_its_role_in_earlier_blocks() -> None:

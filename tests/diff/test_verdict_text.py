@@ -73,6 +73,8 @@ def test_inputs_that_agree_stand_for_the_last_agreement() -> None:
     assert "its inputs agree (error 3.0e-07)" in text and "last value" not in text
     own = replace(wrong, slot="in.9")
     assert "last value" in divergence_text([*inputs, own], own, inputs[0], ())
+    text = divergence_text(others, others[2], None, (), follows_inputs=True)
+    assert "no compared value lies between the inputs of the run and it" in text
 
 
 @pytest.mark.parametrize(
