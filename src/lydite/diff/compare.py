@@ -28,7 +28,10 @@ from lydite.diff.divergence.first import (
 )
 from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
 from lydite.diff.findings import Evidence, find, is_another_form, replayed
+from lydite.diff.findings.evidence import Explanation
+from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.measure.aligned import Layouts
+from lydite.diff.measure.axes import possible_fits
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
 from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
@@ -247,7 +250,10 @@ class _Comparer:
             estimated=self.estimated,
             is_guessed=lambda index: self.pairs[index].how in GUESSES,
             is_impossible=lambda index: self._is_before_inputs(index, inputs),
-            is_mispaired=lambda index: is_misplaced(index, self._taken(self.pairs[index])),
+            is_mispaired=lambda index: (
+                self._has_own_order(rows, index)
+                or is_misplaced(index, self._taken(self.pairs[index]))
+            ),
             is_anchored=lambda index: self._is_anchored(rows, index),
             spoils=spoils,
             is_whole=lambda index: self._is_whole(self.pairs[index].event),
@@ -266,6 +272,23 @@ class _Comparer:
             if rows[index].name not in names:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _has_own_order(self, rows: Sequence[Row], index: int) -> bool:
+        """Whether a port that fuses layers has their values side by side in an order of its own.
+
+        It takes them apart in that order: the next wrong value has another cause, or there is none.
+        """
+        pair = self.pairs[index]
+        if len(pair.reference) < 2 or rows[index].error is None:
+            return False
+        found = parts_reordered(self.reader.evidence(pair, rows[index].floor or 0.0))
+        if not isinstance(found, Explanation) or not found.sure:
+            return False
+        later = (at for at in range(index + 1, len(rows)) if rows[at].wrong)
+        if (after := next(later, None)) is None:
+            return True
+        causes = replayed(self.reader.evidence(self.pairs[after], rows[after].floor or 0.0))
+        return bool(causes) and causes[0].cause != "qkv-exchanged"
 
     def _first_of_inputs(self, rows: Sequence[Row]) -> dict[tuple[str, int, int], int]:
         """Where the reference first has an input that agrees, for each call of the port."""
@@ -299,6 +322,9 @@ class _Comparer:
         earlier = EarlierValues(self.traces, self.pairs, rows, self.pairing.unpaired_port, given)
         for other in (*same_role(pair, self.pairing.set_aside), *earlier.before(pair)):
             (row,) = measure_rows(self.traces, [other], self.layouts)
+            # A layer may take its input in a form of its own, but not with other numbers.
+            if not possible_fits(other.port_event.shape, other.event.shape):
+                row = replace(row, wrong=True)
             is_wrong = row.wrong and (row.error or inf) > (rows[first].limit or 0.0)
             # A value that equals one without a counterpart is that one.
             if is_wrong and not misplaced_value(self.traces, other, row, self._taken(other)):

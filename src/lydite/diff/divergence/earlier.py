@@ -10,8 +10,10 @@ port is not concerned.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from math import prod
 
-from lydite.diff.measure.rows import Comparison
+from lydite.diff.measure.aligned import Layouts
+from lydite.diff.measure.rows import Comparison, measure_rows
 from lydite.diff.pairing.alignment import merges_axes, same_axes
 from lydite.diff.pairing.blocks import last_word, numbered_variants
 from lydite.diff.pairing.paired_events import BY_NAME, Pair
@@ -31,7 +33,7 @@ class EarlierValues:
         given: Sequence[Pair] = (),
     ) -> None:
         """`rows` are those of `pairs`; `given` are pairs of inputs that agree."""
-        self.flow = traces.flow
+        self.traces, self.flow = traces, traces.flow
         self.paired = {event.i for pair in pairs for event in pair.reference}
         self.paired_port = {event.i for pair in pairs for event in pair.port}
         agreeing = [pair for pair, row in zip(pairs, rows, strict=True) if row.agrees]
@@ -57,7 +59,7 @@ class EarlierValues:
             event
             for event in traces.port.events
             if event.i not in self.paired_port
-            and event.kind == "activation"
+            and event.kind in ("activation", "input", "schedule")
             and event.name in names
         ]
 
@@ -76,16 +78,34 @@ class EarlierValues:
             kinds.add((own.name, own.slot))
             is_extra = bool(kinds & seen)  # in an earlier block it has no counterpart either
             seen |= kinds
-            if own.i >= end or is_extra:
+            if own.i >= end:
                 continue
             for event in way:
-                fits = same_axes(event, own) or merges_axes(event, own)
-                fits = fits or self._has_lost_shape(event, own)
-                fits = fits and self._is_new(own, sources[event.i])
+                fits = self._fits(event, own) and self._is_new(own, sources[event.i])
+                fits = fits and (not is_extra or self._agreed_before(event, own))
                 fits = fits and not self._is_used_rightly(event, own)
                 is_copy = own.hash in self.right and not own.call
                 if fits and (starts[event.i] < own.i or is_copy):
                     yield Pair((event,), (own,), "position")
+
+    def _fits(self, event: Event, own: Event) -> bool:
+        """Whether a value has the axes of one of the reference's, or is that in a wrong shape."""
+        if own.kind != event.kind:  # what the port marks as given, the reference's network takes
+            fits = event.slot.startswith("in") and _long_axes(event) == _long_axes(own)
+        else:
+            fits = same_axes(event, own) or merges_axes(event, own)
+        lost = _long_axes(event) not in self.shapes
+        return fits or (lost and (_has_other_length(event, own) or _has_other_heads(event, own)))
+
+    def _agreed_before(self, event: Event, own: Event) -> bool:
+        """Whether two values were equal one step before, although nothing had paired them."""
+        steps = (event.step - 1, own.step - 1)
+        one = self.traces.reference.find(event.name, event.slot, steps[0], event.call)
+        other = self.traces.port.find(own.name, own.slot, steps[1], own.call)
+        if one is None or other is None:
+            return False
+        (row,) = measure_rows(self.traces, [Pair((one,), (other,), "position")], Layouts())
+        return row.agrees
 
     def _is_new(self, own: Event, sources: Sequence[Event]) -> bool:
         """Whether a value is not just one more name of a right one.
@@ -115,14 +135,6 @@ class EarlierValues:
         before = ((other.i, own) for other, own in self.compared if other.i < at)
         return max(before, default=(-1, -1))[1]
 
-    def _has_lost_shape(self, event: Event, own: Event) -> bool:
-        """Whether a value is longer or shorter along one axis, and the port has none as long."""
-        shape, own_shape = _long_axes(event), _long_axes(own)
-        if shape in self.shapes or len(shape) != len(own_shape) or not shape:
-            return False
-        other = [a != b for a, b in zip(shape, own_shape, strict=True)]
-        return sum(other) == 1 and not other[-1] and own.slot[:3] == "out"
-
     def _is_free(self, event: Event) -> bool:
         """Whether a value has no counterpart, and nothing shows that the port has it right."""
         results = (other for other in self.flow.results(event) if other.i in self.paired)
@@ -137,6 +149,23 @@ class EarlierValues:
 def _long_axes(event: Event) -> tuple[int, ...]:
     """A shape without axes of length 1: a port may leave out the batch."""
     return tuple(length for length in event.shape if length != 1)
+
+
+def _has_other_length(event: Event, own: Event) -> bool:
+    """Whether a value is longer or shorter along one axis, which is not the last."""
+    shape, own_shape = _long_axes(event), _long_axes(own)
+    if len(shape) != len(own_shape) or not shape:
+        return False
+    other = [a != b for a, b in zip(shape, own_shape, strict=True)]
+    return sum(other) == 1 and not other[-1] and own.slot[:3] == "out"
+
+
+def _has_other_heads(event: Event, own: Event) -> bool:
+    """Whether a value has as many numbers, and heads of another width."""
+    shape, own_shape = _long_axes(event), _long_axes(own)
+    if len(shape) != len(own_shape) or len(shape) < 3 or prod(shape) != prod(own_shape):
+        return False
+    return sum(a != b for a, b in zip(shape, own_shape, strict=True)) == 2
 
 
 def same_role(wrong: Pair, others: Sequence[Pair]) -> list[Pair]:

@@ -135,6 +135,13 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
             known[pair.event.i] = names.comparer.are_equal(pair.reference, pair.port)
         return known[pair.event.i]
 
+    def leads_to(pair: Pair, others: Sequence[Pair]) -> bool:
+        """Whether one of these is computed from a value, as far as the trace shows it."""
+        known = {e.i for each in outputs if each.how == "equal" for e in each.reference}
+        known |= {e.i for each in others for e in each.reference}
+        ways = (flow.upstream(event, known) for other in others for event in other.reference)
+        return any(way.is_open or pair.event in way.passed for way in ways)
+
     flow = DataFlow(names.reference)
     by_event = {event.i: pair for pair in outputs for event in pair.reference}
     wrong: set[str] = set()
@@ -163,8 +170,9 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
         if not own and len({each.port_event.name for each in stream}) > 1:
             continue
         own = own[:1]
-        equal = [is_equal(other) for other in (*later[:FOLLOWING], *own)]
-        if True in equal and False not in equal:
+        following = [*later[:FOLLOWING], *own]
+        equal = [is_equal(other) for other in following]
+        if True in equal and False not in equal and (results or leads_to(pair, following)):
             wrong.add(name)
     return wrong
 
