@@ -35,6 +35,7 @@ import transformers
 
 from blind_bugs.planting import Array, Bug
 from lydite.diff.compare import compare
+from lydite.diff.findings import HypothesisFailed
 from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
@@ -176,13 +177,18 @@ def first_finding(verdict: Any) -> str:
 
 
 def explained(verdict: Any, bug: Bug, names: set[str]) -> str:
-    """Whether the finding has words of the cause; names of taps and parameters do not count."""
+    """Whether the finding has words of the cause; names of taps and parameters do not count.
+
+    One that says where the error is, and claims no cause, is not wrong.
+    """
     text = first_finding(verdict)
     if not text:
         return "none"
     for name in sorted(names, key=len, reverse=True):
         text = text.replace(name, " ")
-    return "right" if any(re.search(w, text, re.IGNORECASE) for w in bug.words) else "wrong"
+    if any(re.search(w, text, re.IGNORECASE) for w in bug.words):
+        return "right"
+    return "none" if verdict.findings[0].confidence == "observed" else "wrong"
 
 
 class Bench:
@@ -278,6 +284,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    warnings.simplefilter("error", HypothesisFailed)
     diffusers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     variant = dict(dump=options.dump, weights=not options.no_weights, dtype=options.dtype)

@@ -27,9 +27,9 @@ def write(folder: Path, events: Iterable[tuple[Any, ...]]) -> Trace:
     """Events of (name, value), (name, value, slot), with a step and with a kind."""
     with TraceWriter(folder, Header(dtype="float32")) as writer:
         for name, value, *place in events:
-            slot, step, kind = (*place, *("out", 0, "activation")[len(place) :])
+            known = dict(zip(("slot", "step", "kind"), place, strict=False))
             kept = value if np.iscomplexobj(value) else value.astype(np.float32)
-            writer.add(name, kept, slot=slot, step=step, kind=kind)
+            writer.add(name, kept, **known)
     return Trace.open(folder)
 
 

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lydite.diff.divergence.first import (
     Divergence,
+    doubled_rows,
     first_divergence,
     first_isolated,
     open_margin,
@@ -248,6 +250,30 @@ def test_a_guessed_pair_that_agrees_later_is_no_pair() -> None:
         far = row(2, "a", error=error, limit=error / 150)
         tests = {"estimated": True, "is_guessed": True, "is_mispaired": False, "is_anchored": False}
         assert judge([far], **tests).undecided is unsure
+
+
+def test_a_guess_is_no_pair_where_all_later_values_agree() -> None:
+    """The first values after it may be wrong for the same reason: the port has them elsewhere."""
+    found = rows(500, 500, 0, 0)
+    tests = {"is_guessed": True, "is_mispaired": False, "spoils": True}
+    assert judge(found, **tests).first == 0
+    at_second = {"is_doubled": lambda at: at == 1, "is_guessed": lambda _: True}
+    never = {"is_mispaired": lambda _: False, "spoils": lambda _: True}
+    assert first_divergence(found, lambda _: False, **at_second, **never).first is None
+    assert judge(found[1:], **tests).first is None and judge(found[:1], **tests).first == 0
+
+
+def test_wrong_rows_whose_value_the_port_has_under_another_name() -> None:
+    def pair(name: str, hash: str, how: str) -> Any:
+        event = SimpleNamespace(hash=hash)
+        own = SimpleNamespace(name=name)
+        return SimpleNamespace(event=event, reference=(event,), port_event=own, how=how)
+
+    found = rows(0, 500, 500, 500, 500)
+    pairs = [pair("a", "1", "equal"), pair("b", "1", "siblings"), pair("c", "2", "siblings")]
+    pairs += [pair("d", "1", "end"), pair("e", "1", "name")]
+    assert doubled_rows(found, pairs) == {1}
+    assert doubled_rows(found, [pair("b", "1", "equal"), *pairs[1:]]) == set()  # the same name
 
 
 def test_a_guess_inside_of_a_module_that_returns_the_right_value_is_not_the_bug() -> None:

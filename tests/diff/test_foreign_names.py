@@ -669,3 +669,24 @@ def test_an_input_of_another_shape_is_not_the_first_wrong_value(tmp_path: Path) 
     reference = write(tmp_path / "ref", run(x, 0.0))
     found = compare(reference, write(tmp_path / "port", run(x[:, :3], 0.5)))
     assert (found.site, found.slot) == ("net/b", "out")
+
+
+@pytest.mark.parametrize("floor", [False, True])
+def test_a_value_recorded_elsewhere_may_differ_by_its_own_rounding(
+    tmp_path: Path, floor: bool
+) -> None:
+    """The value of another place rounds more than the one it was paired with."""
+    draw = np.random.default_rng(23)
+    values = [draw.standard_normal((2, 5, 8)) for _ in range(8)]
+
+    def events(error: float, swapped: bool) -> list[tuple[Any, ...]]:
+        noisy = values[1] * (1 + error * draw.standard_normal(values[1].shape))
+        second = noisy if swapped else values[2]
+        end = [(f"net.v{n}", value, {}) for n, value in enumerate(values[3:])]
+        return [("net.x", values[0], {}), ("net.y", noisy, {}), ("net.z", second, {}), *end]
+
+    reference = write(tmp_path / "ref", events(0.0, False), dtype="float32")
+    second = write(tmp_path / "floor", events(0.2, False), dtype="bfloat16") if floor else None
+    port = write(tmp_path / "port", events(0.2, True), dtype="bfloat16")
+    found = compare(reference, port, floor=second)
+    assert found.verdict == ("agree" if floor else "diverge")

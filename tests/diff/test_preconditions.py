@@ -118,6 +118,21 @@ def test_tables_and_inputs_may_differ_by_rounding(
         assert f"entry 1 is 10 in the reference, {value:.6g} in the port" in gate.detail
 
 
+@pytest.mark.parametrize(("dtype", "passes"), [("bfloat16", True), ("float32", False)])
+def test_inputs_may_differ_by_the_rounding_of_the_run(
+    tmp_path: Path, dtype: str, passes: bool
+) -> None:
+    """A port that runs in 16 bits and keeps its arrays in 32."""
+    for side, value in (("ref", X), ("port", X.astype(ml_dtypes.bfloat16))):
+        header = Header(dtype="float32" if side == "ref" else dtype)
+        with TraceWriter(tmp_path / side, header) as writer:
+            writer.add("pipeline/noise", value.astype(np.float32), kind="input")
+            writer.add("net", value.astype(np.float32))
+    found = compare(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
+    (gate,) = (gate for gate in found.gates if gate.name == "inputs")
+    assert (gate.passed, found.verdict) == (passes, "agree" if passes else "diverge")
+
+
 @pytest.mark.parametrize(("share", "passes"), [(0.9, True), (1.1, False)])
 def test_a_coarse_table_may_differ_by_its_own_rounding(
     tmp_path: Path, share: float, passes: bool

@@ -54,7 +54,7 @@ def test_values_near_one_are_of_its_step_and_size(tmp_path: Path) -> None:
         event = find(trace, "net/a")
 
         def names(**how: Any) -> list[str]:
-            return [name.split(",")[0] for name, _ in values_nearby(trace, event, **how)]
+            return [near.name for near, _ in values_nearby(trace, event, **how)]
 
         assert names() == ["edge", "net/a.part", "net/ab", "same"]
         assert names(inside=False) == ["edge", "net/ab", "same"]

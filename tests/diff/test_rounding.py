@@ -50,14 +50,18 @@ F32, BF16 = 2.0**-24, 2.0**-9
         ("f32", 64, {"before": 10.0}, 40), ("f32", 64, {"before": 10.0, "measured": False}, 100),
         ("f32", 64, {"before": 1e3}, 300), ("f32", 64, {"ratio": 1e3}, 300),
         ("bf16", 64, {"before": 1e3}, 20), ("bf16", 64, {"ratio": 1e3, "measured": False}, 20),
+        ("bf16", 64, {"before": 30.0, "carried": 40.0}, 45),  # of values that round far more
+        ("bf16", 64, {"before": 1e3, "carried": 40.0}, 160),
+        ("f32", 64, {"before": 1e3, "carried": 1.0}, 300),
     ],
 )  # fmt: skip
 def test_a_limit_is_so_many_times_the_rounding(
     dtype: str, count: int, given: dict[str, Any], times: float
 ) -> None:
-    """The numbers were measured on correct ports; `before` is given in roundings here."""
-    known = {"before": 0.0, "ratio": 0.0, "measured": True} | given
+    """Measured on correct ports; `before` and `carried` are given in roundings here."""
+    known = {"before": 0.0, "carried": 0.0, "ratio": 0.0, "measured": True} | given
     known["before"] *= 1e-5
+    known["carried"] *= 1e-5
     found = limit_for(1e-5, dtype, count, **known)
     assert found.rounding == 1e-5 and found.limit == pytest.approx(times * 1e-5)
 

@@ -1,12 +1,14 @@
 """How a pair is judged: the rounding that is expected of it, and the errors that came before it."""
 
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from lydite.diff.compare import compare
 from lydite.diff.measure.aligned import AlignedPair
 from lydite.diff.measure.distance import Distance
 from lydite.diff.measure.rounding import UNIT, Limit, fixed_rounding
@@ -18,7 +20,11 @@ from lydite.diff.measure.rows import (
     _estimate,
     _KnownErrors,
     _limit,
+    _sinusoids_not_compared,
 )
+from lydite.trace.events import Header
+from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
 
 X = np.random.default_rng(0).standard_normal((4, 8))
 WAVES = np.concatenate([np.sin(X), np.cos(X)], axis=1)
@@ -125,8 +131,9 @@ def event(number: int, name: str = "net/a") -> Any:
 def test_errors_come_from_what_a_value_is_computed_from() -> None:
     errors = _KnownErrors(cast(Any, _Flow({9: [0, 2], 8: []})))
     for number in range(4):
-        errors.add([event(number)], Error(unexplained=1.0 + number, ratio=9.0 - number))
-    assert errors.before([event(9)]) == Error(3.0, 9.0)
+        known = Error(unexplained=1.0 + number, ratio=9.0 - number, rounding=5.0 - number)
+        errors.add([event(number)], known)
+    assert errors.before([event(9)]) == Error(3.0, 9.0, 5.0)
     assert errors.before([event(8)]) == Error()  # nothing comes in
 
 
@@ -160,3 +167,31 @@ def test_operations_that_were_not_recorded_count_in_every_step(
     trace = SimpleNamespace(events=events, weights=lambda: weights)
     expected = {2: hidden, 3: 1 + hidden, **{4 + n: 2 + n + 2 * hidden for n in range(3)}}
     assert _depths(cast(Any, trace)) == expected
+
+
+def sines(folder: Path, dtype: str, times: list[float], *, error: float = 0.0) -> Trace:
+    """A sinusoid of times, recorded twice, and a layer of it."""
+    angles = np.outer(times, 10_000.0 ** -np.linspace(0, 1, 32)) * (1 + error)
+    waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    layer = waves @ np.random.default_rng(1).standard_normal((64, 16))
+    with TraceWriter(folder, Header(dtype=dtype)) as writer:
+        writer.add("time", np.array(times), slot="in.0")
+        writer.add("time", waves)
+        writer.add("again", waves)
+        writer.add("layer", layer)
+    return Trace.open(folder)
+
+
+@pytest.mark.parametrize(("dtype", "verdict"), [("bfloat16", "agree"), ("float32", "diverge")])
+def test_a_time_of_sixteen_bits_is_another_angle(tmp_path: Path, dtype: str, verdict: str) -> None:
+    reference = sines(tmp_path / "ref", "float32", [999.0, 437.0])
+    port = sines(tmp_path / "port", dtype, [999.0, 437.0], error=2.0**-10)
+    assert compare(reference, port).verdict == verdict
+
+
+def test_a_sinusoid_that_is_compared_under_another_name_adds_no_rounding(tmp_path: Path) -> None:
+    reference = sines(tmp_path / "ref", "float32", [999.0])
+    named = [event for event in reference.events if event.slot == "out"]
+    pairs = [SimpleNamespace(reference=(named[0],))]
+    assert not _sinusoids_not_compared(reference, cast(Any, pairs))
+    assert [event.name for event in _sinusoids_not_compared(reference, [])] == ["time", "again"]

@@ -249,7 +249,8 @@ def _print_layers(
         click.echo("local errors need a run on the reference's values: --rerun COMMAND")
 
 
-def _print(verdict: "Verdict", everything: bool) -> None:
+def print_answer(verdict: "Verdict") -> None:
+    """The answer in one word, its sentence, and what was found; no evidence twice."""
     label = click.style(verdict.verdict, fg=COLORS[verdict.verdict], bold=True)
     click.echo(f"{label}  {verdict.sentence}")
     for side in verdict.incomplete:
@@ -257,8 +258,12 @@ def _print(verdict: "Verdict", everything: bool) -> None:
     for finding in verdict.findings:
         known = finding.evidence.rstrip(".") in verdict.sentence
         evidence = "" if known else f": {finding.evidence}"
-        click.echo(f"  {click.style(finding.cause, bold=True)}{evidence}")
-        click.echo(f"    fix: {finding.fix}")
+        click.echo(f"  {click.style(finding.label, bold=True)}{evidence}")
+        click.echo(f"    {finding.advice}: {finding.fix}")
+
+
+def _print(verdict: "Verdict", everything: bool) -> None:
+    print_answer(verdict)
     rows = verdict.rows if everything else _around(verdict)
     if rows:
         _print_rows(rows, verdict)

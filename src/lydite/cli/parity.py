@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lydite.cli.aliases import AliasedOption
-from lydite.cli.diff import COLORS
+from lydite.cli.diff import print_answer
 from lydite.cli.recording import (
     capture_options,
     floor_dtype,
@@ -263,11 +263,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 def _print(
     verdict: "Verdict", components: Sequence[Component], image: ImageDifference | None
 ) -> None:
-    label = click.style(verdict.verdict, fg=COLORS[verdict.verdict], bold=True)
-    click.echo(f"{label}  {verdict.sentence}")
-    for finding in verdict.findings:
-        click.echo(f"  {click.style(finding.cause, bold=True)}: {finding.evidence}")
-        click.echo(f"    fix: {finding.fix}")
+    print_answer(verdict)
     click.echo("gates: " + "; ".join(
         f"{gate.name} {gate.word} ({gate.detail})" for gate in verdict.gates
     ))  # fmt: skip

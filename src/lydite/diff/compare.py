@@ -20,6 +20,7 @@ from lydite.diff.divergence.first import (
     ESTIMATE_MARGIN,
     Divergence,
     coverage,
+    doubled_rows,
     first_divergence,
     first_isolated,
     misplaced_value,
@@ -28,7 +29,6 @@ from lydite.diff.divergence.first import (
 )
 from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
 from lydite.diff.findings import Evidence, find, is_another_form, replayed
-from lydite.diff.findings.evidence import Explanation
 from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.measure.aligned import Layouts
 from lydite.diff.measure.axes import possible_fits
@@ -42,7 +42,7 @@ from lydite.diff.pairing.paired_events import BY_NAME, Pair, Pairing
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
 from lydite.diff.repro import Reproduction
-from lydite.diff.result import Finding, Gate, Row, Verdict
+from lydite.diff.result import Confidence, Finding, Gate, Row, Verdict
 from lydite.diff.trace_health import examine
 from lydite.diff.verdict_text import (
     agreement_text,
@@ -225,12 +225,13 @@ class _Comparer:
             return first_isolated(rows)
         explained: set[int] = set()
 
-        inputs = self._first_of_inputs(rows)
+        inputs, doubled = self._first_of_inputs(rows), doubled_rows(rows, self.pairs)
 
-        def is_misplaced(index: int, taken: Collection[str] = ()) -> bool:
+        def is_misplaced(index: int, taken: Collection[str] = (), *, inside: bool = False) -> bool:
             if self.pairs[index].how == "end":
                 return False  # a result: another layer's value there is the bug
-            remark = misplaced_value(self.traces, self.pairs[index], rows[index], taken)
+            pair, row = self.pairs[index], rows[index]
+            remark = misplaced_value(self.traces, pair, row, taken, inside=inside)
             if remark is not None:
                 self.remarks.append(remark)
                 explained.add(index)
@@ -241,14 +242,15 @@ class _Comparer:
         def spoils(index: int) -> bool:
             """Whether the first compared value that is computed from this one is wrong."""
             results = self.traces.flow.results(self.pairs[index].event)
-            compared = [rows[of_event[event.i]] for event in results if event.i in of_event]
-            return bool(compared) and compared[0].wrong
+            compared = [of_event[event.i] for event in results if event.i in of_event]
+            return any(rows[at].wrong and at not in doubled for at in compared[:1])
 
         divergence = first_divergence(
             rows,
-            is_misplaced,
+            lambda index: is_misplaced(index, inside=self.pairs[index].how not in BY_NAME),
             estimated=self.estimated,
-            is_guessed=lambda index: self.pairs[index].how in GUESSES,
+            is_guessed=lambda index: index in doubled or self.pairs[index].how in GUESSES,
+            is_doubled=lambda index: index in doubled,
             is_impossible=lambda index: self._is_before_inputs(index, inputs),
             is_mispaired=lambda index: (
                 self._has_own_order(rows, index)
@@ -282,7 +284,7 @@ class _Comparer:
         if len(pair.reference) < 2 or rows[index].error is None:
             return False
         found = parts_reordered(self.reader.evidence(pair, rows[index].floor or 0.0))
-        if not isinstance(found, Explanation) or not found.sure:
+        if found is None or found.confidence != "certain":
             return False
         later = (at for at in range(index + 1, len(rows)) if rows[at].wrong)
         if (after := next(later, None)) is None:
@@ -689,7 +691,9 @@ def _gate_finding(failed: preconditions.GateResult) -> Finding:
         "inputs": "Start both runs from one saved array; another library draws other noise from "
         "the same seed.",
     }
-    return Finding(f"{failed.gate.name}-differ", failed.gate.detail, fixes[failed.gate.name])
+    name = failed.gate.name
+    worth: Confidence = "observed" if name in ("inputs", "schedule") else "certain"
+    return Finding(f"{name}-differ", failed.gate.detail, fixes[name], worth)
 
 
 def _shape_finding(pair: Pair) -> Finding:
@@ -700,6 +704,7 @@ def _shape_finding(pair: Pair) -> Finding:
         f"{expected} in the reference, {shape} in the port; no axis order makes them equal",
         "If the two are not the same value, correct the pair in a map.json (null, or the right "
         "name).",
+        "observed",
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.aligned import Layouts, align_values, measure_pair
 from lydite.diff.measure.rounding import UNIT, coarser
+from lydite.diff.measure.rows import run_dtype
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.name_matching import close_stats, same_values
 from lydite.diff.pairing.pair_parameters import pair_parameters
@@ -112,7 +113,7 @@ def check_inputs(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateRe
     for pair in chosen:
         measured = measure_pair(pair, align_values(pair, reference, port, layouts))
         compared += measured is not None
-        limit = INPUT_ROUNDINGS * UNIT[coarser(pair.port_event.dtype, "f32")]
+        limit = INPUT_ROUNDINGS * UNIT[coarser(run_dtype(port, pair.port_event), "f32")]
         if measured is not None and measured.error > limit:
             detail = f"error {measured.error:.2g}; both runs must start from the same values"
             return _failed("inputs", pair, detail)

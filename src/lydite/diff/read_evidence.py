@@ -63,8 +63,8 @@ class EvidenceReader:
             kind=pair.event.kind,
             dims=pair.ref_dims or pair.event.dims,
             inputs=self._inputs(event),
-            others=lambda: values_nearby(self.reference, pair.event),
-            near=lambda: values_nearby(self.reference, pair.event, any_size=True),
+            others=lambda: self._nearby(pair.event),
+            near=lambda: self._nearby(pair.event, any_size=True),
             before=lambda: self._before(event),
             beside=lambda: self._beside(pair.event),
             parameters=lambda: self.parameters.of_module(event.name),
@@ -81,6 +81,13 @@ class EvidenceReader:
         inner = next(other for other in self.reference.events if other.i == twin)
         inside = inner.name.startswith((f"{event.name}.", f"{event.name}/"))
         return inner if inside and inner.slot == "out" else event
+
+    def _nearby(
+        self, event: Event, *, any_size: bool = False
+    ) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Other values of the reference around one event, by name."""
+        near = values_nearby(self.reference, event, any_size=any_size)
+        return ((str(other), value) for other, value in near)
 
     def _before(self, event: Event) -> Iterator[Recorded]:
         """The reference's values before one in its step, the last first, and what came before it.

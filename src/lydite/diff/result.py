@@ -7,17 +7,30 @@ from typing import Any, Literal, Self
 from lydite.trace.events import Event, Site
 
 Answer = Literal["agree", "diverge", "cannot-compare"]
+Confidence = Literal["certain", "likely", "observed"]
 EXIT_CODES: dict[Answer, int] = {"agree": 0, "diverge": 1, "cannot-compare": 2}
 JSON_KEYS = {"slot": "place", "ignored_rows": "aside"}  # older spellings that scripts read
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause recognised in a wrong value."""
+    """What was recognised in a wrong value: its cause or, if only `observed`, where it is wrong."""
 
     cause: str  # a short stable id: "transposed", "scaled", "not-finite" …
     evidence: str  # one sentence with the numbers
-    fix: str  # one sentence: what to change
+    fix: str  # one sentence: what to change, or where to look
+    confidence: Confidence = "certain"  # "likely": it explains most of the error, not all
+
+    @property
+    def label(self) -> str:
+        """The id for people, with what it is worth."""
+        worth = {"likely": " (likely)", "observed": " (observed; no cause known)"}
+        return self.cause + worth.get(self.confidence, "")
+
+    @property
+    def advice(self) -> str:
+        """What the last sentence is: a fix, or where to look."""
+        return "next" if self.confidence == "observed" else "fix"
 
 
 @dataclass(frozen=True)

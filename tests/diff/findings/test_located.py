@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lydite.diff.findings import find, is_another_form
+from lydite.diff.findings import Evidence, HypothesisFailed, find, is_another_form
 from support.findings import PRECISIONS, Array, causes, evidence, recorded, values
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -45,6 +45,7 @@ def test_a_part_of_one_axis(
     found = find(evidence(x, recorded(wrong, precision, draw), precision, dims=dims))
     assert [finding.cause for finding in found] == [cause]
     assert words in found[0].evidence
+    assert found[0].label == f"{cause} (observed; no cause known)" and found[0].advice == "next"
 
 
 def padded(x: Array, mode: Any) -> Array:
@@ -285,3 +286,15 @@ def test_only_another_form_decides_what_rounding_leaves_open() -> None:
         evidence(value, 1.5 * value)
     )
     assert is_another_form(evidence(value, value[:, ::-1]))
+
+
+def test_a_cause_that_cannot_be_looked_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of ours in one rule does not lose what the others find."""
+
+    def broken(_: Evidence) -> None:
+        raise ValueError("zip() argument 2 is shorter")
+
+    x = np.random.default_rng(0).standard_normal((2, 12, 16)).astype(np.float32)
+    monkeypatch.setattr("lydite.diff.findings.REPLAYED", (broken,))
+    with pytest.warns(HypothesisFailed, match=r"the cause broken: ValueError\('zip"):
+        assert causes(evidence(x, -x)) == ["negated"]

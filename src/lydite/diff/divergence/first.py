@@ -8,6 +8,7 @@ Values without a counterpart do no harm while something after them is compared. 
 compared value nothing is: an agreement has to reach the port's last value or the reference's.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import best_fit, possible_fits
 from lydite.diff.measure.distance import relative_error, wide
-from lydite.diff.measure.rounding import FINE, UNIT
+from lydite.diff.measure.rounding import FINE, K_COARSE, UNIT
 from lydite.diff.measure.rows import Comparison
-from lydite.diff.pairing.paired_events import Pair
+from lydite.diff.pairing.paired_events import BY_NAME, Pair
 from lydite.diff.result import Row
 from lydite.trace.events import Event
 from lydite.trace.reader import Trace
@@ -62,6 +63,7 @@ def first_divergence(
     estimated: bool = False,
     is_guessed: Test = lambda _: False,
     is_mispaired: Test | None = None,
+    is_doubled: Test = lambda _: False,
     is_impossible: Test = lambda _: False,
     is_anchored: Test = lambda _: True,
     spoils: Test = lambda _: False,
@@ -70,28 +72,34 @@ def first_divergence(
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
 
-    `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed` whether
-    its pair is a guess, `is_mispaired` whether a guess is false, `is_impossible` whether the
+    `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed`
+    whether its pair is a guess, `is_mispaired` whether a guess is false, `is_doubled` whether
+    the port has the counterpart's value under another name as well, `is_impossible` whether the
     counterpart is computed before the value's inputs, `is_anchored` whether the values it was
-    computed from agree, `spoils` whether what is computed from it is wrong, `is_whole` whether all
-    that its module returns is compared. With `estimated` limits, and in 16 bits, where a port may
-    round between operations that the reference computes as one, a value a little above its limit
-    is ignored when no later value is. `port_order` has the number of each row's event in the port:
-    of two wrong values that the sides compute in another order, neither is computed from the
-    other, and the port's first is named.
+    computed from agree, `spoils` whether what is computed from it is wrong, `is_whole` whether
+    all that its module returns is compared. With `estimated` limits, and in 16 bits, where a
+    port may round between operations that the reference computes as one, a value a little above
+    its limit is ignored when no later value is. `port_order` has the number of each row's event
+    in the port: of two wrong values that the sides compute in another order, neither is
+    computed from the other, and the port's first is named.
     """
     ignored: list[int] = []
     is_mispaired = is_mispaired or is_misplaced
 
+    def is_false_guess(index: int, agrees_after: bool) -> bool:
+        return is_guessed(index) and (
+            agrees_after or _all_agree_after(rows, index, is_doubled) or is_mispaired(index)
+        )
+
     def is_ignored(index: int) -> bool:
         row = rows[index]
-        agrees_after = not spoils(index) and _agrees_after(rows, index)
+        agrees_after = not spoils(index) and _agrees_after(rows, index, is_doubled)
         return (
             _is_lost_in_rounding(row)
             or is_impossible(index)
             or (agrees_after and (row.error is None or is_misplaced(index)))
             or ((estimated or row.dtype not in FINE) and _is_marginal(rows, index))
-            or (is_guessed(index) and (agrees_after or is_mispaired(index)))
+            or is_false_guess(index, agrees_after)
             or _is_overtaken(rows, index, estimated=estimated)
             or _was_ignored(rows, index, ignored)
             or _outer_module_agrees(rows, index, lambda at: is_guessed(index) or is_whole(at))
@@ -254,7 +262,7 @@ def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> boo
     return any(map(all, returned.values()))
 
 
-def _agrees_after(rows: Sequence[Row], index: int) -> bool:
+def _agrees_after(rows: Sequence[Row], index: int, is_doubled: Test) -> bool:
     """Whether the values right after this one, in the same component, agree.
 
     Another stream may run first, which does not depend on it: the next value of its own counts too.
@@ -267,7 +275,7 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
         lambda other: (
             other.step != row.step or other.site == row.site or (other.site, other.slot) not in seen
         ),
-        rows[index + 1 :],
+        (rows[at] for at in range(index + 1, len(rows)) if not is_doubled(at)),
     )
     following = [
         other
@@ -285,6 +293,31 @@ def _agrees_after(rows: Sequence[Row], index: int) -> bool:
     return bool(following) and not any(other.wrong for other in (*following, *own))
 
 
+def _all_agree_after(rows: Sequence[Row], index: int, is_doubled: Test) -> bool:
+    """Whether what was compared after this value, in any component, agrees to the end."""
+    later = (at for at in range(index + 1, len(rows)) if not is_doubled(at))
+    following = [rows[at] for at in later if rows[at].site != rows[index].site]
+    return any(other.agrees for other in following) and not any(other.wrong for other in following)
+
+
+def doubled_rows(rows: Sequence[Row], pairs: Sequence[Pair]) -> set[int]:
+    """Wrong rows of which another value of the port has the reference's value, under its name.
+
+    A module may return what its last layer did; a port records that once.
+    """
+    agreeing: dict[str, set[str]] = defaultdict(set)
+    for row, pair in zip(rows, pairs, strict=True):
+        if row.agrees and pair.event.hash and len(pair.reference) == 1:
+            agreeing[pair.event.hash].add(pair.port_event.name)
+    return {
+        index
+        for index, (row, pair) in enumerate(zip(rows, pairs, strict=True))
+        if row.wrong
+        and pair.how not in (*BY_NAME, "end")
+        and agreeing[pair.event.hash or ""] - {pair.port_event.name}
+    }
+
+
 def _is_end_of_stream(rows: Sequence[Row], index: int) -> bool:
     """Whether a value is the last of its tokens, and later ones are wrong: those of both streams.
 
@@ -299,17 +332,18 @@ def _is_end_of_stream(rows: Sequence[Row], index: int) -> bool:
 
 
 def misplaced_value(
-    traces: Comparison, pair: Pair, row: Row, taken: Collection[str] = ()
+    traces: Comparison, pair: Pair, row: Row, taken: Collection[str] = (), *, inside: bool = False
 ) -> str | None:
     """A remark, when one side's value equals another of the other side's near it; else None.
 
-    Values of the reference that are `taken`, by hash, have a counterpart of their own: a port that
-    has one of them twice has it once where another belongs.
+    With `inside`, values of modules inside the value's own count too. Values of the reference
+    that are `taken`, by hash, have a counterpart of their own: a port that has one of them
+    twice has it once where another belongs.
     """
     if len(pair.port) > 1 or len(pair.reference) > 1:
         return None
     limit = max(row.limit or 0.0, 1e-3 if row.dtype in ("bf16", "f16") else 1e-5)
-    reference, port = traces.reference, traces.port
+    reference, port, floor = traces.reference, traces.port, traces.floor
     event, port_event = pair.event, pair.port_event
     if reference.has_values(event) and port.has_values(port_event):
         value, expected = wide(port.read(port_event)), wide(reference.read(event))
@@ -323,9 +357,13 @@ def misplaced_value(
             continue
         value = wide(trace.read(own))
         without = taken if side == "reference" else ()
-        for name, candidate in values_nearby(other_trace, other, inside=False, without=without):
-            if _equal_in_some_order(value, candidate, limit):
-                return f"{row.name}: equals {name} of the {side}; recorded there, not a bug"
+        for near, candidate in values_nearby(other_trace, other, inside=inside, without=without):
+            second = floor.find(*near.id) if floor is not None and side == "reference" else None
+            rounding = 0.0
+            if second is not None and floor is not None and floor.has_values(second):
+                rounding = relative_error(wide(floor.read(second)), candidate)
+            if _equal_in_some_order(value, candidate, max(limit, K_COARSE * rounding)):
+                return f"{row.name}: equals {near} of the {side}; recorded there, not a bug"
     return None
 
 
@@ -336,8 +374,8 @@ def values_nearby(
     inside: bool = True,
     any_size: bool = False,
     without: Collection[str] = (),
-) -> Iterable[tuple[str, NDArray[Any]]]:
-    """Other values of a trace around one event, of its size unless any will do, by name.
+) -> Iterable[tuple[Event, NDArray[Any]]]:
+    """Other values of a trace around one event, of its size unless any will do.
 
     Without `inside`, values of modules inside its module are left out: a module that returns what a
     part of it returned has left something out, which is a bug. Hashes `without` are left out.
@@ -351,7 +389,7 @@ def values_nearby(
         near = abs(other.i - event.i) <= NEARBY and other.i != event.i and other.step == event.step
         alike = (any_size or prod(other.shape) == size) and other.kind == event.kind
         if near and alike and trace.has_values(other):
-            yield str(other), wide(trace.read(other))
+            yield other, wide(trace.read(other))
 
 
 def _equal_in_some_order(value: NDArray[Any], other: NDArray[Any], limit: float) -> bool:

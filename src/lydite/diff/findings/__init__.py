@@ -3,6 +3,7 @@
 Each hypothesis is a function of the evidence; a new cause is a new function in one of the lists.
 """
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shi
 from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
 from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
 from lydite.diff.findings.displaced import cropped, displaced
-from lydite.diff.findings.evidence import Evidence, Explanation, Hypothesis
+from lydite.diff.findings.evidence import Evidence, Hypothesis
 from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
 from lydite.diff.findings.parts import entries_reordered, parts_reordered
 from lydite.diff.findings.per_channel import (
@@ -72,7 +73,7 @@ from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
 
-__all__ = ["Evidence", "Hypothesis", "find", "is_another_form", "replayed"]
+__all__ = ["Evidence", "Hypothesis", "HypothesisFailed", "find", "is_another_form", "replayed"]
 
 MAX_FINDINGS = 5
 FAR_OFF = 0.5  # relative error from which a layout may be taken for another
@@ -155,6 +156,10 @@ FITTED: tuple[Hypothesis, ...] = (
 )
 
 
+class HypothesisFailed(RuntimeWarning):
+    """One possible cause could not be looked for."""
+
+
 def replayed(evidence: Evidence, *, of_input: bool = True) -> tuple[Finding, ...]:
     """What follows from computing the operation again; this also shows that a pair is right.
 
@@ -164,7 +169,7 @@ def replayed(evidence: Evidence, *, of_input: bool = True) -> tuple[Finding, ...
         return ()
     tried = tuple(each for each in REPLAYED if of_input or each is not wrong_input)
     with np.errstate(all="ignore"):
-        return _plain(_tried(tried, evidence, one=True))
+        return _tried(tried, evidence, one=True)
 
 
 def is_another_form(evidence: Evidence) -> bool:
@@ -182,56 +187,62 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
     if not evidence.port.size or not evidence.reference.size:
         return ()
     if evidence.kind == "ids":
-        return _plain([*_tried(IDS, evidence, one=True), *_tried((ids_differ,), evidence)])
+        return (*_tried(IDS, evidence, one=True), *_tried((ids_differ,), evidence))
     if conclusive := _tried(CONCLUSIVE, evidence, one=True):
-        return _plain(conclusive)
+        return conclusive
     if not evidence.wrong:
         return ()
     if buckets := _tried((other_buckets,), evidence):
-        return _plain(buckets)
-    exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else []
+        return buckets
+    exact = _tried(SCHEDULES, evidence) if evidence.kind == "schedule" else ()
     with np.errstate(all="ignore"):  # a variant of the wrong operation may overflow
         exact = exact or _tried(REPLAYED, evidence, one=True)
         exact = exact or _in_another_layout(evidence)
     lines = (*MOVED, *COARSER)
-    exact = exact or [f for line in lines for f in _tried(line, evidence, one=True)]
-    located = [] if exact else _tried(LOCATED, evidence, one=True)
+    exact = exact or tuple(f for line in lines for f in _tried(line, evidence, one=True))
+    located = () if exact else _tried(LOCATED, evidence, one=True)
     # The operation is known, and in none of its variants the port's: many numbers fit anything.
     few = FITTED[:3] if evidence.ruled_out else FITTED
-    fitted = [] if exact else _tried(few, evidence, one=True)
-    return _plain([*exact, *located, *fitted][:MAX_FINDINGS])
+    fitted = () if exact else _tried(few, evidence, one=True)
+    return (*exact, *located, *fitted)[:MAX_FINDINGS]
 
 
-def _in_another_layout(e: Evidence) -> list[Finding]:
+def _in_another_layout(e: Evidence) -> tuple[Finding, ...]:
     """What a replay tells of a port with channels last, where all axes have one size.
 
     Where such a value is wrong everywhere, its layout does not show.
     """
     if e.port.ndim != 4 or len(set(e.port.shape[1:])) > 1 or e.error < FAR_OFF:
-        return []
+        return ()
     turned = replace(e, port=np.moveaxis(e.port, -1, 1), ruled_out=[])
     return _tried(REPLAYED, turned, one=True)
 
 
 def _tried(
     hypotheses: tuple[Hypothesis, ...], evidence: Evidence, *, one: bool = False
-) -> list[Finding]:
+) -> tuple[Finding, ...]:
     """What holds, in order; explanations that leave only rounding come first."""
     findings: list[Finding] = []
     for hypothesis in hypotheses:
-        finding = hypothesis(evidence)
+        finding = _ask(hypothesis, evidence)
         if finding is None:
             continue
         if one and _is_sure(finding):
-            return [finding]
+            return (finding,)
         findings.append(finding)
     findings.sort(key=_is_sure, reverse=True)
-    return findings[:1] if one else findings
+    return tuple(findings[:1] if one else findings)
 
 
 def _is_sure(finding: Finding) -> bool:
-    return not isinstance(finding, Explanation) or finding.sure
+    return finding.confidence == "certain"
 
 
-def _plain(findings: list[Finding]) -> tuple[Finding, ...]:
-    return tuple(Finding(f.cause, f.evidence, f.fix) for f in findings)
+def _ask(hypothesis: Hypothesis, evidence: Evidence) -> Finding | None:
+    """What it finds. A mistake in it loses one possible cause, not the verdict."""
+    try:
+        return hypothesis(evidence)
+    except Exception as error:  # noqa: BLE001 - any
+        text = f"lydite cannot look for the cause {hypothesis.__name__}: {error!r}"
+        warnings.warn(text, HypothesisFailed, stacklevel=2)
+        return None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import isqrt, prod, sqrt
 
-from lydite.diff.findings.evidence import Evidence, Explanation
+from lydite.diff.findings.evidence import Evidence, explanation
 from lydite.diff.findings.linear_fit import affine, scale, shift
 from lydite.diff.result import Finding
 
@@ -43,7 +43,7 @@ def negated(e: Evidence) -> Finding | None:
     left = sqrt(max(float(s.pp[0] + s.rr[0] + 2 * s.rp[0]), 0.0))
     if not e.explains(left):
         return None
-    return Explanation(
+    return explanation(
         "negated",
         f"port = −reference; {e.leaves(left)}.",
         "Change the sign: a difference is taken in the other order (noise − sample), a sine of the "
@@ -76,7 +76,7 @@ def shifted(e: Evidence) -> Finding | None:
     if not e.explains(left, free=1, scale=1.0):
         return None
     name = _name_shift(offset, 4 * max(left / (abs(offset) * sqrt(e.port.size)), e.rounding))
-    return Explanation(
+    return explanation(
         "shifted",
         f"port = reference + {_named(offset, name)}; {e.leaves(left)}.",
         "Look for an offset or shift factor that is missing or applied twice"
@@ -108,7 +108,7 @@ def scaled_and_shifted(e: Evidence) -> Finding | None:
         else f"Subtract {offset:.6g}, then divide by {factor:.6g}: a scale and a shift factor are "
         "missing, applied twice or in the other order."
     )
-    return Explanation(
+    return explanation(
         "scaled-and-shifted",
         f"port = {factor:.6g} × reference + {offset:.6g}; {e.leaves(left)}.",
         fix,
@@ -142,7 +142,7 @@ def _scaled(e: Evidence, factor: float, name: str | None, left: float) -> Findin
     else:
         fix += ": it is missing or applied twice; in attention, √width may be used instead of "
         fix += "√(head size)."
-    return Explanation(
+    return explanation(
         "scaled",
         f"port = {_named(factor, name)} × reference; {e.leaves(left)}.",
         fix if fix.endswith(".") else fix + ".",

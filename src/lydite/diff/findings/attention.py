@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import FEW, Evidence, Explanation, apart, norm
+from lydite.diff.findings.evidence import FEW, Evidence, apart, explanation, norm
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
@@ -70,7 +70,7 @@ def mask(e: Evidence) -> Finding | None:
     else:
         cause, what = "mask-differs", "masks other positions than"
         fix = "Compare the two masks: inverted, shifted by one, or of another prompt."
-    return Explanation(
+    return explanation(
         cause,
         f"The port {what} the reference; where neither is masked they agree up to the sum of a "
         f"row; {e.leaves(left)}.",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import FEW, PART, Evidence, Explanation, apart, norm
+from lydite.diff.findings.evidence import FEW, PART, Evidence, apart, explanation, norm
 from lydite.diff.findings.rearranged import GLANCE
 from lydite.diff.result import Finding
 
@@ -48,7 +48,7 @@ def cropped(e: Evidence) -> Finding | None:
         if not e.explains(left, own) or not _agree(e, left, own, port):
             continue
         less = actual[axis] < expected[axis]
-        return Explanation(
+        return explanation(
             "cropped" if less else "not-cropped",
             f"The port equals the reference {'without' if less else 'with'} {more} entries "
             f"{'' if less else 'more '}of {e.axis(axis)}, the {where} ones; {e.leaves(left)}.",
@@ -116,9 +116,9 @@ def _finding(e: Evidence, moves: Moves, left: float, share: float) -> Finding:
             "Pad on the other side: (0, 1, 0, 1) against 1 on every side moves a picture by a "
             "pixel, and so does another crop or alignment of a resize."
         )
-        return Explanation("shifted-pixels", f"{what}; {e.leaves(left)}.", fix, left <= e.noise())
+        return explanation("shifted-pixels", f"{what}; {e.leaves(left)}.", fix, left <= e.noise())
     fix = (
         "Shift it back: a first token is missing or added, an index starts at 1 instead of 0, or "
         "the value of the next entry is used."
     )
-    return Explanation("shifted-positions", f"{what}; {e.leaves(left)}.", fix, left <= e.noise())
+    return explanation("shifted-positions", f"{what}; {e.leaves(left)}.", fix, left <= e.noise())

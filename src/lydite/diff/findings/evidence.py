@@ -223,11 +223,9 @@ class Evidence:
         return "batch" if axis == 0 else ""
 
 
-@dataclass(frozen=True)
-class Explanation(Finding):
-    """A finding, and whether it leaves only rounding."""
-
-    sure: bool = True
+def explanation(cause: str, evidence: str, fix: str, sure: bool = True) -> Finding:
+    """A finding that is `sure` if it leaves only rounding of the error."""
+    return Finding(cause, evidence, fix, "certain" if sure else "likely")
 
 
 Hypothesis = Callable[[Evidence], Finding | None]

@@ -1,19 +1,21 @@
 """The right value of another site: a neighbour, the input, the value without the residual."""
 
 import re
+from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import Evidence, Explanation, apart, comparable, norm
+from lydite.diff.findings.evidence import Evidence, apart, comparable, explanation, norm
 from lydite.diff.findings.rearranged import GLANCE, matches
 from lydite.diff.findings.replay.variants import inputs_of
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
 MOST_OTHERS = 500
+RIGHT_BEFORE = 4  # values that the reference computed last
 
 
 def another_value(e: Evidence) -> Finding | None:
@@ -30,16 +32,25 @@ def another_value(e: Evidence) -> Finding | None:
         if left is not None:
             taken = "" if name.startswith(f"{e.name} [in") else _input_that_is(e, other)
             own_input = name.startswith(f"{e.name} [in") or taken
-            return Explanation(
+            return explanation(
                 "another-value",
                 f"The port equals the reference's {name}{taken}; {e.leaves(left)}.",
                 f"{e.name} is not applied: the port passes its input on, or records that."
                 if own_input
+                else f"What the reference does between {name} and {e.name} is missing, or the port "
+                f"records {name} as {e.name}{_siblings(e.name, name)}."
+                if name in _just_before(e)
                 else f"Check which value is used: the port computes {name}, or records it as "
                 f"{e.name}{_siblings(e.name, name)}.",
                 left <= e.noise(),
             )
     return None
+
+
+def _just_before(e: Evidence) -> Collection[str]:
+    """The values that the reference computes right before this one."""
+    at_end = (each.name for each in e.before() if ", step " not in each.name)
+    return tuple(islice(dict.fromkeys(at_end), RIGHT_BEFORE))
 
 
 def _input_that_is(e: Evidence, value: NDArray[Any]) -> str:
@@ -64,7 +75,7 @@ def passed_through(e: Evidence) -> Finding | None:
         (value,) = comparable(own)
         left = matches(e, value)
         if left is not None and left <= e.noise():
-            return Explanation(
+            return explanation(
                 "passed-through",
                 f"The port's output equals its own {slot}; {e.leaves(left)}.",
                 "The operation does nothing: a weight left at its initial value, a branch not "
@@ -87,7 +98,7 @@ def residual_wrong(e: Evidence) -> Finding | None:
                 continue
             left = apart(port, reference + sign * value)
             if e.explains(left):
-                return Explanation(
+                return explanation(
                     cause,
                     f"The port equals the reference {word} {slot}; {e.leaves(left)}.",
                     f"{'Add the residual' if sign < 0 else 'Add the residual only once'}: the "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import FEW, Evidence, Explanation, norm
+from lydite.diff.findings.evidence import FEW, Evidence, explanation, norm
 from lydite.diff.result import Finding
 
 MOST_CHUNKS = 9  # of adaLN: six for one stream, nine with dual attention
@@ -111,7 +111,7 @@ def _finding(e: Evidence, axis: int, source: tuple[int, ...], left: float) -> Fi
             if count <= MOST_CHUNKS
             else f"Put the {what} of {where} in the reference's order."
         )
-    return Explanation(
+    return explanation(
         cause,
         f"In the port, {order}; {e.leaves(left)}.",
         fix,

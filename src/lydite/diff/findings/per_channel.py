@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import MOST, Evidence, Explanation
+from lydite.diff.findings.evidence import MOST, Evidence, explanation
 from lydite.diff.findings.linear_fit import Sums, affine, scale, shift, sums
 from lydite.diff.result import Finding
 
@@ -35,7 +35,7 @@ def shifted_per_channel(e: Evidence) -> Finding | None:
     if (fit := _best(e, shift, _channels(e), 1)) is None:
         return None
     group, offsets, left = fit
-    return Explanation(
+    return explanation(
         "shifted-per-channel",
         f"port = reference + b, with b per {group.words} from {_range(offsets)}; {e.leaves(left)}.",
         f"Look for a bias ({group.detail}) that is missing, zero, or added twice, or for a "
@@ -49,7 +49,7 @@ def scaled_per_channel(e: Evidence) -> Finding | None:
     if (fit := _best(e, scale, _channels(e), 1)) is None:
         return None
     group, factors, left = fit
-    return Explanation(
+    return explanation(
         "scaled-per-channel",
         f"port = a·reference, with a per {group.words} from {_range(factors)}; {e.leaves(left)}.",
         f"Look for a scale ({group.detail}) that is missing or left at 1: a norm's weight, "
@@ -63,7 +63,7 @@ def affine_per_channel(e: Evidence) -> Finding | None:
     if (fit := _best(e, _factors, _channels(e), 2)) is None:
         return None
     group, factors, left = fit
-    return Explanation(
+    return explanation(
         "affine-per-channel",
         f"port = a·reference + b, with a and b per {group.words}, a from {_range(factors)}; "
         f"{e.leaves(left)}.",
@@ -78,7 +78,7 @@ def scaled_per_row(e: Evidence) -> Finding | None:
     if (fit := _best(e, scale, _rows(e), 1)) is None:
         return None
     _, factors, left = fit
-    return Explanation(
+    return explanation(
         "scaled-per-row",
         f"port = a·reference, with a per row of {e.port.shape[-1]} from {_range(factors)}; "
         f"{e.leaves(left)}.",
@@ -93,7 +93,7 @@ def affine_per_row(e: Evidence) -> Finding | None:
     if (fit := _best(e, _factors, _rows(e), 2)) is None:
         return None
     _, factors, left = fit
-    return Explanation(
+    return explanation(
         "affine-per-row",
         f"port = a·reference + b, with a and b per row of {e.port.shape[-1]}, a from "
         f"{_range(factors)}; {e.leaves(left)}.",

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import PART, ROUNDING, Evidence, Explanation, apart, norm
+from lydite.diff.findings.evidence import PART, ROUNDING, Evidence, apart, explanation, norm
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
@@ -38,7 +38,7 @@ def rounded(e: Evidence) -> Finding | None:
         same = float(np.mean(port == once))
         left = apart(port, once)
         if same > 0.9 and left < 0.3 * e.lost and _fine_enough(e):
-            return Explanation(
+            return explanation(
                 "rounded",
                 f"{same:.1%} of the port's values are the reference rounded once to "
                 f"{_WORDS[name]}; the error is {e.error:.1e}, one such rounding.",
@@ -93,7 +93,7 @@ def clipped(e: Evidence) -> Finding | None:
         if count > 2
     )
     known = next((word for bound, word in _BOUNDS.items() if bound in (high, -low)), None)
-    return Explanation(
+    return explanation(
         "clipped",
         f"The port equals the reference clipped: {bounds} are at the bound"
         f"{f' ({known})' if known else ''}, the others agree; {e.leaves(left)}.",
@@ -119,7 +119,7 @@ def not_clipped(e: Evidence) -> Finding | None:
     if left > e.noise(1.0) or left > 0.1 * e.lost:
         return None
     words = " and ".join(f"{(low, high)[side]:.6g}" for side in sides)
-    return Explanation(
+    return explanation(
         "clip-missing",
         f"The reference is the port's value clipped at {words}: {sum(beyond)} numbers of the port "
         f"are beyond that, the others agree; {e.leaves(left)}.",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.findings.evidence import Evidence, Explanation, apart
+from lydite.diff.findings.evidence import Evidence, apart, explanation
 from lydite.diff.result import Finding
 
 MAX_AXES = 5
@@ -188,7 +188,7 @@ def matches(e: Evidence, view: NDArray[Any]) -> float | None:
 
 
 def _explained(e: Evidence, left: float, cause: str, what: str, fix: str) -> Finding:
-    return Explanation(cause, f"The port {what}; {e.leaves(left)}.", fix, left <= e.noise())
+    return explanation(cause, f"The port {what}; {e.leaves(left)}.", fix, left <= e.noise())
 
 
 def _split_finding(e: Evidence, left: float, axis: int, n: int, m: int) -> Finding:

@@ -42,6 +42,7 @@ def border(e: Evidence) -> Finding | None:
                 "values agree.",
                 "Compare the padding: how much on which side, and zeros, reflection or "
                 "replication.",
+                "observed",
             )
     return None
 
@@ -70,40 +71,39 @@ def _slice_finding(e: Evidence, axis: int, start: int, stop: int) -> Finding:
     is_part = role == "channel" and start % count == size % count == 0 and 1 < count < size
     if is_part:
         evidence += f", part {start // count} of {size // count}"
-    evidence += "; everything else agrees."
+    cause, look_at = _named(role, where, is_head=is_part and size // count > 2 and count >= 8)
+    if role == "position" and stop == size:
+        cause = "trailing-positions"
+        look_at = (
+            "Compare padding and mask: the last positions are padding, other tokens, or are "
+            "attended to when they should not be."
+        )
+    elif role == "position" and start == 0:
+        cause = "leading-positions"
+        look_at = (
+            "Look at what comes first in the sequence: the first token, a prefix, text before "
+            "image tokens, the crop of a prompt template."
+        )
+    return Finding(cause, f"{evidence}; everything else agrees.", look_at, "observed")
+
+
+def _named(role: str, where: str, *, is_head: bool) -> tuple[str, str]:
+    """The name of a wrong range of an axis, and what to look at."""
     if role == "batch":
-        return Finding(
+        return (
             "one-batch-row",
-            evidence,
             "Look at what differs between batch rows: the conditional or the unconditional prompt, "
             "its mask, its pooled embedding.",
         )
     if role == "head":
-        return Finding("one-head", evidence, "Look at how heads are indexed, shared or repeated.")
+        return "one-head", "Look at how heads are indexed, shared or repeated."
     if role == "channel":
-        return Finding(
-            "one-head" if is_part and size // count > 2 and count >= 8 else "channel-slice",
-            evidence,
+        return (
+            "one-head" if is_head else "channel-slice",
             "Look at what computes these channels alone: one head, one part of a fused or "
             "concatenated projection, the rotated part of a head, one chunk of modulation.",
         )
-    if role == "position" and stop == size:
-        return Finding(
-            "trailing-positions",
-            evidence,
-            "Compare padding and mask: the last positions are padding, other tokens, or are "
-            "attended to when they should not be.",
-        )
-    if role == "position" and start == 0:
-        return Finding(
-            "leading-positions",
-            evidence,
-            "Look at what comes first in the sequence: the first token, a prefix, text before "
-            "image tokens, the crop of a prompt template.",
-        )
-    return Finding(
-        "axis-slice", evidence, f"Look at what treats these entries of {where} differently."
-    )
+    return "axis-slice", f"Look at what treats these entries of {where} differently."
 
 
 def _planes(e: Evidence) -> list[int]:

@@ -36,6 +36,7 @@ FINE = ("f64", "f32", "c64")
 K_FINE, K_COARSE, K_ESTIMATED, SCATTER = 8.0, 3.0, 4.0, 8.0
 CAP_FINE, CAP_COARSE = 300.0, 20.0  # times the rounding at most, whatever came before
 RISE = 2.0
+PASSED_ON = 1.5  # times an error that came in, up to K times the rounding it came in with
 GAIN_MEASURED, GAIN_ESTIMATED = 4.0, 10.0
 EXPLAINED = 3.0  # times the rounding: a larger error came in from an earlier value
 # Where both runs of the reference are bit-equal, it fixes a precision (sinusoids of timesteps in
@@ -91,17 +92,26 @@ def is_sinusoid(value: NDArray[Any]) -> bool:
 
 
 def limit_for(
-    rounding: float, dtype: str, count: int, *, before: float, ratio: float, measured: bool
+    rounding: float,
+    dtype: str,
+    count: int,
+    *,
+    before: float,
+    ratio: float,
+    measured: bool,
+    carried: float = 0.0,
 ) -> Limit:
     """The limit at a site with this rounding.
 
-    The values before it have the error `before`, and are `ratio` times their rounding.
+    The values before it have the error `before`, are `ratio` times their rounding, and round by
+    `carried` at most: a sinusoid of large angles rounds far more than what is computed from it.
     """
     fine = dtype in FINE
     k = K_FINE if fine else K_COARSE + SCATTER / sqrt(max(count, 1)) if measured else K_ESTIMATED
     gain = GAIN_MEASURED if measured else GAIN_ESTIMATED
     largest = max(k * rounding, RISE * ratio * rounding, gain * before)
-    return Limit(rounding, min(largest, (CAP_FINE if fine else CAP_COARSE) * rounding))
+    largest = min(largest, (CAP_FINE if fine else CAP_COARSE) * rounding)
+    return Limit(rounding, max(largest, min(PASSED_ON * before, k * carried)))
 
 
 def coarser(a: str, b: str) -> str:

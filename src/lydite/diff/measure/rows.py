@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.data_flow import DataFlow
 from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values, measure_pair
-from lydite.diff.measure.distance import Distance, distance
+from lydite.diff.measure.distance import Distance, distance, wide
 from lydite.diff.measure.rounding import (
     EXPLAINED,
     FINE,
@@ -37,6 +37,7 @@ BELIEVED = 0.1  # a float32 reference that rounds by more is broken
 MODULE_DEPTH = {"f32": 16, "f64": 16}  # operations inside one module, on injected values
 PIXEL = 3e-4  # of an 8-bit image: one pixel in seven hundred rounds to the other side
 SINUSOID_RMS = 0.5**0.5  # of sines and cosines of the same angles
+SINUSOID_PERIOD = 10_000.0  # between the fastest and the slowest, in most models
 MAX_SINUSOID = 2**20  # values of an embedding of timesteps
 GATED = ("ids", "schedule", "input")
 
@@ -72,8 +73,8 @@ def measure_rows(
     rows: list[Row] = []
     for number, pair in enumerate(chosen):
         while sinusoids and sinusoids[0].i < pair.event.i:
-            error = fixed_rounding(_run_dtype(traces.port, pair.port_event))
-            errors.add((sinusoids.popleft(),), Error(error, 0.0))
+            error = fixed_rounding(run_dtype(traces.port, pair.port_event))
+            errors.add((sinusoids.popleft(),), Error(error, 0.0, error))
         values = align_values(pair, traces.reference, traces.port, layouts)
         rows.append(_measure_row(traces, pair, values, second, errors, depths[pair.event.i]))
         if progress:
@@ -83,10 +84,13 @@ def measure_rows(
 
 @dataclass(frozen=True)
 class Error:
-    """Of values that agree: the largest error that no rounding explains, and error ÷ rounding."""
+    """Of values that agree: the largest error that no rounding explains, error ÷ rounding, and the
+    largest rounding so far.
+    """
 
     unexplained: float = 0.0
     ratio: float = 0.0
+    rounding: float = 0.0
 
     @classmethod
     def largest(cls, errors: Iterable["Error"]) -> "Error":
@@ -95,6 +99,7 @@ class Error:
         return cls(
             max((error.unexplained for error in errors), default=0.0),
             max((error.ratio for error in errors), default=0.0),
+            max((error.rounding for error in errors), default=0.0),
         )
 
 
@@ -140,11 +145,11 @@ def _sinusoids_not_compared(reference: Trace, pairs: Sequence[Pair]) -> deque[Ev
 
     Sines of large angles lose digits; the error is first seen in the value computed from them.
     """
-    compared = {event.i for pair in pairs for event in pair.reference}
+    compared = {event.hash or event.i for pair in pairs for event in pair.reference}
     return deque(
         event
         for event in reference.events
-        if event.i not in compared
+        if (event.hash or event.i) not in compared
         and event.stats is not None
         and event.stats.rms is not None
         and abs(event.stats.rms - SINUSOID_RMS) < 0.02
@@ -154,7 +159,7 @@ def _sinusoids_not_compared(reference: Trace, pairs: Sequence[Pair]) -> deque[Ev
     )
 
 
-def _run_dtype(trace: Trace, event: Event) -> str:
+def run_dtype(trace: Trace, event: Event) -> str:
     """The precision a value was computed in: the run's, or its own where that is coarser."""
     return coarser(trace.dtype, event.dtype) if trace.dtype in UNIT else event.dtype
 
@@ -168,7 +173,7 @@ def _measure_row(
     depth: int,
 ) -> Row:
     event = pair.event
-    dtype = coarser(_run_dtype(traces.port, pair.port_event), event.dtype)
+    dtype = coarser(run_dtype(traces.port, pair.port_event), event.dtype)
     # Until it is measured it has another shape. An input may be passed in another form.
     wrong = values.reference is not None and not event.slot.startswith("in")
     row = replace(Row.of(event, pair.port_event), dtype=dtype, wrong=wrong, note=values.note)
@@ -177,7 +182,7 @@ def _measure_row(
         others = [second.get(part.id) for part in pair.reference]
         other = _joined(traces.floor, others, pair.axis)
         units = tuple(
-            UNIT.get(_run_dtype(trace, part), inf) if part else inf
+            UNIT.get(run_dtype(trace, part), inf) if part else inf
             for trace, part in ((traces.reference, event), (traces.floor, others[0]))
         )
         measured, rounding = _against_second(other, units, values, measured, dtype)
@@ -186,6 +191,8 @@ def _measure_row(
         return row if wrong else replace(row, note=f"not compared: {reason}")
     depth = MODULE_DEPTH.get(dtype, 0) if traces.isolated else depth
     estimate = _estimate(event.dtype, values, dtype, depth)
+    if estimate and values.reference is not None and is_sinusoid(values.reference):
+        estimate = max(estimate, _rounding_of_angles(traces.reference, event, dtype))
     before = Error() if traces.isolated else errors.before(pair.reference)
     limit = _limit(traces, dtype, rounding, before, estimate, measured.count)
     limit = replace(limit, limit=max(limit.limit, traces.least.get(event.id, 0.0)))
@@ -193,7 +200,8 @@ def _measure_row(
     if not wrong and limit.rounding and not traces.isolated:
         explained = rounding is not None and measured.error <= EXPLAINED * rounding
         unexplained = 0.0 if explained else measured.error
-        errors.add(pair.reference, Error(unexplained, measured.error / limit.rounding))
+        ratio, largest = measured.error / limit.rounding, max(limit.rounding, before.rounding)
+        errors.add(pair.reference, Error(unexplained, ratio, largest))
     return replace(
         row,
         error=measured.error,
@@ -251,6 +259,19 @@ def _estimate(stored: str, values: AlignedPair, dtype: str, depth: int) -> float
     return estimated_rounding(dtype, depth)
 
 
+def _rounding_of_angles(reference: Trace, event: Event, dtype: str) -> float:
+    """What the rounding of times in `dtype` does to their sinusoid; 0 where they are not recorded.
+
+    In 16 bits a time of 3500 is off by up to 8, and its fastest sine is another number.
+    """
+    times = reference.find(event.name, "in.0", event.step, event.call)
+    if dtype in FINE or times is None or not reference.has_values(times):
+        return 0.0
+    largest = float(np.abs(wide(reference.read(times))).max(initial=0.0))
+    frequencies = SINUSOID_PERIOD ** -np.linspace(0, 1, max(event.shape[-1] // 2, 1))
+    return float(np.sqrt(np.square(np.minimum(largest * UNIT[dtype] * frequencies, 1)).mean()))
+
+
 def _limit(
     traces: Comparison,
     dtype: str,
@@ -275,4 +296,5 @@ def _limit(
         before=before.unexplained,
         ratio=before.ratio,
         measured=measured,
+        carried=before.rounding,
     )

@@ -527,6 +527,7 @@ def by_inputs(names: NamePairs) -> None:
         if is_input(site):
             slots[site.name].append(site)
     holders = {site: name for name, rename in names.found.items() for site in rename.ref}
+    claims: dict[Site, list[tuple[float, str]]] = defaultdict(list)
     for name in names.left():
         owner = names.found.get(names.inputs.get(name, ""))
         owner = None if owner and owner.how in WEAK[1:] else owner
@@ -551,7 +552,11 @@ def by_inputs(names: NamePairs) -> None:
         best = max(likely, key=lambda site: likely[site], default=None)
         is_only = len(likely) == 1 and not _holds_equal(names, holders.get(best) if best else None)
         if best is not None and (is_only or likely[best] > ALIKE):
-            names.found[name] = Rename((best,), how="input")
+            claims[best].append((likely[best], name))
+    for site, claimants in claims.items():
+        score, name = max(claimants)
+        if len(claimants) == 1 or score > ALIKE:
+            names.found[name] = Rename((site,), how="input")
 
 
 def _holds_equal(names: NamePairs, name: str | None) -> bool:

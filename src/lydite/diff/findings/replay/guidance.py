@@ -65,7 +65,11 @@ def other_combination(e: Evidence) -> Finding | None:
         elif np.allclose(np.abs(right), np.abs(wrong), rtol=close, atol=close / 10):
             cause, fix = "term-negated", "Check the sign."
         else:
-            cause, fix = "other-factors", "Check the factors of the two."
+            cause = "other-factors"
+            fix = (
+                "Check what the factors come from: the schedule (betas, alphas or sigmas of this "
+                "step and the next), the prediction type, the scale of guidance."
+            )
         return Finding(cause, f"The port is {ours}, the reference {theirs}.", fix)
     return None
 

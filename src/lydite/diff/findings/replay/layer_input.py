@@ -96,7 +96,8 @@ def _another_value(e: Evidence) -> Finding | None:
                 return Finding(
                     "another-input",
                     f"The port computes it from {used}, the reference from {wanted}.",
-                    f"Compute it from {wanted}: an operation between the two is missing.",
+                    f"Compute it from {wanted}: what the reference does between the two is missing "
+                    "in the port, or comes later.",
                 )
     return None
 

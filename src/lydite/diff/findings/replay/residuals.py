@@ -7,7 +7,7 @@ from itertools import combinations, islice
 import numpy as np
 
 from lydite.diff.findings.affine import negated, scaled
-from lydite.diff.findings.evidence import FEW, Array, Evidence, Explanation
+from lydite.diff.findings.evidence import FEW, Array, Evidence
 from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.findings.rearranged import flipped, memory_order, split_swapped, transposed
 from lydite.diff.findings.replay.modulation import Table, chunk_tables
@@ -113,7 +113,7 @@ def rearranged_branch(e: Evidence) -> Finding | None:
         )
         for hypothesis in OF_BRANCH:
             found = hypothesis(branch)
-            if isinstance(found, Explanation) and found.sure:
+            if found is not None and found.confidence == "certain":
                 text = f"This is about what is added to {source.name}. {found.evidence}"
                 return Finding(found.cause, text, found.fix)
     return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import isqrt, log, pi
 
 import numpy as np
@@ -559,7 +559,7 @@ def _bases(rates: Mapping[int, tuple[float, float]], total: int) -> tuple[float,
     """
     pairs = list(rates)
     starts = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
-    widths = [end - start for start, end in zip(starts, [*starts[1:], total], strict=True)]
+    widths = [end - start for start, end in pairwise([*starts, total])]
     for start, width in sorted(zip(starts, widths, strict=True), key=lambda run: -run[1]):
         # The first frequency of an axis is 1 per position; else its first pairs are not known.
         is_first = any(abs(rate - 1) < 0.02 for rate in rates[start])
