@@ -39,6 +39,7 @@ from lydite.diff.name_map import Rename, check_name_map
 from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
 from lydite.diff.pairing.paired_events import BY_NAME, Pair, Pairing
+from lydite.diff.prompt_order import in_order_of
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
 from lydite.diff.repro import Reproduction
@@ -121,13 +122,15 @@ def _compare(
     conditions, remarks = preconditions.check_conditions(reference, port)
     if not conditions.gate.passed:
         return _cannot_compare(f"the runs differ: {conditions.gate.detail}", conditions.gate)
+    port, order = in_order_of(reference, port)
+    traces = replace(traces, port=port)
     pairing = pair_traces(reference, port, renames)
     if not pairing.pairs:
         reason = "no value of the port could be paired with one of the reference"
         return _cannot_compare(reason, conditions.gate, pairing)
     comparer = _Comparer(traces, pairing, renames, parameters, reproduce)
     comparer.gates.append(conditions.gate)
-    comparer.remarks += [*remarks, *pairing.remarks]
+    comparer.remarks += [*remarks, *order, *pairing.remarks]
     return comparer.verdict(progress)
 
 

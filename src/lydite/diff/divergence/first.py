@@ -88,7 +88,10 @@ def first_divergence(
 
     def is_false_guess(index: int, agrees_after: bool) -> bool:
         return is_guessed(index) and (
-            agrees_after or _all_agree_after(rows, index, is_doubled) or is_mispaired(index)
+            agrees_after
+            or (is_doubled(index) and not spoils(index))
+            or _all_agree_after(rows, index, is_doubled)
+            or is_mispaired(index)
         )
 
     def is_ignored(index: int) -> bool:

@@ -231,12 +231,15 @@ def _against_second(
     """The distance from the more precise of two references, and the distance between the two.
 
     `units` are the precisions of the two runs: one in 16 bits may store a sinusoid in float32.
-    Two references that are both more precise than the port do not show its rounding.
+    Two references that are both more precise than the port do not show its rounding; one with NaN
+    where the other has numbers shows nothing.
     """
     if second is None or values.reference is None:
         return measured, None
     other = values.like_reference(second)
     if other is None or values.port is None or values.port.shape != other.shape:
+        return measured, None
+    if not np.array_equal(np.isfinite(other), np.isfinite(values.reference)):
         return measured, None
     first_unit, second_unit = units
     fine, coarse = values.reference, other

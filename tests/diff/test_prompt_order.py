@@ -1,0 +1,92 @@
+"""Ports that have the negative prompt last where the reference has it first."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lydite.diff.compare import compare
+from lydite.diff.divergence.write_injection import isolate
+from lydite.diff.prompt_order import in_order_of
+from lydite.trace.events import Header
+from lydite.trace.reader import Trace
+from lydite.trace.writer import TraceWriter
+
+DRAW = np.random.default_rng(5)
+W = [DRAW.standard_normal((8, 8)) / 3 for _ in range(3)]
+TEXT = DRAW.standard_normal((2, 6, 8))  # without a prompt, with one
+START = DRAW.standard_normal((6, 8))
+Events = Iterable[tuple[str, Any, int]]
+
+
+def write(folder: Path, events: Events, dtype: str = "float32") -> Trace:
+    with TraceWriter(folder, Header(dtype=dtype)) as writer:
+        for name, value, step in events:
+            kind = "input" if name.endswith("noise") else "activation"
+            writer.add(name, np.asarray(value, np.float32), step=step, kind=kind)
+    return Trace.open(folder)
+
+
+def run(*, batched: bool, prompt_first: bool, wrong: str = "", own: bool = False) -> Events:
+    """Two steps of guidance; with a port's `own` names, and one value that is `wrong`."""
+    name = {"pipeline/noise": "noise", "net/a": "m.first", "net/b": "m.second",
+            "pipeline/guided": "loop.eps", "pipeline/latents": "loop.x"} if own else {}  # fmt: skip
+    order = (1, 0) if prompt_first else (0, 1)
+    x = START
+    yield name.get("pipeline/noise", "pipeline/noise"), x, 0
+    for step in range(2):
+        results: dict[int, Any] = {}
+        taken = [np.stack([TEXT[at] for at in order])] if batched else [TEXT[at] for at in order]
+        for call, text in enumerate(taken):
+            a = np.tanh((x + text) @ W[0]) + (0.1 if wrong == "a" else 0)
+            b = np.tanh(a @ W[1]) * (2 if wrong == "b" else 1)
+            yield name.get("net/a", "net/a"), a, step
+            yield name.get("net/b", "net/b"), b, step
+            results |= dict(zip(order, b, strict=True)) if batched else {order[call]: b}
+        guided = results[0] + 4.0 * (results[1] - results[0])
+        x = x - 0.1 * guided
+        yield name.get("pipeline/guided", "pipeline/guided"), guided, step
+        yield name.get("pipeline/latents", "pipeline/latents"), x, step
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("wrong", "site"), [("", None), ("a", "net/a"), ("b", "net/b")])
+def test_the_prompt_may_come_first(
+    tmp_path: Path, batched: bool, own: bool, wrong: str, site: str | None
+) -> None:
+    reference = write(tmp_path / "ref", run(batched=batched, prompt_first=False))
+    port = write(tmp_path / "port", run(batched=batched, prompt_first=True, own=own, wrong=wrong))
+    found = compare(reference, port)
+    assert (found.verdict, found.site) == ("diverge" if site else "agree", site)
+    if not wrong:
+        (remark,) = (text for text in found.remarks if "in the other order" in text)
+        assert ("halves of the batch" if batched else "calls") in remark
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_same_order_is_left_as_it_is(tmp_path: Path, batched: bool) -> None:
+    reference = write(tmp_path / "ref", run(batched=batched, prompt_first=False))
+    port = write(tmp_path / "port", run(batched=batched, prompt_first=False, wrong="b", own=True))
+    ordered, remarks = in_order_of(reference, port)
+    assert not remarks and not ordered.exchanged and ordered.events == port.events
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_rerun_gets_the_values_in_the_order_of_the_port(tmp_path: Path, batched: bool) -> None:
+    reference = write(tmp_path / "ref", run(batched=batched, prompt_first=False))
+    events = list(run(batched=batched, prompt_first=True))
+    port = write(tmp_path / "port", events)
+
+    def rerun(values: Path, out: Path) -> None:
+        with Trace.open(values) as injected:
+            for event in injected.events:
+                own = port.find(*event.id)
+                assert own is not None
+                assert np.allclose(injected.read(event), port.read(own), atol=1e-5), event
+        write(out, events)
+
+    found = isolate(reference, port, rerun, tmp_path)
+    assert found.verdict == "agree" and not found.sources
