@@ -9,7 +9,7 @@ import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.divergence.write_injection import isolate
-from lydite.diff.prompt_order import in_order_of
+from lydite.diff.prompt_order import views
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
@@ -70,7 +70,7 @@ def test_the_prompt_may_come_first(
 def test_the_same_order_is_left_as_it_is(tmp_path: Path, batched: bool) -> None:
     reference = write(tmp_path / "ref", run(batched=batched, prompt_first=False))
     port = write(tmp_path / "port", run(batched=batched, prompt_first=False, wrong="b", own=True))
-    ordered, remarks = in_order_of(reference, port)
+    _, ordered, remarks = views(reference, port)
     assert not remarks and not ordered.exchanged and ordered.events == port.events
 
 
@@ -90,3 +90,22 @@ def test_a_rerun_gets_the_values_in_the_order_of_the_port(tmp_path: Path, batche
 
     found = isolate(reference, port, rerun, tmp_path)
     assert found.verdict == "agree" and not found.sources
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.1])
+def test_complex_rotations_are_cosines_beside_sines(tmp_path: Path, wrong: float) -> None:
+    angles = DRAW.uniform(0, 3, (1, 7, 4))
+    after = DRAW.standard_normal((7, 5))
+    for side in ("ref", "port"):
+        with TraceWriter(tmp_path / side, Header(dtype="float32")) as writer:
+            if side == "ref":
+                writer.add("net/att", np.exp(1j * angles).astype(np.complex64), slot="in.freqs")
+            else:
+                turned = angles[0] * (1 + wrong)
+                table = np.stack([np.cos(turned), np.sin(turned)], -1)
+                writer.add("net/att", table.astype(np.float32), slot="in.freqs")
+            writer.add("net/att", after + (wrong if side == "port" else 0))
+    reference, port = (Trace.open(tmp_path / side) for side in ("ref", "port"))
+    found = compare(reference, port)
+    assert [row.wrong for row in found.rows] == [wrong > 0] * 2
+    assert found.slot == ("in.freqs" if wrong else None)

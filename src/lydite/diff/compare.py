@@ -39,12 +39,13 @@ from lydite.diff.name_map import Rename, check_name_map
 from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
 from lydite.diff.pairing.paired_events import BY_NAME, Pair, Pairing
-from lydite.diff.prompt_order import in_order_of
+from lydite.diff.prompt_order import views
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
 from lydite.diff.repro import Reproduction
 from lydite.diff.result import Confidence, Finding, Gate, Row, Verdict
 from lydite.diff.trace_health import examine
+from lydite.diff.trace_view import TraceView
 from lydite.diff.verdict_text import (
     agreement_text,
     divergence_text,
@@ -122,8 +123,9 @@ def _compare(
     conditions, remarks = preconditions.check_conditions(reference, port)
     if not conditions.gate.passed:
         return _cannot_compare(f"the runs differ: {conditions.gate.detail}", conditions.gate)
-    port, order = in_order_of(reference, port)
-    traces = replace(traces, port=port)
+    reference, port, order = views(reference, port)
+    floor = traces.floor and TraceView.of(traces.floor)
+    traces = replace(traces, reference=reference, port=port, floor=floor)
     pairing = pair_traces(reference, port, renames)
     if not pairing.pairs:
         reason = "no value of the port could be paired with one of the reference"

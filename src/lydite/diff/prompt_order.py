@@ -8,15 +8,15 @@ is read in the order of the reference.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import best_fit, possible_fits
 from lydite.diff.pairing.name_matching import close_stats
+from lydite.diff.trace_view import TraceView, other_half_first
 from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
@@ -30,21 +30,13 @@ COMPUTED = ("activation", "input")
 Votes = Mapping[str, Counter[bool]]  # by component: how often a value was in the other order
 
 
-@dataclass(frozen=True, eq=False)
-class OrderedTrace(Trace):
-    """A port whose batches are read with their second half first."""
-
-    exchanged: frozenset[int] = frozenset()  # events, by number
-
-    def read(self, event: Event) -> NDArray[Any]:
-        return self.turned(event, super().read(event))
-
-    def turned(self, event: Event, value: NDArray[Any]) -> NDArray[Any]:
-        """The value of an event in the order of the other side."""
-        return _other_half_first(value) if event.i in self.exchanged else value
+def views(reference: Trace, port: Trace) -> tuple[TraceView, TraceView, tuple[str, ...]]:
+    """Both traces in the form in which they are compared, and what was done to the port's."""
+    ours = TraceView.of(reference)
+    return ours, *in_order_of(ours, TraceView.of(port))
 
 
-def in_order_of(reference: Trace, port: Trace) -> tuple[OrderedTrace, tuple[str, ...]]:
+def in_order_of(reference: Trace, port: TraceView) -> tuple[TraceView, tuple[str, ...]]:
     """The port with the two prompts in the reference's order, and a remark where that is another.
 
     A component of which some values are in the same order is left as it is.
@@ -64,16 +56,15 @@ def in_order_of(reference: Trace, port: Trace) -> tuple[OrderedTrace, tuple[str,
             call = (event.call + half) % (2 * half)
             event = msgspec.structs.replace(event, call=call)
         events.append(event)
-    ordered = OrderedTrace(
-        port.folder, port.header, tuple(events), port.lost, exchanged=frozenset(exchanged)
-    )
     what = ["halves of the batch"] if exchanged else []
     what += ["calls"] if any(_is_other(calls, component) for component in calls) else []
+    if not what:
+        return port, ()
     remark = (
         f"the port has the two {' and '.join(what)} in the other order (with and without the "
         "prompt); its values are compared in the reference's"
     )
-    return ordered, (remark,) if what else ()
+    return replace(port, events=tuple(events), exchanged=frozenset(exchanged)), (remark,)
 
 
 def _component(event: Event) -> str:
@@ -83,10 +74,6 @@ def _component(event: Event) -> str:
 
 def _is_batch(event: Event) -> bool:
     return len(event.shape) > 1 and event.shape[0] > 0 and event.shape[0] % 2 == 0
-
-
-def _other_half_first(value: NDArray[Any]) -> NDArray[Any]:
-    return np.roll(value, len(value) // 2, axis=0)
 
 
 def _is_other(votes: Votes, component: str) -> bool:
@@ -110,12 +97,12 @@ def _batch_votes(reference: Trace, port: Trace) -> tuple[Votes, set[int]]:
             if not _is_batch(other) or not _are_similar(other, event):
                 continue
             value, expected = port.read(event), reference.read(other)
-            if _are_equal(expected, _other_half_first(expected)):
+            if _are_equal(expected, other_half_first(expected)):
                 continue
             if _are_equal(value, expected):
                 own[False] += 1
                 break
-            if _are_equal(_other_half_first(value), expected):
+            if _are_equal(other_half_first(value), expected):
                 own[True] += 1
                 sizes.add(event.shape[0])
                 break

@@ -365,7 +365,8 @@ def misplaced_value(
             rounding = 0.0
             if second is not None and floor is not None and floor.has_values(second):
                 rounding = relative_error(wide(floor.read(second)), candidate)
-            if _equal_in_some_order(value, candidate, max(limit, K_COARSE * rounding)):
+            allowed = max(limit, K_COARSE * rounding) if rounding < RELATED else limit
+            if _equal_in_some_order(value, candidate, allowed):
                 return f"{row.name}: equals {near} of the {side}; recorded there, not a bug"
     return None
 

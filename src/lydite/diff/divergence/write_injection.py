@@ -20,7 +20,7 @@ from lydite.diff.measure.aligned import AlignedPair, Layouts, align_values
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import BY_NAME, Pair
-from lydite.diff.prompt_order import in_order_of
+from lydite.diff.prompt_order import views
 from lydite.diff.result import Verdict
 from lydite.trace.events import Event, EventId, Header
 from lydite.trace.reader import Trace
@@ -86,7 +86,7 @@ def _limits(free: Verdict) -> dict[EventId, float]:
 def _guessed(reference: Trace, port: Trace, renames: dict[str, Rename] | None) -> dict[str, Rename]:
     """Pairs of the free run not found by name: the injected run alone would not show them."""
     guessed: dict[str, Rename] = {}
-    port, _ = in_order_of(reference, port)
+    reference, port, _ = views(reference, port)
     for pair in pair_traces(reference, port, renames).pairs:
         if pair.how in BY_NAME or pair.port_event.slot != "out":
             continue
@@ -105,8 +105,7 @@ def write_injection(
 ) -> None:
     """Write the reference's values under the port's names and in its axis orders."""
     layouts, calls = Layouts(), Counter[tuple[str, str, int]]()
-    written = {event.i: event for event in port.events}
-    port, _ = in_order_of(reference, port)
+    reference, port, _ = views(reference, port)
     pairs = pair_traces(reference, port, renames).pairs
     layouts.learn(pairs, reference, port)
     header = Header(side="reference", framework=reference.header.framework, dtype="float32")
@@ -116,7 +115,7 @@ def write_injection(
                 continue
             values = align_values(pair, reference, port, layouts)
             for ordered, value in _as_port(pair, values):
-                event, value = written[ordered.i], port.turned(ordered, value)
+                event, value = port.written(ordered), port.as_written(ordered, value)
                 key = (event.name, event.slot, event.step)
                 for _ in range(event.call - calls[key]):  # calls without a counterpart
                     writer.count(*key)

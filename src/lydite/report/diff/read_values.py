@@ -13,7 +13,7 @@ from lydite.diff.measure.distance import wide
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pair, Pairing
-from lydite.diff.prompt_order import in_order_of
+from lydite.diff.prompt_order import views
 from lydite.diff.result import Row, Verdict
 from lydite.trace.events import Event, Site, Stats
 from lydite.trace.reader import Trace
@@ -39,7 +39,7 @@ class Sides:
         """Paired again; without the map that `compare` had, its names follow from the verdict."""
         if verdict.verdict == "cannot-compare" and verdict.site is None:  # not comparable at all
             return cls(reference, port, Pairing((), (), ()))
-        port, _ = in_order_of(reference, port)
+        reference, port, _ = views(reference, port)
         pairing = pair_traces(reference, port, renames)
         known = {(pair.event.name, pair.port_event.name) for pair in pairing.pairs}
         names = [(row.site, row.port_site) for row in verdict.rows]
