@@ -38,7 +38,7 @@ from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
 from lydite.diff.name_map import Rename, check_name_map
 from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
-from lydite.diff.pairing.paired_events import BY_NAME, Pair, Pairing
+from lydite.diff.pairing.paired_events import BY_NAME, SAME_MODULE, Pair, Pairing
 from lydite.diff.prompt_order import views
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
@@ -254,7 +254,7 @@ class _Comparer:
             rows,
             lambda index: is_misplaced(index, inside=self.pairs[index].how not in BY_NAME),
             estimated=self.estimated,
-            is_guessed=lambda index: index in doubled or self.pairs[index].how in GUESSES,
+            is_guessed=lambda index: index in doubled or self._is_guess(rows, index),
             is_doubled=lambda index: index in doubled,
             is_impossible=lambda index: self._is_before_inputs(index, inputs),
             is_mispaired=lambda index: (
@@ -279,6 +279,11 @@ class _Comparer:
             if rows[index].name not in names:
                 self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _is_guess(self, rows: Sequence[Row], index: int) -> bool:
+        """Whether a pair may be none: a guess, or values of different shapes with other names."""
+        how = self.pairs[index].how
+        return how in GUESSES or (rows[index].error is None and how not in SAME_MODULE)
 
     def _has_own_order(self, rows: Sequence[Row], index: int) -> bool:
         """Whether a port that fuses layers has their values side by side in an order of its own.

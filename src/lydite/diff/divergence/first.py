@@ -103,7 +103,7 @@ def first_divergence(
             or (agrees_after and (row.error is None or is_misplaced(index)))
             or ((estimated or row.dtype not in FINE) and _is_marginal(rows, index))
             or is_false_guess(index, agrees_after)
-            or _is_overtaken(rows, index, estimated=estimated)
+            or _is_overtaken(rows, index, is_guessed, estimated=estimated)
             or _was_ignored(rows, index, ignored)
             or _outer_module_agrees(rows, index, lambda at: is_guessed(index) or is_whole(at))
         )
@@ -188,19 +188,22 @@ def _is_marginal(rows: Sequence[Row], index: int) -> bool:
     )
 
 
-def _is_overtaken(rows: Sequence[Row], index: int, *, estimated: bool) -> bool:
+def _is_overtaken(rows: Sequence[Row], index: int, is_guessed: Test, *, estimated: bool) -> bool:
     """Whether a value is little above its limit, and a later one so far that this is not its cause.
 
     An error that grows does so little by little; one that appears at once was made there. A value
-    that was as wrong at an earlier step already has a form of its own.
+    that was as wrong at an earlier step already has a form of its own, and one of another shape
+    may be no counterpart.
     """
     largest = over_limit(rows[index])
     if not 1 < largest <= OPEN_MARGIN:
         return False
     jump = JUMP_OF_ESTIMATE if estimated and largest <= ESTIMATE_MARGIN else JUMP
     before = {(row.site, row.slot): row for row in rows[:index] if row.wrong}
-    for other in rows[index + 1 :]:
-        over = over_limit(other)
+    for at in range(index + 1, len(rows)):
+        other, over = rows[at], over_limit(rows[at])
+        if other.error is None and is_guessed(at):
+            continue
         known = before.get((other.site, other.slot))
         if known is not None and _is_as_wrong(known, other):
             continue

@@ -13,10 +13,14 @@ Joined = Mapping[int, tuple[int, ...]]  # tokens of a joined value → tokens of
 
 
 def joined_streams(reference: Trace) -> Joined:
-    """How many tokens joined values may have: those of two other values of the trace together."""
+    """How many tokens joined values may have: those of two other values of the trace together.
+
+    They may be joined in attention alone, as q, k and v (batch, heads, tokens, width).
+    """
     counts = {event.shape[1] for event in reference.events if len(event.shape) == 3}
+    heads = {event.shape[2] for event in reference.events if len(event.shape) == 4}
     found: dict[int, tuple[int, ...]] = defaultdict(tuple)
-    for count in sorted(counts):
+    for count in sorted(counts | heads):
         found[count] = tuple(n for n in sorted(counts) if 1 < n < count - 1 and count - n in counts)
     return {count: firsts for count, firsts in found.items() if firsts}
 
