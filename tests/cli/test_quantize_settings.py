@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from lydite.cli.quantize import model
 from lydite.cli.quantize.calibration import _draw_set
 from lydite.cli.quantize.evaluation import shared_prompts
 from lydite.cli.quantize.model import _round, _tune
+from lydite.cli.quantize.plan import command as plan_command
 from lydite.core.errors import InputError
 from lydite.embedded.captions import training_prompts
 from lydite.quantize.plan import LayerPlan, Plan
@@ -142,17 +144,30 @@ def test_what_goes_together(settings: Any) -> None:
         assert isinstance(settings(words), Settings), words
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("--bpw 4", "--bpw needs sensitivities"),
-        ("--sensitivity x.json", "--sensitivity needs sensitivities"),
-        ("--bpw 4 --bits 4 --set x", "exclude each other"),
-    ],
+# Of `quantize plan`: options for a plan of sizes alone too, or whose default holds until a set is
+# given. Every other option is refused without one.
+WITHOUT_A_SET = (
+    *("--set", "--bits", "--group", "--modulation-bits", "--leave-out", "--save", "--overwrite"),
+    *("--json", "--components", "--device", "--quiet"),
+    *("--method", "--images", "--workers"),
 )
-def test_a_plan_by_sensitivity_needs_a_set(words: str, text: str) -> None:
-    result = CliRunner().invoke(lydite, f"quantize plan embedded {words}".split())
-    assert text in str(result.exception)
+PLAN_OPTIONS = {
+    max(each.opts, key=len) for each in plan_command.params if isinstance(each, click.Option)
+}
+
+
+@pytest.mark.parametrize("option", sorted(PLAN_OPTIONS.difference(WITHOUT_A_SET)))
+def test_a_plan_by_sensitivity_needs_a_set(option: str) -> None:
+    result = CliRunner().invoke(lydite, ["quantize", "plan", "embedded", option, "4"])
+    assert isinstance(result.exception, InputError) and result.exception.exit_code == 2
+    assert f"{option} needs sensitivities" in str(result.exception)
+    assert "give --set SET" in str(result.exception)
+
+
+def test_a_plan_has_one_number_of_bits_or_an_average() -> None:
+    words = "quantize plan embedded --bpw 4 --bits 4 --set x"
+    result = CliRunner().invoke(lydite, words.split())
+    assert "--bpw and --bits exclude each other" in str(result.exception)
 
 
 @pytest.mark.parametrize(

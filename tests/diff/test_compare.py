@@ -227,6 +227,23 @@ def test_sketches_and_statistics_are_compared(
         assert found.site == "b" and found.error == pytest.approx(0.05, rel=0.1)
 
 
+@pytest.mark.parametrize("level", ["full", "sketch", "stats"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("count", "answer"), [(0, "agree"), (1, "diverge"), (48, "diverge")])
+def test_nan_and_inf_are_a_divergence_whatever_was_kept(
+    level: str, value: float, count: int, answer: str, tmp_path: Path
+) -> None:
+    """The finite values are all zero: neither their moments nor their sketch show it."""
+    values = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
+    broken = np.zeros_like(values)
+    broken.flat[:count] = value
+    found = judge(
+        written(tmp_path / "ref", {"a": values, "b": np.zeros_like(values), "c": values}, level),
+        written(tmp_path / "port", {"a": values, "b": broken, "c": values}, level),
+    )
+    assert (found.verdict, found.site) == (answer, "b" if count else None)
+
+
 def test_a_port_that_runs_the_prompt_alone_has_half_of_the_ids(tmp_path: Path) -> None:
     ids, value = np.array([[7, 8, 9], [1, 2, 3]]), {"net": np.ones((2, 3), np.float32)}
     reference = written(tmp_path / "ref", {"pipeline/ids": ids} | value)

@@ -1,10 +1,15 @@
 """Distances with known answers."""
 
+from itertools import permutations
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from lydite.diff.measure.aligned import AlignedPair, measure_pair
 from lydite.diff.measure.distance import distance, relative_error, wide
+from lydite.diff.pairing.paired_events import Pair
+from lydite.trace.events import Event, Stats
 
 
 def test_a_known_distance() -> None:
@@ -59,3 +64,39 @@ def test_bfloat16_specials_survive() -> None:
 def test_huge_values_do_not_overflow() -> None:
     a = np.full(10, 3e30, np.float32)
     assert distance(a, a * np.float32(2)).error == pytest.approx(0.5)
+
+
+def kept(level: str, nan: int, inf: int) -> Event:
+    """A value of which a summary was kept, the same but for the counts."""
+    stats = Stats(8, nan=nan, inf=inf)
+    if nan + inf < 8:
+        stats = Stats(8, -1.0, 1.0, 0.0, 1.0, 1.0, nan, inf)
+    sketch = (1.0,) * 1024 if level == "sketch" else None
+    return Event(0, "net/a", (8,), "f32", stats=stats, sketch=sketch)
+
+
+@pytest.mark.parametrize("level", ["sketch", "stats"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    list(permutations([(0, 0), (1, 0), (0, 1), (2, 1), (1, 2), (8, 0), (0, 8)], 2)),
+)
+def test_summaries_of_other_counts_of_nan_and_inf_are_infinitely_far(
+    one: tuple[int, int], other: tuple[int, int], level: str
+) -> None:
+    pair = Pair((kept(level, *one),), (kept(level, *other),), "name")
+    found = measure_pair(pair, AlignedPair(None, None))
+    assert found is not None and found.error == np.inf
+
+
+@pytest.mark.parametrize("level", ["sketch", "stats"])
+@pytest.mark.parametrize(
+    ("counts", "error"),
+    [((0, 0), 0.0), ((1, 0), 0.0), ((0, 1), 0.0), ((2, 1), 0.0), ((8, 0), None), ((0, 8), None)],
+)
+def test_summaries_of_equal_counts_are_compared_by_what_is_finite(
+    counts: tuple[int, int], error: float | None, level: str
+) -> None:
+    """Where nothing is, they may be infinite with either sign."""
+    event = kept(level, *counts)
+    found = measure_pair(Pair((event,), (event,), "name"), AlignedPair(None, None))
+    assert (found and found.error) == error

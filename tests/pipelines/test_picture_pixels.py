@@ -20,16 +20,24 @@ from lydite.pipelines.inpainting import (
     overlay,
     read_mask,
 )
-from lydite.pipelines.picture import opened_image, read_pixels, read_record
+from lydite.pipelines.picture import describe_file, opened_image, read_pixels, read_record
 from lydite.sampling.denoiser import find_prediction
 
 
-def test_a_photo_and_a_mask_are_turned_as_their_exif_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_and_a_mask_are_turned_as_their_exif_says(
+    orientation: int, ending: str, tmp_path: Path
+) -> None:
+    """Pixels, mask and the size that is told without them: 5 to 8 lie on their side."""
     exif = Image.Exif()
-    exif[0x0112] = 6  # a camera held upright
-    Image.new("RGB", (40, 24), "red").save(tmp_path / "a.jpg", exif=exif)
-    assert read_pixels(tmp_path / "a.jpg").shape == (40, 24, 3)
-    assert read_mask(tmp_path / "a.jpg").shape == (40, 24)
+    exif[0x0112] = orientation
+    path = tmp_path / f"a.{ending}"
+    Image.new("RGB", (40, 24), "red").save(path, exif=exif)
+    width, height = (24, 40) if orientation >= 5 else (40, 24)
+    assert read_pixels(path).shape == (height, width, 3)
+    assert read_mask(path).shape == (height, width)
+    assert describe_file(path) == ((width, height), False)
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Factors and offsets, their numbers and their names."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lydite.diff.findings import find
+from lydite.diff.findings.affine import _RANGES
 from support.findings import PRECISIONS, Array, causes, evidence, recorded, values
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -138,20 +141,23 @@ def test_other_factors_have_none(factor: float) -> None:
     assert "(" not in finding.evidence
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "words"),
-    [
-        (0.5, 0.5, "[0, 1] where the reference has [−1, 1]"),
-        (2.0, -1.0, "[−1, 1] where the reference has [0, 1]"),
-        (127.5, 127.5, "[0, 255]"),
-    ],
-)
-def test_ranges_of_pictures_are_named(a: float, b: float, words: str) -> None:
+def range_of(picture: Array) -> str:
+    """Its least and its largest value, as a sentence writes them."""
+    return f"[{picture.min():.4g}, {picture.max():.4g}]".replace("-", "−")
+
+
+@pytest.mark.parametrize(("a", "b"), _RANGES)
+def test_ranges_of_pictures_are_named(a: float, b: float) -> None:
+    """The sentence of each row says which range to draw from; the values say which they have."""
     draw = np.random.default_rng(0)
-    x = draw.uniform(-1, 1, (1, 3, 16, 16)).astype(np.float32)
-    (finding,) = find(evidence(x, recorded(a * x + b, "f32", draw)))
+    named = re.findall(r"\[(\S+), (\S+)\]", _RANGES[a, b].replace("−", "-"))
+    low, high = map(float, named[-1])
+    x = draw.permutation(np.linspace(low, high, 768, dtype=np.float32)).reshape(1, 3, 16, 16)
+    port = recorded(a * x + b, "f32", draw)
+    (finding,) = find(evidence(x, port))
     assert finding.cause == "scaled-and-shifted"
-    assert words in finding.fix
+    ranges = f"the port has {range_of(port)} where the reference has {range_of(x)}."
+    assert finding.fix == f"Change the range: {ranges}"
 
 
 def test_the_simplest_fit_that_leaves_nothing_is_told() -> None:

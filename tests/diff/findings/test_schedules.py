@@ -48,6 +48,19 @@ def test_flow_matching(steps: int, s: float, other: float) -> None:
     assert "schedule-off-by-one" in found(table, np.append(table[1:], -1))
 
 
+@pytest.mark.parametrize("verb", ["misses", "has more"])
+@pytest.mark.parametrize("end", ["start", "end"])
+@pytest.mark.parametrize(("count", "reported"), [(1, True), (2, True), (3, False)])
+def test_one_or_two_entries_more_or_fewer(count: int, reported: bool, end: str, verb: str) -> None:
+    table = karras(12).astype(np.float32)
+    first, last = np.split(table, [count if end == "start" else -count])
+    rest, short = (first, last) if end == "start" else (last, first)
+    findings = found(table, short) if verb == "misses" else found(short, table)
+    numbers = ", ".join(f"{number:g}" for number in rest)
+    sentence = f"The port {verb} at the {end}: {numbers}; the other {12 - count} entries agree."
+    assert findings.get("schedule-length") == (sentence if reported else None)
+
+
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(steps=st.integers(5, 50))
 def test_karras_and_timesteps(steps: int) -> None:

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from math import inf, prod, sqrt
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from lydite.diff.measure.streams import Joined, in_other_order, joined_streams, 
 from lydite.diff.pairing.paired_events import Pair
 from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
+from lydite.trace.statistics import distance as sketched_distance
 
 CLOSE = 0.3  # relative error below which an axis order is accepted
 FAR = 0.5  # relative error above which two values are not equal in an order
@@ -309,17 +310,17 @@ def _distance_of_summaries(reference: Event, port: Event) -> Distance | None:
     """An estimate from sketches, or a lower bound from statistics."""
     if prod(reference.shape) != prod(port.shape):
         return None
-    if reference.sketch and port.sketch and reference.shape == port.shape:
-        value, expected = np.array(port.sketch), np.array(reference.sketch)
-        power = float(expected @ expected)
-        gap = value - expected
-        error = sqrt(float(gap @ gap) / power) if power else inf
-        return Distance(error, error, 0.0, prod(port.shape))
     a, b = port.stats, reference.stats
+    if a is not None and b is not None:  # moments and sketches are of the finite values
+        if (a.nan, a.inf) != (b.nan, b.inf):
+            return Distance(inf, inf, 0.0, a.count)
+        if a.nan + a.inf == a.count:
+            return None
+    if reference.sketch and port.sketch and reference.shape == port.shape:
+        error = sketched_distance(port.sketch, reference.sketch)
+        return Distance(error, error, 0.0, prod(port.shape))
     if a is None or b is None or a.rms is None or b.rms is None:
         return None
-    if (a.nan, a.inf) != (b.nan, b.inf):
-        return Distance(inf, inf, 0.0, a.count)
     if not b.rms:
         return Distance(0.0 if not a.rms else inf, 0.0, 0.0, a.count)
     gaps = [abs(a.rms - b.rms), abs((a.mean or 0.0) - (b.mean or 0.0))]
