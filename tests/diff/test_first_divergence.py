@@ -263,6 +263,14 @@ def test_a_guess_is_no_pair_where_all_later_values_agree() -> None:
     assert judge(found[1:], **tests).first is None and judge(found[:1], **tests).first == 0
 
 
+def test_another_shape_of_a_guess_does_not_explain_a_small_error() -> None:
+    found = rows(20, 500_000, None)
+    assert judge(found[:1] + found[2:]).first == 1
+    guessed = {"is_guessed": lambda at: at == 1, "is_mispaired": lambda _: False}
+    assert first_divergence(found[:1] + found[2:], lambda _: False, **guessed).first == 0
+    assert first_divergence(found[:2], lambda _: False, **guessed).first == 1
+
+
 def test_wrong_rows_whose_value_the_port_has_under_another_name() -> None:
     def pair(name: str, hash: str, how: str) -> Any:
         event = SimpleNamespace(hash=hash)

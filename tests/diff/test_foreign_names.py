@@ -690,3 +690,32 @@ def test_a_value_recorded_elsewhere_may_differ_by_its_own_rounding(
     port = write(tmp_path / "port", events(0.2, True), dtype="bfloat16")
     found = compare(reference, port, floor=second)
     assert found.verdict == ("agree" if floor else "diverge")
+
+
+@pytest.mark.parametrize(("base", "verdict"), [(100.0, "agree"), (10_000.0, "diverge")])
+def test_rows_that_are_turned_by_other_angles_are_the_rotated_ones(
+    tmp_path: Path, base: float, verdict: str
+) -> None:
+    """A rotation keeps the length of each row: not q before it, but q after it is the pair."""
+    draw = np.random.default_rng(24)
+    raw = draw.standard_normal((2, 1, 3, 9, 8))
+
+    def turned(x: Any, base: float) -> Any:
+        angles = np.outer(np.arange(9), base ** -np.linspace(0, 1, 4, endpoint=False))
+        a, b = x[..., :4], x[..., 4:]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def out(q: Any, k: Any) -> Any:
+        return np.tanh(q) * k
+
+    q, k = (turned(x, 100.0) for x in raw)
+    own_q, own_k = (turned(x, base).swapaxes(1, 2) for x in raw)
+    theirs: list[tuple[Any, ...]] = [("net.norm_q", raw[0], {}), ("net.norm_k", raw[1], {})]
+    theirs += [("net.sdpa", q, {"slot": "in.query"}), ("net.sdpa", k, {"slot": "in.key"})]
+    theirs += [("net.sdpa", out(q, k), {})]
+    ours = [("t.q", own_q, {}), ("t.k", own_k, {}), ("t.result", out(own_q, own_k), {})]
+    found = compare(write(tmp_path / "ref", theirs), write(tmp_path / "port", ours))
+    assert found.verdict == verdict
+    if verdict == "diverge":
+        assert (found.site, found.slot, found.port_site) == ("net.sdpa", "in.query", "t.q")

@@ -87,6 +87,10 @@ def test_one_value_in_another_order_is_a_bug(tmp_path: Path) -> None:
 def test_which_tokens_may_be_two_streams(tmp_path: Path) -> None:
     reference = run(tmp_path / "ref", names=True, image_first=False)
     assert joined_streams(reference) == {TEXT + IMAGE: (TEXT, IMAGE)}
+    with TraceWriter(tmp_path / "heads", Header()) as writer:  # joined in attention alone
+        for name, shape in (("text", (1, 3, 8)), ("image", (1, 7, 8)), ("q", (1, 2, 10, 4))):
+            writer.add(name, np.zeros(shape))
+    assert joined_streams(Trace.open(tmp_path / "heads")) == {10: (3, 7)}
     scores = np.arange(2 * 3 * 25).reshape(2, 3, 5, 5)
     both = np.roll(scores, (-2, -2), (2, 3))
     assert np.array_equal(in_other_order(scores, 5, 2), both)
