@@ -139,3 +139,69 @@ def test_sinusoids_of_several_numbers_in_one_row(tmp_path: Path, order: list[int
     else:
         assert (verdict.verdict, verdict.port_site) == ("diverge", "size_sin")
         assert "reordered" in verdict.findings[0].cause
+
+
+@pytest.mark.parametrize(
+    ("base", "order", "site"),
+    [(1e4, (0, 1), None), (1e2, (0, 1), "net/block"), (1e4, (1, 0), None)],
+)
+def test_tables_of_complex_rotations(
+    tmp_path: Path, base: float, order: tuple[int, int], site: str | None
+) -> None:
+    """A reference that is given complex numbers; the port has each cosine beside its sine."""
+
+    def turned(table: Any) -> Any:
+        a, b = np.moveaxis(X.reshape(*X.shape[:-1], PAIRS, 2), -1, 0)
+        cos, sin = np.cos(table), np.sin(table)
+        return np.stack((a * cos - b * sin, a * sin + b * cos), -1).reshape(X.shape)
+
+    with TraceWriter(tmp_path / "ref", Header(dtype="float32")) as writer:
+        writer.add("net/start", X.astype(np.float32))
+        writer.add("net/block", np.exp(1j * angles()).astype(np.complex64), slot="in.1")
+        writer.add("net/turn", turned(angles()).astype(np.float32))
+        writer.add("net/last", np.tanh(turned(angles())).sum(-1).astype(np.float32))
+    table = np.stack([np.cos(angles(base)), np.sin(angles(base))], -1)[..., order]
+    own = [("x", X), ("rope", table), ("q", turned(angles(base)))]
+    found = compare(
+        Trace.open(tmp_path / "ref"),
+        write(tmp_path / "port", [*own, ("y", np.tanh(turned(angles(base))).sum(-1))]),
+    )
+    assert (found.verdict, found.site) == ("diverge" if site else "agree", site)
+    assert found.port_site == ("rope" if site else None)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_wrong_probabilities_are_named_before_what_is_computed_from_them(
+    tmp_path: Path, scale: float
+) -> None:
+    """The reference returns them after the layer that comes last."""
+    draw = np.random.default_rng(8)
+    scores = draw.standard_normal((3, 2, 3, TOKENS, TOKENS))
+    weight = draw.standard_normal((2 * PAIRS, 2 * PAIRS))
+
+    def run(scale: float, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        events: list[tuple[Any, ...]] = []
+        x = X
+        for n, block in enumerate(scores):
+            p = np.exp(scale * block)
+            p /= p.sum(-1, keepdims=True)
+            taken = np.tanh(p @ x)
+            result = taken @ weight
+            values = {"p": p, "in": x, "taken": taken, "out": result, "sum": x + result}
+            values |= {"square": np.square(x + result), "end": np.sin(3 * x + result)}
+            for name in names:
+                key, _, slot = name.partition("|")
+                path, _, what = key.partition("=")
+                more = {"slot": slot} if slot else {}
+                events.append((path.format(n), values[what], more))
+            x = x + result
+        return events
+
+    theirs = run(1.0, ("net/b.{}.att=in|in.0", "net/b.{}.att.o=taken|in.0", "net/b.{}.att.o=out",
+                       "net/b.{}.att=out", "net/b.{}.att=p|out.1", "net/b.{}.sum=sum",
+                       "net/b.{}.square=square", "net/b.{}=end"))  # fmt: skip
+    ours = run(scale, ("s{}.x=in", "s{}.weights=p", "s{}.mixed=taken", "s{}.y=out",
+                       "s{}.sum=sum", "s{}.square=square", "s{}.end=end"))  # fmt: skip
+    found = compare(write(tmp_path / "ref", theirs), write(tmp_path / "port", ours))
+    assert found.verdict == ("diverge" if scale != 1 else "agree")
+    assert found.port_site == ("s0.weights" if scale != 1 else None)

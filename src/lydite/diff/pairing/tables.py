@@ -1,12 +1,14 @@
-"""Tables of cosines and sines: values that can be told from all others, right or wrong.
+"""Tables of rotations and probabilities: values that are told from all others, right or wrong.
 
-A port keeps them in a layout of its own: half as wide, both in one value, without a batch. Cosines
-and sines of the same angles have squares that add up to one, so that a table is known by its
-numbers, and a wrong table has a counterpart although no number of it is right.
+A port keeps tables in a layout of its own: half as wide, both in one value, without a batch.
+Cosines and sines of the same angles have squares that add up to one, so that a table is known by
+its numbers, and a wrong table has a counterpart although no number of it is right. Probabilities of
+attention are known by their sums, also with a wrong mask or scale.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ from lydite.trace.events import Event, Site
 ONE = 2e-2  # by how much squares of bfloat16 cosines and sines miss one
 FEWEST = 16  # numbers of a table
 MOST = 2**20
+MOST_SCORES = 2**24  # numbers of probabilities that are added up
 SAME = 2e-3  # between the angles of two equal tables
 NEAR = 4  # values between the cosines and the sines of a table
 
@@ -61,6 +64,29 @@ def by_tables(names: NamePairs) -> None:
             for name, site in zip(table, best, strict=True):
                 names.found[name] = Rename((site,), how="similarity")
     _pair_sinusoids(names)
+    _pair_in_order(names, _is_rotation)
+    _pair_in_order(names, _is_probability)
+
+
+def _pair_in_order(names: NamePairs, is_one: Callable[[ValueReader, Event], bool]) -> None:
+    """Values of one kind and size, where both sides have as many of them: each with its like."""
+    readers = names.comparer.port, names.comparer.reference
+    left: dict[int, list[str]] = defaultdict(list)
+    for name, event in names.left_events(copies=False).items():
+        if is_one(readers[0], event):
+            left[prod(event.shape)].append(name)
+    free: dict[int, dict[str, Site]] = defaultdict(dict)
+    for site, event in names.free_events(copies=False).items() if left else ():
+        if prod(event.shape) in left and is_one(readers[1], event):
+            free[prod(event.shape)].setdefault(readers[1].content(event) or str(site), site)
+    for size, group in left.items():
+        sites = list(free[size].values())
+        events = [names.reference_events[site] for site in sites]
+        if len(group) == len(sites) and all(
+            compatible(names.port_events[name], [event])
+            for name, event in zip(group, events, strict=True)
+        ):
+            names.add(dict(zip(group, sites, strict=True)), "similarity")
 
 
 def _leave_out_pairs(names: NamePairs, tables: Sequence[NDArray[Any]]) -> None:
@@ -190,6 +216,27 @@ def _is_sinusoid(reader: ValueReader, event: Event, width: int) -> bool:
         return False
     rows = reader.read(event).astype(np.float64).reshape(-1, width)
     return _add_up(rows[:, : width // 2], rows[:, width // 2 :])
+
+
+def _is_rotation(reader: ValueReader, event: Event) -> bool:
+    """Whether a value has each cosine beside its sine."""
+    if len(event.shape) < 2 or event.shape[-1] % 2 or event.kind != "activation":
+        return False
+    if not _is_small(reader, event):
+        return False
+    value = reader.read(event).astype(np.float64)
+    return _add_up(value[..., 0::2], value[..., 1::2])
+
+
+def _is_probability(reader: ValueReader, event: Event) -> bool:
+    """Whether the numbers along an axis add up to one, and none is negative."""
+    stats = reader.stats(event) if event.kind == "activation" and len(event.shape) > 2 else None
+    if stats is None or stats.min is None or stats.max is None or not reader.can_read(event):
+        return False
+    if prod(event.shape) > MOST_SCORES or stats.min < 0 or not 0.1 < stats.max <= 1 + ONE:
+        return False
+    value = reader.read(event).astype(np.float32)
+    return any(np.abs(value.sum(axis) - 1).max() < ONE for axis in (-1, -2))
 
 
 def _add_up(x: NDArray[Any], y: NDArray[Any]) -> bool:
