@@ -9,6 +9,7 @@ import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.divergence.write_injection import isolate
+from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.prompt_order import views
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
@@ -18,6 +19,7 @@ DRAW = np.random.default_rng(5)
 W = [DRAW.standard_normal((8, 8)) / 3 for _ in range(3)]
 TEXT = DRAW.standard_normal((2, 6, 8))  # without a prompt, with one
 START = DRAW.standard_normal((6, 8))
+RIGHT = {"name", "equal", "kind", "spelling"}  # pairs that are no guess
 Events = Iterable[tuple[str, Any, int]]
 
 
@@ -59,6 +61,8 @@ def test_the_prompt_may_come_first(
 ) -> None:
     reference = write(tmp_path / "ref", run(batched=batched, prompt_first=False))
     port = write(tmp_path / "port", run(batched=batched, prompt_first=True, own=own, wrong=wrong))
+    if not wrong:
+        assert {pair.how for pair in pair_traces(*views(reference, port)[:2]).pairs} <= RIGHT
     found = compare(reference, port)
     assert (found.verdict, found.site) == ("diverge" if site else "agree", site)
     if not wrong:
@@ -109,3 +113,16 @@ def test_complex_rotations_are_cosines_beside_sines(tmp_path: Path, wrong: float
     found = compare(reference, port)
     assert [row.wrong for row in found.rows] == [wrong > 0] * 2
     assert found.slot == ("in.freqs" if wrong else None)
+
+
+def test_what_each_call_computes_again_is_no_batch(tmp_path: Path) -> None:
+    """A table of half the width in two calls has as many numbers as the reference's."""
+    half = np.cos(np.outer(np.arange(22), 0.5 ** np.arange(8)))
+    last = DRAW.standard_normal((2, 5, 8))
+    reference = write(tmp_path / "ref", [("net/cos", np.hstack([half, half])[None], 0),
+                                         ("net/last", last, 0)])  # fmt: skip
+    own = [("m.cos", half, 0), ("m.last", last[0], 0), ("m.cos", half, 0), ("m.last", last[1], 0)]
+    found = compare(reference, write(tmp_path / "port", own))
+    assert found.verdict == "agree" and not any(
+        "calls joined" in row.note for row in found.rows if row.site == "net/cos"
+    )

@@ -195,3 +195,8 @@ def test_a_sinusoid_that_is_compared_under_another_name_adds_no_rounding(tmp_pat
     pairs = [SimpleNamespace(reference=(named[0],))]
     assert not _sinusoids_not_compared(reference, cast(Any, pairs))
     assert [event.name for event in _sinusoids_not_compared(reference, [])] == ["time", "again"]
+    with TraceWriter(tmp_path / "taken", Header()) as writer:  # and what takes it adds none
+        for name, slot in (("time", "out"), ("layer", "in.0")):
+            writer.add(name, reference.read(named[0]), slot=slot)
+    taken = _sinusoids_not_compared(Trace.open(tmp_path / "taken"), [])
+    assert [event.name for event in taken] == ["time"]

@@ -73,8 +73,10 @@ def measure_rows(
     rows: list[Row] = []
     for number, pair in enumerate(chosen):
         while sinusoids and sinusoids[0].i < pair.event.i:
-            error = fixed_rounding(run_dtype(traces.port, pair.port_event))
-            errors.add((sinusoids.popleft(),), Error(error, 0.0, error))
+            sinusoid, dtype = sinusoids.popleft(), run_dtype(traces.port, pair.port_event)
+            angles = _rounding_of_angles(traces.reference, sinusoid, dtype)
+            error = max(fixed_rounding(dtype), angles)
+            errors.add((sinusoid,), Error(error, 0.0, error))
         values = align_values(pair, traces.reference, traces.port, layouts)
         rows.append(_measure_row(traces, pair, values, second, errors, depths[pair.event.i]))
         if progress:
@@ -146,10 +148,12 @@ def _sinusoids_not_compared(reference: Trace, pairs: Sequence[Pair]) -> deque[Ev
     Sines of large angles lose digits; the error is first seen in the value computed from them.
     """
     compared = {event.hash or event.i for pair in pairs for event in pair.reference}
+    returned = {event.hash for event in reference.events if event.slot.startswith("out")}
     return deque(
         event
         for event in reference.events
         if (event.hash or event.i) not in compared
+        and (event.slot.startswith("out") or event.hash not in returned)
         and event.stats is not None
         and event.stats.rms is not None
         and abs(event.stats.rms - SINUSOID_RMS) < 0.02

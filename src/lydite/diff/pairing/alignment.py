@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import MAX_PARTS, Shape, best_fit, possible_fits
 from lydite.diff.measure.distance import correlation, relative_error, wide
+from lydite.diff.measure.rounding import FINE
 from lydite.diff.pairing.blocks import BlockMap, Sites
 from lydite.diff.pairing.name_matching import tokens
 from lydite.diff.pairing.paired_events import same_kind
@@ -19,6 +20,7 @@ from lydite.diff.pairing.similarity import CLOSE, EQUAL, Comparer, is_input
 from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
 
+CLEARLY = 3.0  # times closer: the counterpart, although it is an input
 MIN_SCORE = 1.2  # from which two names are taken for counterparts
 SOON = 3  # pairs after some values that show whether an error passes through these
 
@@ -53,19 +55,39 @@ def _scores(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The score of every port value with every reference value, and where they are equal."""
     scores = np.zeros((len(port), len(reference)))
+    sites = list(reference)
     equal = np.zeros(scores.shape, bool)
     by_size: dict[int, list[tuple[int, Site]]] = defaultdict(list)
     for column, (site, event) in enumerate(reference.items()):
         by_size[prod(event.shape)].append((column, site))
     for row, (name, event) in enumerate(port.items()):
         sizes = [prod(event.shape) * count for count in range(1, MAX_PARTS + 1)]
+        errors: dict[int, float] = {}
         for column, site in (entry for size in sizes for entry in by_size.get(size, ())):
             if blocks.allows(name, site.name):
-                score, error = comparer.score(reference[site], event)
-                equal[row, column] = error < EQUAL
-                enough = score >= MIN_SCORE and (error < EQUAL or not is_input(site))
-                scores[row, column] = score if enough else 0.0
+                score, errors[column] = comparer.score(reference[site], event)
+                equal[row, column] = errors[column] < EQUAL
+                scores[row, column] = score if score >= MIN_SCORE else 0.0
+        inputs = {column for column in errors if is_input(sites[column])}
+        _keep_closest(scores[row], errors, inputs, is_coarse=comparer.port.trace.dtype not in FINE)
     return scores, equal
+
+
+def _keep_closest(
+    scores: NDArray[Any], errors: Mapping[int, float], inputs: Collection[int], *, is_coarse: bool
+) -> None:
+    """Leave out inputs that are only close, or the outputs where in 16 bits one is far closer.
+
+    A capture of modules sees what a port computes between two layers as the input of the second.
+    """
+    outputs = min((e for c, e in errors.items() if c not in inputs and scores[c]), default=inf)
+    closest = min((errors[c] for c in inputs), default=inf)
+    is_nearer = is_coarse and closest < CLOSE and CLEARLY * closest < outputs
+    for column, error in errors.items():
+        if column not in inputs:
+            scores[column] *= not is_nearer or error < CLEARLY * closest
+        elif error >= EQUAL and not (is_nearer and error == closest):
+            scores[column] = 0.0
 
 
 def fused_values(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
+from lydite.diff.measure.axes import possible_fits
 from lydite.diff.name_map import Rename
 from lydite.diff.result import scope_of
 from lydite.trace.events import Event
@@ -125,7 +126,7 @@ def _one_to_one(
         for step in dict.fromkeys(event.step for event in expected):
             group = [event for event in expected if event.step == step]
             calls = [event for event in values if event.step - offset == step]
-            if calls and 1 in (len(group), len(calls)) and _size(calls) == _size(group):
+            if calls and 1 in (len(group), len(calls)) and _are_one_batch(calls, group):
                 yield Pair(tuple(group), tuple(calls), **extra)
                 continue
             by_call = {event.call: event for event in calls}
@@ -262,6 +263,20 @@ def unpaired(trace: Trace, paired: Collection[int], ignored: Collection[str]) ->
         if event.kind != "selftest" and event.name not in ignored:
             names[event.name] = names.get(event.name, False) or event.i in paired
     return tuple(name for name, has_pair in names.items() if not has_pair)
+
+
+def _are_one_batch(calls: Sequence[Event], group: Sequence[Event]) -> bool:
+    """Whether the calls of one side are the rows of a batch of the other's.
+
+    What each call computes again, as a table of rotations, may have as many numbers by chance.
+    """
+    if _size(calls) != _size(group):
+        return False
+    if len(calls) == 1:
+        return True
+    rows, rest = divmod(group[0].shape[0] if group[0].shape else 0, len(calls))
+    part = (rows, *group[0].shape[1:])
+    return not rest and all(possible_fits(event.shape, part) for event in calls)
 
 
 def _size(events: Iterable[Event]) -> int:

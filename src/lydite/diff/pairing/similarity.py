@@ -202,7 +202,8 @@ def first_events(trace: Trace, sites: Iterable[Site]) -> dict[Site, Event]:
     sites = list(sites)
     first: dict[Site, Event] = {}
     wanted = set(sites)
-    for event in trace.events:
+    # A port may run the two calls of a step in the other order.
+    for event in sorted(trace.events, key=lambda event: (event.step, event.call, event.i)):
         if event.site in wanted:
             first.setdefault(event.site, event)
     return {site: first[site] for site in sites if site in first}
