@@ -19,7 +19,7 @@ DRAW = np.random.default_rng(5)
 W = [DRAW.standard_normal((8, 8)) / 3 for _ in range(3)]
 TEXT = DRAW.standard_normal((2, 6, 8))  # without a prompt, with one
 START = DRAW.standard_normal((6, 8))
-RIGHT = {"name", "equal", "kind", "spelling"}  # pairs that are no guess
+RIGHT = {"name", "equal", "kind", "spelling", "rows"}  # pairs that are no guess
 Events = Iterable[tuple[str, Any, int]]
 
 
@@ -76,6 +76,25 @@ def test_the_same_order_is_left_as_it_is(tmp_path: Path, batched: bool) -> None:
     port = write(tmp_path / "port", run(batched=batched, prompt_first=False, wrong="b", own=True))
     _, ordered, remarks = views(reference, port)
     assert not remarks and not ordered.exchanged and ordered.events == port.events
+
+
+def test_a_port_that_exchanges_the_prompts_itself_has_a_bug(tmp_path: Path) -> None:
+    """It runs them one by one as the reference has them in its batch, and then stacks them."""
+
+    def guided(pair: Any) -> Any:
+        return pair[0] + 4.0 * (pair[1] - pair[0])
+
+    parts = [np.tanh(TEXT @ w) for w in W]
+    theirs = [(f"net/{n}", part, 0) for n, part in enumerate(parts)] + [("net/all", parts[2], 0)]
+    theirs += [("pipeline/guided", guided(parts[2]), 0)]
+    own = [(f"m.{n}", part[at], 0) for at in (0, 1) for n, part in enumerate(parts)]
+    reference = write(tmp_path / "ref", theirs)
+    for order, wrong in (((0, 1), ()), ((1, 0), ("stacked", "guided"))):
+        stacked = parts[2][list(order)]
+        ends = [("stacked", stacked, 0), ("guided", guided(stacked), 0)]
+        found = compare(reference, write(tmp_path / f"port{order}", [*own, *ends]))
+        assert found.verdict == ("diverge" if wrong else "agree")
+        assert tuple(row.port_site for row in found.rows if row.wrong) == wrong
 
 
 @pytest.mark.parametrize("batched", [True, False])

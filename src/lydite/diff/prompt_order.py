@@ -7,7 +7,7 @@ is read in the order of the reference.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ MAX_TRIED = 64  # values of a component that are looked at
 MAX_COUNT = 2**24  # numbers in one of them
 
 COMPUTED = ("activation", "input")
-Votes = Mapping[str, Counter[bool]]  # by component: how often a value was in the other order
 
 
 def views(reference: Trace, port: Trace) -> tuple[TraceView, TraceView, tuple[str, ...]]:
@@ -39,27 +38,24 @@ def views(reference: Trace, port: Trace) -> tuple[TraceView, TraceView, tuple[st
 def in_order_of(reference: Trace, port: TraceView) -> tuple[TraceView, tuple[str, ...]]:
     """The port with the two prompts in the reference's order, and a remark where that is another.
 
-    A component of which some values are in the same order is left as it is.
+    Where a value is in the same order, the port exchanges the prompts somewhere itself: a bug.
     """
-    (batches, sizes), calls = _batch_votes(reference, port), _call_votes(reference, port)
+    sizes, halves = _exchanged_batches(reference, port), _calls_of_half(port)
+    has_other_calls = _has_other_calls(reference, port)
+    if not sizes and not has_other_calls:
+        return port, ()
     exchanged: set[int] = set()
     events: list[Event] = []
-    halves = _calls_of_half(port)
     for event in port.events:
-        component = _component(event)
-        is_batch = len(event.shape) > 1 and event.shape[0] in sizes and event.kind in COMPUTED
-        if is_batch and _is_other(batches, component):
+        half = halves.get((event.name, event.slot))
+        if event.kind in COMPUTED and len(event.shape) > 1 and event.shape[0] in sizes:
             exchanged.add(event.i)
             event = msgspec.structs.replace(event, hash=None)
-        half = halves.get((event.name, event.slot))
-        if _is_other(calls, component) and half and event.kind in COMPUTED:
+        if event.kind in COMPUTED and half and has_other_calls:
             call = (event.call + half) % (2 * half)
             event = msgspec.structs.replace(event, call=call)
         events.append(event)
-    what = ["halves of the batch"] if exchanged else []
-    what += ["calls"] if any(_is_other(calls, component) for component in calls) else []
-    if not what:
-        return port, ()
+    what = ["halves of the batch"] * bool(sizes) + ["calls"] * has_other_calls
     remark = (
         f"the port has the two {' and '.join(what)} in the other order (with and without the "
         "prompt); its values are compared in the reference's"
@@ -76,47 +72,50 @@ def _is_batch(event: Event) -> bool:
     return len(event.shape) > 1 and event.shape[0] > 0 and event.shape[0] % 2 == 0
 
 
-def _is_other(votes: Votes, component: str) -> bool:
-    """Whether values of a component, or of any if it shows nothing, are in the other order."""
-    own = votes.get(component)
-    if own:
-        return own[True] > 0 and not own[False]
-    return any(each[True] > 0 and not each[False] for each in votes.values())
-
-
-def _batch_votes(reference: Trace, port: Trace) -> tuple[Votes, set[int]]:
-    """Of batches whose halves differ: whether the port has the other first. And their sizes."""
-    votes: dict[str, Counter[bool]] = defaultdict(Counter)
-    sizes: set[int] = set()
-    by_count = _by_count(reference)
-    for event in _to_try(port, votes):
-        own = votes[_component(event)]
-        if not _is_batch(event):
-            continue
-        for other in by_count[event.stats.count if event.stats else 0]:
+def _exchanged_batches(reference: Trace, port: Trace) -> set[int]:
+    """The sizes of batches of which the port has the other half first; none where one has not."""
+    votes = _Votes()
+    by_count, halves = _by_count(reference), _calls_of_half(port)
+    for event in votes.to_try(port):
+        count = event.stats.count if event.stats else 0
+        if halves.get((event.name, event.slot)) == 1:
+            _vote_of_call(votes, event, port, reference, by_count[2 * count])
+        for other in by_count[count] if _is_batch(event) else ():
             if not _is_batch(other) or not _are_similar(other, event):
                 continue
             value, expected = port.read(event), reference.read(other)
             if _are_equal(expected, other_half_first(expected)):
                 continue
             if _are_equal(value, expected):
-                own[False] += 1
+                votes.add(event, event.shape[0], is_other=False)
                 break
             if _are_equal(other_half_first(value), expected):
-                own[True] += 1
-                sizes.add(event.shape[0])
+                votes.add(event, event.shape[0], is_other=True)
                 break
-    return votes, sizes
+    return votes.all_other()
 
 
-def _call_votes(reference: Trace, port: Trace) -> Votes:
-    """Of values that are computed twice: whether the port has the other call first."""
-    votes: dict[str, Counter[bool]] = defaultdict(Counter)
+def _vote_of_call(
+    votes: "_Votes", event: Event, port: Trace, reference: Trace, batches: Iterable[Event]
+) -> None:
+    """Whether the first of two calls has the first half of a batch of the reference."""
+    for other in batches:
+        if other.shape[:1] != (2,) or len(other.shape) < 2:
+            continue
+        value = port.read(event)
+        is_half = [_are_equal(value, half) for half in reference.read(other)]
+        if sum(is_half) == 1:
+            votes.add(event, len(is_half), is_other=is_half.index(True) != event.call)
+            return
+
+
+def _has_other_calls(reference: Trace, port: Trace) -> bool:
+    """Whether what is computed twice has the other call first, wherever that shows."""
+    votes = _Votes()
     halves, port_halves = _calls_of_half(reference), _calls_of_half(port)
     by_count = _by_count(reference)
-    for event in _to_try(port, votes):
-        own, half = votes[_component(event)], port_halves.get((event.name, event.slot))
-        if not half:
+    for event in votes.to_try(port):
+        if (half := port_halves.get((event.name, event.slot))) is None:
             continue
         for other in by_count[event.stats.count if event.stats else 0]:
             if halves.get((other.name, other.slot)) != half or not _are_similar(other, event):
@@ -128,9 +127,36 @@ def _call_votes(reference: Trace, port: Trace) -> Votes:
             if event.call in (other.call, call) and _are_equal(
                 port.read(event), reference.read(other)
             ):
-                own[event.call == call] += 1
+                votes.add(event, 0, is_other=event.call == call)
                 break
-    return votes
+    return bool(votes.all_other())
+
+
+class _Votes:
+    """How many values are in the other order, and in the same, by the size of their batch."""
+
+    def __init__(self) -> None:
+        self.orders: dict[int, set[bool]] = defaultdict(set)
+        self.counts: Counter[str] = Counter()  # by component
+
+    def all_other(self) -> set[int]:
+        """The sizes of which some values are in the other order, and none in the same."""
+        return {size for size, found in self.orders.items() if found == {True}}
+
+    def add(self, event: Event, size: int, *, is_other: bool) -> None:
+        """One more value that shows the order."""
+        self.orders[size].add(is_other)
+        self.counts[_component(event)] += 1
+
+    def to_try(self, port: Trace) -> Iterator[Event]:
+        """The first values of each component, until enough of them have shown an order."""
+        tried: Counter[str] = Counter()
+        for event in _first_step(port):
+            component = _component(event)
+            tried[component] += 1
+            is_open = tried[component] <= MAX_TRIED and self.counts[component] < MAX_READ
+            if is_open and port.has_values(event):
+                yield event
 
 
 def _calls_of_half(trace: Trace) -> dict[tuple[str, str], int]:
@@ -150,17 +176,6 @@ def _first_step(trace: Trace) -> Iterator[Event]:
     """What the first step computes."""
     first = min((event.step for event in trace.events if event.kind in COMPUTED), default=0)
     return (e for e in trace.events if e.step == first and e.kind in COMPUTED)
-
-
-def _to_try(port: Trace, votes: Votes) -> Iterator[Event]:
-    """The first values of each component, until enough of them have shown an order."""
-    tried: Counter[str] = Counter()
-    for event in _first_step(port):
-        component = _component(event)
-        tried[component] += 1
-        enough = sum(votes[component].values()) >= MAX_READ if component in votes else False
-        if tried[component] <= MAX_TRIED and not enough and port.has_values(event):
-            yield event
 
 
 def _by_count(trace: Trace) -> Mapping[int, list[Event]]:

@@ -6,7 +6,7 @@ to the user.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -126,7 +126,27 @@ def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
     for _, fit in sorted(moved_fits, key=lambda pair: pair[0]):
         if not fit.plain:
             fits.append(Fit(fit.split, fit.order, ref, _order_text(fit, port, ref)))
-    return tuple(fits)
+    return (*fits, *_packed(small, target, ref))
+
+
+def _packed(port: Shape, target: Shape, ref: Shape) -> Iterator[Fit]:
+    """Latents as a picture where the other side has tokens of two by two, with channels first."""
+    for last in (False, True):
+        picture = port if len(port) == 3 else target
+        if {len(port), len(target)} != {2, 3}:
+            return
+        channels, height, width = (picture[2], *picture[:2]) if last else picture
+        rows, columns = height // 2, width // 2
+        tokens = target if picture is port else port
+        if height % 2 or width % 2 or tokens != (rows * columns, 4 * channels):
+            continue
+        if picture is port:
+            split = (rows, 2, columns, 2, channels) if last else (channels, rows, 2, columns, 2)
+            order = (0, 2, 4, 1, 3) if last else (1, 3, 0, 2, 4)
+        else:
+            split = (rows, columns, channels, 2, 2)
+            order = (0, 3, 1, 4, 2) if last else (2, 0, 3, 1, 4)
+        yield Fit(split, order, ref, "tokens of 2 × 2 as a picture")
 
 
 def best_fit(

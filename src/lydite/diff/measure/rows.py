@@ -267,16 +267,18 @@ def _estimate(stored: str, values: AlignedPair, dtype: str, depth: int) -> float
 
 
 def _rounding_of_angles(reference: Trace, event: Event, dtype: str) -> float:
-    """What the rounding of times in `dtype` does to their sinusoid; 0 where they are not recorded.
+    """What rounding of times and frequencies does to a sinusoid; 0 where times are not recorded.
 
-    In 16 bits a time of 3500 is off by up to 8, and its fastest sine is another number.
+    In 16 bits a time of 3500 is off by up to 8, and its fastest sine is another number. In float32
+    a frequency is off by what rounding changes in its exponent, and libraries round differently.
     """
     times = reference.find(event.name, "in.0", event.step, event.call)
-    if dtype in FINE or times is None or not reference.has_values(times):
+    if times is None or not reference.has_values(times):
         return 0.0
     largest = float(np.abs(wide(reference.read(times))).max(initial=0.0))
-    frequencies = SINUSOID_PERIOD ** -np.linspace(0, 1, max(event.shape[-1] // 2, 1))
-    return float(np.sqrt(np.square(np.minimum(largest * UNIT[dtype] * frequencies, 1)).mean()))
+    exponents = np.log(SINUSOID_PERIOD) * np.linspace(0, 1, max(event.shape[-1] // 2, 1))
+    relative = UNIT.get(dtype, 0.0) + UNIT["f32"] * (1 + exponents)
+    return float(np.sqrt(np.square(np.minimum(largest * np.exp(-exponents) * relative, 1)).mean()))
 
 
 def _limit(
