@@ -1,1 +1,1 @@
-"""Sixteen ports by people who had not read the comparison code, with planted bugs."""
+"""Ports by people who had not read the comparison code, with planted bugs."""
