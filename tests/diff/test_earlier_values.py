@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lydite.diff.compare import _Comparer, compare
+from lydite.diff.compare import compare
 from lydite.diff.divergence.earlier import same_role
-from lydite.diff.measure.rows import Comparison, measure_rows
+from lydite.diff.divergence.search import DivergenceSearch
+from lydite.diff.measure.aligned import Layouts
+from lydite.diff.measure.rows import GATED, Comparison, measure_rows
 from lydite.diff.pairing.exchanged import without_exchanges
 from lydite.diff.pairing.pair_names import compatible
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pair
+from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
@@ -266,17 +269,19 @@ def summed(folder: Path, *, port: bool) -> Trace:
 def test_inputs_of_a_call_are_known_by_where_the_reference_first_has_them(tmp_path: Path) -> None:
     reference, port = (summed(tmp_path / side, port=side == "p") for side in "rp")
     pairing = pair_traces(reference, port, {})
-    comparer = _Comparer(
-        Comparison(reference, port), pairing, {}, ParameterValues(reference, None), None
-    )
-    rows = measure_rows(comparer.traces, comparer.pairs, comparer.layouts)
-    inputs = comparer._first_of_inputs(rows)
+    traces, layouts = Comparison(reference, port), Layouts()
+    pairs = [pair for pair in pairing.pairs if pair.event.kind not in GATED]
+    parameters = ParameterValues(reference, None)
+    reader = EvidenceReader(reference, port, pairing, layouts, parameters)
+    rows = measure_rows(traces, pairs, layouts)
+    search = DivergenceSearch(traces, pairing, pairs, rows, reader, layouts)
+    inputs = search._first_of_inputs()
     assert inputs["scale", 0, 0] == 3  # net/norm [in.0]
     (attended,) = (e for e in reference.events if str(e) == "net/attn")
     (scaled,) = (e for e in port.events if str(e) == "scale")
-    comparer.pairs[0] = Pair((attended,), (scaled,), "siblings")
-    assert comparer._is_before_inputs(0, inputs)
-    comparer.pairs[0] = Pair((attended,), (scaled,), "name")
-    assert not comparer._is_before_inputs(0, inputs)
-    comparer.pairs[0] = Pair((reference.events[-1],), (scaled,), "siblings")
-    assert not comparer._is_before_inputs(0, inputs)
+    pairs[0] = Pair((attended,), (scaled,), "siblings")
+    assert search._is_before_inputs(0, inputs)
+    pairs[0] = Pair((attended,), (scaled,), "name")
+    assert not search._is_before_inputs(0, inputs)
+    pairs[0] = Pair((reference.events[-1],), (scaled,), "siblings")
+    assert not search._is_before_inputs(0, inputs)

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from lydite.diff import read_evidence
-from lydite.diff.compare import _Comparer, _why_ignored
+from lydite.diff.compare import _Comparer
 from lydite.diff.divergence.first import NEARBY, values_nearby
+from lydite.diff.divergence.search import DivergenceSearch
 from lydite.diff.measure.aligned import AlignedPair, Layouts
 from lydite.diff.pairing.pair_traces import pair_traces
 from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
 from lydite.diff.result import Finding, Row
+from lydite.diff.verdict_text import ignored_text
 from lydite.trace.events import Event, Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
@@ -133,12 +135,13 @@ def row(error: float | None, limit: float | None = 1e-6, *, wrong: bool = True) 
 
 def test_why_a_wrong_value_is_not_the_bug() -> None:
     right = row(0.0, wrong=False)
-    assert "does not explain the much larger error behind it" in _why_ignored(row(2e-6), [row(1.0)])
-    assert "v is 2 × its limit" in _why_ignored(row(2e-6), [row(1.0)])
-    assert "the limits are estimates" in _why_ignored(row(3e-6), [right])
-    assert "differs, and no later value does" in _why_ignored(row(3.1e-6), [right])
-    assert "has another shape, and no later" in _why_ignored(row(None), [right])
-    assert "has another shape" in _why_ignored(row(None), [row(1.0)])
+    assert "does not explain the larger error behind it" in ignored_text(row(2e-6), [row(1.0)])
+    assert "v is 2 × its limit" in ignored_text(row(2e-6), [row(1.0)])
+    assert "another value than its counterpart" in ignored_text(row(1.0), [row(0.5)])
+    assert "the limits are estimates" in ignored_text(row(3e-6), [right])
+    assert "differs, and no later value does" in ignored_text(row(3.1e-6), [right])
+    assert "has another shape, and no later" in ignored_text(row(None), [right])
+    assert "has another shape" in ignored_text(row(None), [row(1.0)])
 
 
 @pytest.mark.parametrize(
@@ -151,12 +154,12 @@ def test_a_value_that_is_a_multiple_of_the_references(
 ) -> None:
     right, other = value(40, 50), value(40, 50)
     port = factor * (right + noise * np.linalg.norm(right) / np.linalg.norm(other) * other)
-    comparer: Any = object.__new__(_Comparer)
+    search: Any = object.__new__(DivergenceSearch)
 
     def judged(reference: Any, port: Any) -> bool:
         pair = AlignedPair(reference, port)
-        comparer.reader = SimpleNamespace(values=lambda _: pair)
-        return comparer._is_multiple(None)
+        search.reader = SimpleNamespace(values=lambda _: pair)
+        return search._is_multiple(None)
 
     assert judged(right, port) == is_one
     assert not judged(right, port[:, :9]) and not judged(np.zeros_like(right), port)

@@ -3,42 +3,26 @@
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lydite.core.files import open_regular
 from lydite.diff import preconditions
-from lydite.diff.data_flow import Upstream
-from lydite.diff.divergence.earlier import EarlierValues, same_role
-from lydite.diff.divergence.first import (
-    CLOSED_MARGIN,
-    ESTIMATE_MARGIN,
-    Divergence,
-    coverage,
-    doubled_rows,
-    first_divergence,
-    first_isolated,
-    misplaced_value,
-    over_limit,
-    unpaired_between,
-)
-from lydite.diff.divergence.injected_verdict import drop_propagated_errors, wrong_sites
+from lydite.diff.divergence.first import Divergence, coverage, unpaired_between
+from lydite.diff.divergence.injected_verdict import wrong_sites
+from lydite.diff.divergence.search import DivergenceSearch
 from lydite.diff.findings import Evidence, find, is_another_form, replayed
-from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.measure.aligned import Layouts
-from lydite.diff.measure.axes import possible_fits
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
 from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
 from lydite.diff.name_map import Rename, check_name_map
 from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
-from lydite.diff.pairing.paired_events import BY_NAME, SAME_MODULE, Pair, Pairing
+from lydite.diff.pairing.paired_events import Pair, Pairing
 from lydite.diff.prompt_order import views
 from lydite.diff.read_evidence import EvidenceReader
 from lydite.diff.reference_parameters import ParameterValues
@@ -53,15 +37,13 @@ from lydite.diff.verdict_text import (
     uncovered_text,
     undecided_text,
 )
-from lydite.trace.events import Event, EventId
+from lydite.trace.events import EventId
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
 BESIDE = 8  # events around a guessed counterpart among which the right one is searched
 MAX_INPUTS = 6  # values of a reproduction, where the inputs themselves are not recorded
 MAX_NOTES = 8  # assumptions listed as remarks
-IN_ORDER = 0.8  # of neighbouring pairs that a port computes in the reference's order
-SAME_ERROR = 0.999  # cosine between the errors of two values
 
 
 def compare(
@@ -159,12 +141,6 @@ class _Comparer:
             traces.reference, traces.port, pairing, self.layouts, parameters
         )
         self.pairs = [pair for pair in pairing.pairs if pair.event.kind not in GATED]
-        self.ignored_rows: tuple[Row, ...] = ()
-
-    @property
-    def estimated(self) -> bool:
-        """Whether the limits are estimates, not measured and not the user's."""
-        return self.traces.floor is None and self.traces.tolerance is None
 
     def verdict(self, progress: Progress | None) -> Verdict:
         self._check_gates()
@@ -173,7 +149,11 @@ class _Comparer:
         wrong = [pair for row, pair in zip(rows, self.pairs, strict=True) if row.wrong]
         if wrong and self.layouts.learn_joined(wrong, self.traces.reference, self.traces.port):
             rows = measure_rows(self.traces, self.pairing.pairs, self.layouts, progress)
-        divergence = self._first_divergence(rows)
+        self.search = DivergenceSearch(
+            self.traces, self.pairing, self.pairs, rows, self.reader, self.layouts
+        )
+        divergence = self.search.run()
+        self.remarks += self.search.remarks
         for failed in self.failed:
             # Weights may be stored more coarsely, or not be used: they have to show in a value.
             if failed.gate.name != "weights" or divergence.first is not None or not rows:
@@ -224,235 +204,6 @@ class _Comparer:
         self.gates += [result.gate for result in results]
         self.failed = [result for result in results if not result.gate.passed]
 
-    def _first_divergence(self, rows: list[Row]) -> Divergence:
-        if self.traces.isolated:
-            rows[:] = drop_propagated_errors(rows, self.pairs, self.traces, self.layouts)
-            return first_isolated(rows)
-        explained: set[int] = set()
-
-        inputs, doubled = self._first_of_inputs(rows), doubled_rows(rows, self.pairs)
-
-        def is_misplaced(index: int, taken: Collection[str] = (), *, inside: bool = False) -> bool:
-            if self.pairs[index].how == "end":
-                return False  # a result: another layer's value there is the bug
-            pair, row = self.pairs[index], rows[index]
-            remark = misplaced_value(self.traces, pair, row, taken, inside=inside)
-            if remark is not None:
-                self.remarks.append(remark)
-                explained.add(index)
-            return remark is not None
-
-        of_event = {event.i: at for at, pair in enumerate(self.pairs) for event in pair.reference}
-
-        def spoils(index: int) -> bool:
-            """Whether the first compared value that is computed from this one is wrong."""
-            results = self.traces.flow.results(self.pairs[index].event)
-            compared = [of_event[event.i] for event in results if event.i in of_event]
-            return any(rows[at].wrong and at not in doubled for at in compared[:1])
-
-        divergence = first_divergence(
-            rows,
-            lambda index: is_misplaced(index, inside=self.pairs[index].how not in BY_NAME),
-            estimated=self.estimated,
-            is_guessed=lambda index: index in doubled or self._is_guess(rows, index),
-            is_doubled=lambda index: index in doubled,
-            is_impossible=lambda index: self._is_before_inputs(index, inputs),
-            is_mispaired=lambda index: (
-                self._has_own_order(rows, index)
-                or is_misplaced(index, self._taken(self.pairs[index]))
-            ),
-            is_anchored=lambda index: self._is_anchored(rows, index),
-            spoils=spoils,
-            is_whole=lambda index: self._is_whole(self.pairs[index].event),
-            port_order=self._port_order(),
-        )
-        first = divergence.first
-        if first is not None and (own := self._wrong_by_itself(rows, first)) is not None:
-            divergence = Divergence(own, (*divergence.ignored, first))
-        if (passed_on := self._same_error_before(rows, divergence)) is not None:
-            ignored = tuple(index for index in divergence.ignored if index != passed_on)
-            divergence = Divergence(passed_on, ignored)
-        divergence = self._moved_to_earlier(rows, divergence)
-        self.ignored_rows = tuple(rows[index] for index in divergence.ignored)
-        names = {rows[index].name for index in explained}
-        for index in divergence.ignored:
-            if rows[index].name not in names:
-                self.remarks.append(_why_ignored(rows[index], rows[index + 1 :]))
-        return divergence
-
-    def _is_guess(self, rows: Sequence[Row], index: int) -> bool:
-        """Whether a pair may be none: a guess, or values of different shapes with other names."""
-        how = self.pairs[index].how
-        return how in GUESSES or (rows[index].error is None and how not in SAME_MODULE)
-
-    def _has_own_order(self, rows: Sequence[Row], index: int) -> bool:
-        """Whether a port that fuses layers has their values side by side in an order of its own.
-
-        It takes them apart in that order: the next wrong value has another cause, or there is none.
-        """
-        pair = self.pairs[index]
-        if len(pair.reference) < 2 or rows[index].error is None:
-            return False
-        found = parts_reordered(self.reader.evidence(pair, rows[index].floor or 0.0))
-        if found is None or found.confidence != "certain":
-            return False
-        later = (at for at in range(index + 1, len(rows)) if rows[at].wrong)
-        if (after := next(later, None)) is None:
-            return True
-        causes = replayed(self.reader.evidence(self.pairs[after], rows[after].floor or 0.0))
-        return bool(causes) and causes[0].cause != "qkv-exchanged"
-
-    def _first_of_inputs(self, rows: Sequence[Row]) -> dict[tuple[str, int, int], int]:
-        """Where the reference first has an input that agrees, for each call of the port."""
-        first: dict[str | int, int] = {}
-        for event in self.traces.reference.events:
-            first.setdefault(event.hash or event.i, event.i)
-        inputs: dict[tuple[str, int, int], int] = {}
-        for row, pair in zip(rows, self.pairs, strict=True):
-            if row.agrees:
-                at = max(first[event.hash or event.i] for event in pair.reference)
-                for event in pair.port:
-                    if event.slot.startswith("in"):
-                        call = event.name, event.step, event.call
-                        inputs[call] = max(inputs.get(call, -1), at)
-        return inputs
-
-    def _is_before_inputs(self, index: int, inputs: Mapping[tuple[str, int, int], int]) -> bool:
-        """Whether the reference has computed a counterpart before what the port's came from."""
-        pair, event = self.pairs[index], self.pairs[index].port_event
-        if pair.how in BY_NAME or not event.slot.startswith("out"):
-            return False
-        at = inputs.get((event.name, event.step, event.call), -1)
-        return max(other.i for other in pair.reference) < at
-
-    def _moved_to_earlier(self, rows: list[Row], divergence: Divergence) -> Divergence:
-        """The divergence at the port's first wrong value, where nothing had paired that one."""
-        if divergence.first is None or divergence.undecided:
-            return divergence
-        first, pair = divergence.first, self.pairs[divergence.first]
-        given = [pair for pair in self.pairing.pairs if pair.event.kind in GATED]
-        earlier = EarlierValues(self.traces, self.pairs, rows, self.pairing.unpaired_port, given)
-        for other in (*same_role(pair, self.pairing.set_aside), *earlier.before(pair)):
-            (row,) = measure_rows(self.traces, [other], self.layouts)
-            # A layer may take its input in a form of its own, but not with other numbers.
-            if not possible_fits(other.port_event.shape, other.event.shape):
-                row = replace(row, wrong=True)
-            is_wrong = row.wrong and (row.error or inf) > (rows[first].limit or 0.0)
-            # A value that equals one without a counterpart is that one.
-            if is_wrong and not misplaced_value(self.traces, other, row, self._taken(other)):
-                self.pairs.insert(first, other)
-                rows.insert(first, row)
-                ignored = (index + (index >= first) for index in divergence.ignored)
-                return Divergence(first, tuple(ignored))
-        return divergence
-
-    def _is_whole(self, event: Event) -> bool:
-        """Whether all that a call of a module returns is compared."""
-        compared = {e.hash or e.i for pair in self.pairs for e in pair.reference}
-        call = (event.name, event.step, event.call)
-        return all(
-            (other.hash or other.i) in compared
-            for other in self.traces.reference.events
-            if (other.name, other.step, other.call) == call and other.slot.startswith("out")
-        )
-
-    def _port_order(self) -> list[int] | None:
-        """The number of each pair's event in the port; None where most are in another order."""
-        order = [min(event.i for event in pair.port) for pair in self.pairs]
-        rising = sum(a < b for a, b in pairwise(order))
-        return order if rising >= IN_ORDER * (len(order) - 1) else None
-
-    def _wrong_by_itself(self, rows: Sequence[Row], first: int) -> int | None:
-        """The value after a guessed copy, where it is another form of what the reference has.
-
-        Then the copy is only one more name of a right value.
-        """
-        if self.pairs[first].how != "copy":
-            return None
-        certain = (
-            at
-            for at in range(first + 1, len(rows))
-            if self.pairs[at].how not in GUESSES and not rows[at].slot.startswith("in")
-        )
-        after = next((at for at in certain if rows[at].wrong), None)
-        if after is None:
-            return None
-        evidence = self.reader.evidence(self.pairs[after], rows[after].floor or 0.0)
-        found = replayed(evidence, of_input=False)
-        return after if found and found[0].cause != "another-input" else None
-
-    def _taken(self, pair: Pair) -> set[str]:
-        """Hashes of the reference's values that other values of the port have as counterparts."""
-        others = (each for each in self.pairs if each.port_event.name != pair.port_event.name)
-        return {event.hash for other in others for event in other.reference if event.hash}
-
-    def _same_error_before(self, rows: Sequence[Row], divergence: Divergence) -> int | None:
-        """A value that feeds the first wrong one and has its error, or is a multiple.
-
-        A norm takes a factor or a constant out again, so that the values after it agree; a residual
-        passes it on.
-        """
-        if divergence.first is None:
-            return None
-        agreeing = {
-            event.i
-            for row, pair in zip(rows, self.pairs, strict=True)
-            if row.agrees
-            for event in pair.reference
-        }
-        ignored = {self.pairs[index].event.i for index in divergence.ignored}
-        first = self.pairs[divergence.first]
-        upstream = self.traces.flow.upstream(first.event, agreeing | ignored)
-        feeding = {event.hash or event.i for event in upstream.nearest}
-        for index in divergence.ignored:
-            pair = self.pairs[index]
-            feeds = (pair.event.hash or pair.event.i) in feeding
-            if index > divergence.first or not feeds:
-                continue
-            if self._is_multiple(pair) or self._has_error_of(first, pair):
-                return index
-        return None
-
-    def _has_error_of(self, pair: Pair, other: Pair) -> bool:
-        """Whether the errors of two values are multiples of each other."""
-        errors: list[NDArray[Any]] = []
-        for values in map(self.reader.values, (pair, other)):
-            if values.reference is None or values.port is None:
-                return False
-            if values.reference.shape != values.port.shape:
-                return False
-            errors.append((wide(values.port) - wide(values.reference)).reshape(-1))
-        a, b = errors
-        sizes = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-        return a.size == b.size and sizes > 0 and abs(float(a @ b)) > SAME_ERROR * sizes
-
-    def _is_multiple(self, pair: Pair) -> bool:
-        """Whether the port's value is a multiple of the reference's."""
-        values = self.reader.values(pair)
-        if values.reference is None or values.port is None:
-            return False
-        reference, port = wide(values.reference), wide(values.port)
-        if reference.shape != port.shape or not reference.any():
-            return False
-        factor = float(np.vdot(reference, port)) / float(np.vdot(reference, reference))
-        return abs(factor - 1) > 1e-2 and relative_error(port, factor * reference) < 1e-3
-
-    def _is_anchored(self, rows: Sequence[Row], index: int) -> bool:
-        """Whether the values before this one show that its error is no rounding."""
-        upstream = self._upstream(rows, index)
-        is_far = over_limit(rows[index]) > CLOSED_MARGIN
-        return upstream.is_anchored or (upstream.is_closed and is_far)
-
-    def _upstream(self, rows: Sequence[Row], index: int) -> Upstream:
-        """The agreeing values from which this one was computed."""
-        agreeing = {
-            event.i
-            for row, pair in zip(rows, self.pairs, strict=True)
-            if row.agrees
-            for event in pair.reference
-        }
-        return self.traces.flow.upstream(self.pairs[index].event, agreeing)
-
     def _at_gate(self, failed: preconditions.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()
         names = failed.parameters[0] if failed.parameters else (failed.gate.name, failed.gate.name)
@@ -495,7 +246,7 @@ class _Comparer:
         if self.reproduce is not None and row.error is not None:
             self.reproduce(self._reproduction(rows, divergence.first, evidence, findings))
         last, unpaired, start = None, (), -1
-        upstream = self._upstream(rows, divergence.first)
+        upstream = self.search.upstream(divergence.first)
         follows_inputs = not upstream.nearest and not upstream.is_open
         before = None if follows_inputs else self._last_agreement(rows, divergence.first)
         if before is not None:
@@ -510,7 +261,7 @@ class _Comparer:
         # Another form of the reference's value also shows that the two values are counterparts.
         if divergence.undecided and not is_another_form(evidence):
             answer = "cannot-compare"
-            sentence = undecided_text(rows, row, estimated=self.estimated)
+            sentence = undecided_text(rows, row, estimated=self.traces.is_estimated)
         else:
             answer = "diverge"
             sentence = divergence_text(
@@ -574,7 +325,7 @@ class _Comparer:
             reference = self.traces.reference
             inputs = {
                 str(event): wide(reference.read(event))
-                for event in self._upstream(rows, index).nearest[:MAX_INPUTS]
+                for event in self.search.upstream(index).nearest[:MAX_INPUTS]
                 if reference.has_values(event)
             }
         row = rows[index]
@@ -607,7 +358,7 @@ class _Comparer:
         """The nearest agreeing value upstream; the last in time where the trace shows none."""
         event = self.pairs[index].event
         of_event = {event.i: at for at, pair in enumerate(self.pairs) for event in pair.reference}
-        for nearest in self._upstream(rows, index).nearest:
+        for nearest in self.search.upstream(index).nearest:
             if nearest.i in of_event:
                 return of_event[nearest.i]
         earlier = (at for at in reversed(range(index)) if self.pairs[at].event.i < event.i)
@@ -650,7 +401,7 @@ class _Comparer:
             gates=tuple(self.gates),
             rows=tuple(rows),
             sources=wrong_sites(rows, self.failed, self.traces) if isolated else (),
-            ignored_rows=self.ignored_rows,
+            ignored_rows=self.search.ignored_rows,
             remarks=tuple(self.remarks),
             unpaired_reference=self.pairing.unpaired_reference,
             unpaired_port=self.pairing.unpaired_port,
@@ -658,19 +409,6 @@ class _Comparer:
             health=tuple(health),
             **fields,
         )
-
-
-def _why_ignored(row: Row, later: Sequence[Row]) -> str:
-    times = f"{row.error / row.limit:.2g} × its limit" if row.error and row.limit else ""
-    if times and any(other.wrong for other in later):
-        return f"{row.name} is {times}; that does not explain the much larger error behind it"
-    if row.error is not None and row.limit and row.error <= ESTIMATE_MARGIN * row.limit:
-        return (
-            f"{row.name} is {row.error / row.limit:.2g} × its limit, and no later value is above "
-            "its own; the limits are estimates here, --floor measures them"
-        )
-    problem = "has another shape" if row.error is None else "differs"
-    return f"{row.name} {problem}, and no later value does: recorded at another point, or not used"
 
 
 def _cannot_compare(reason: str, gate: Gate, pairing: Pairing | None = None) -> Verdict:

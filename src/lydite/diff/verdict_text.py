@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from statistics import median
 
-from lydite.diff.divergence.first import RELATED, Coverage
+from lydite.diff.divergence.first import ESTIMATE_MARGIN, RELATED, Coverage, over_limit
 from lydite.diff.measure.rounding import FINE
 from lydite.diff.pairing.paired_events import Pairing
 from lydite.diff.result import Finding, Row
@@ -153,6 +153,24 @@ def uncovered_text(rows: Sequence[Row], covered: Coverage) -> str:
     if covered.not_comparable < count:
         return f"{text} Give their names in the reference, or null, in a map.json (--map)."
     return f"{text} Record their values in the same shape on both sides."
+
+
+def ignored_text(row: Row, later: Sequence[Row]) -> str:
+    """Why a wrong value is not the bug."""
+    if row.error and row.limit:
+        times = f"{row.name} is {row.error / row.limit:.2g} × its limit"
+        wrong = [other for other in later if other.wrong]
+        if any(over_limit(other) > over_limit(row) for other in wrong):
+            return f"{times}; that does not explain the larger error behind it"
+        if wrong:
+            return f"{times}; it may be another value than its counterpart"
+        if row.error <= ESTIMATE_MARGIN * row.limit:
+            return (
+                f"{times}, and no later value is above its own; the limits are estimates here, "
+                "--floor measures them"
+            )
+    problem = "has another shape" if row.error is None else "differs"
+    return f"{row.name} {problem}, and no later value does: recorded at another point, or not used"
 
 
 def error_text(error: float) -> str:

@@ -55,6 +55,11 @@ class Comparison:
     isolated: bool = False  # the port ran on the reference's values: errors do not add up
     least: Mapping[EventId, float] = field(default_factory=dict)  # limits at least
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the limits are estimates, not measured and not the user's."""
+        return self.floor is None and self.tolerance is None
+
     @cached_property
     def flow(self) -> DataFlow:
         """What each value of the reference was computed from."""
