@@ -16,8 +16,8 @@ from lydite.diff.preconditions import (
     _are_equal,
     _difference,
     _is_comparable,
+    _of_one_length,
     _passed,
-    _without_final_zero,
     check_weights,
 )
 from lydite.diff.result import Verdict
@@ -324,5 +324,32 @@ def test_weights_that_alone_are_transposed_or_not_are_named(
 def test_only_a_final_zero_may_be_left_out_of_a_table() -> None:
     short, zero, more = np.array([1, 0.5]), np.array([1, 0.5, 0]), np.array([1, 0.5, 0.2])
     for one, other, sizes in ((zero, short, (2, 2)), (more, short, (3, 2)), (short, short, (2, 2))):
-        assert tuple(map(len, _without_final_zero(one, other))) == sizes
-        assert tuple(map(len, _without_final_zero(other, one))) == sizes[::-1]
+        assert tuple(map(len, _of_one_length(one, other))) == sizes
+        assert tuple(map(len, _of_one_length(other, one))) == sizes[::-1]
+
+
+def test_a_table_may_repeat_the_sigmas_of_a_sampler_with_two_calls_in_a_step() -> None:
+    once, twice = np.array([3.0, 2, 1, 0]), np.array([3.0, 2, 2, 1, 1, 0])
+    for other in (twice, twice[:-1]):
+        for one, repeated in (_of_one_length(once, other), _of_one_length(other, once)[::-1]):
+            assert one.tolist() == repeated.tolist()
+    longer = np.array([3.0, 2, 2, 1, 1, 0.5, 0])
+    assert tuple(map(len, _of_one_length(once, longer))) == (4, 7)
+
+
+def test_ids_may_have_the_tokens_first(tmp_path: Path) -> None:
+    """Of ids that are wrong in one place the others show the order."""
+    ids = np.random.default_rng(0).integers(0, 99, (2, 14))
+    for name, wrong in (("right", 0), ("wrong", 1)):
+        sides: list[Trace] = []
+        for side, value in (
+            ("a", ids),
+            ("b", (ids + wrong * (np.arange(28) == 5).reshape(2, 14)).T),
+        ):
+            with TraceWriter(tmp_path / name / side, Header()) as writer:
+                writer.add("pipeline/ids", value, kind="ids")
+                writer.add("net", X)
+            sides.append(Trace.open(tmp_path / name / side))
+        found = compare(*sides)
+        assert found.verdict == ("diverge" if wrong else "agree")
+        assert not wrong or "1 of 28 ids differ, first at position 5" in found.sentence

@@ -51,6 +51,7 @@ class EarlierValues:
         }
         self.times = Counter(e.hash for e in traces.reference.events if e.slot[:3] == "out")
         self.shapes = {_long_axes(event) for event in traces.port.events}
+        self.reference_shapes = {_long_axes(event) for event in traces.reference.events}
         # Other names have no counterpart: tables in a layout of their own, and those of the map.
         # All that the same module has on both sides is paired by name.
         names = {*unpaired, *(event.name for pair in pairs for event in pair.port)}
@@ -95,6 +96,7 @@ class EarlierValues:
         else:
             fits = same_axes(event, own) or merges_axes(event, own)
         lost = _long_axes(event) not in self.shapes
+        lost = lost and _long_axes(own) not in self.reference_shapes
         return fits or (lost and (_has_other_length(event, own) or _has_other_heads(event, own)))
 
     def _agreed_before(self, event: Event, own: Event) -> bool:

@@ -144,7 +144,7 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         return _align_calls(pair, expected, port)
     value = port.read(pair.port_event)
     if pair.event.kind in ("ids", "schedule"):
-        return AlignedPair(expected, value)
+        return _align_table(value, expected)
     fit = fit_dims(
         value.shape,
         pair.dims or pair.port_event.dims,
@@ -282,6 +282,16 @@ def _align_part(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
         part = (cut,) if axis == 0 else (..., cut)
         return AlignedPair(chunk, fit.apply(value), fit, note, part)
     return AlignedPair(expected, value)
+
+
+def _align_table(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
+    """A table in the axis order that has most entries at their places: ids with tokens first."""
+    fits = possible_fits(value.shape, expected.shape) if value.shape != expected.shape else ()
+    tables = [(fit, fit.apply(value)) for fit in fits]
+    if not tables:
+        return AlignedPair(expected, value)
+    fit, table = max(tables, key=lambda each: np.count_nonzero(each[1] == expected))
+    return AlignedPair(expected, table, fit, fit.note)
 
 
 def _align_calls(pair: Pair, expected: NDArray[Any], port: Trace) -> AlignedPair:

@@ -20,6 +20,7 @@ from lydite.diff.pairing.name_matching import (
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events, unpaired
 from lydite.diff.pairing.pairing_methods import MODULES, OTHER_NAMES
+from lydite.diff.pairing.same_rows import turned_guesses
 from lydite.trace.events import Site
 from lydite.trace.reader import Trace
 
@@ -111,6 +112,7 @@ def _pairs_of_modules(names: NamePairs, renames: Mapping[str, Rename]) -> NamePa
 def _pair(names: NamePairs, renames: Mapping[str, Rename]) -> Pairing:
     for method in OTHER_NAMES if names.left() else ():
         method(names)
+    names.drop(turned_guesses(names), UNSEEN)
     distance = names.comparer.distance
     pairing = pair_events(names.reference, names.port, names.renames(), names.ignored, distance)
     if strays := _wrong_guesses(names, pairing) - renames.keys():

@@ -8,14 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, takewhile
 from math import inf, log10, prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import possible_fits
-from lydite.diff.measure.distance import relative_error, wide
-from lydite.diff.measure.rounding import FINE
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import (
     PairsByPosition,
@@ -41,18 +37,15 @@ from lydite.diff.pairing.name_matching import match_spelling, match_weights, mod
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
 from lydite.diff.pairing.paired_events import same_kind
 from lydite.diff.pairing.results import by_ends_of_steps, by_last_values, by_results
+from lydite.diff.pairing.same_rows import with_same_rows
 from lydite.diff.pairing.similarity import EQUAL, is_input, names_of
 from lydite.diff.pairing.tables import by_tables
 from lydite.trace.events import Event, Site
-from lydite.trace.reader import Trace
 
 Method = Callable[[NamePairs], None]
 
 SOON_TAKEN = 8  # paired values after one among which it is taken
 ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
-SAME_LENGTHS = 1e-5  # relative difference of the lengths of rows that are the same rows
-FEWEST_LENGTHS = 1e-3  # spread of these: rows after a norm without weights all have one length
-MAX_ROWS = 2**24  # numbers of a value whose rows are measured
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
 
 
@@ -113,7 +106,7 @@ def by_values(names: NamePairs) -> None:
     port = names.left_events(copies=False)
     equal, close = align(names.comparer, names.free_events(), port, names.refs())
     names.add(equal, "equal")
-    names.add(_with_same_rows(names), "rows")
+    names.add(with_same_rows(names), "rows")
     free = set(names.free())
     positions = Positions(names.reference_events, names.port_events, names.refs())
     in_order = {
@@ -122,56 +115,6 @@ def by_values(names: NamePairs) -> None:
         if site in free and positions.permit(names.port_events[name], names.reference_events[site])
     }
     names.add(in_order, "order")
-
-
-def _with_same_rows(names: NamePairs) -> dict[str, Site]:
-    """Values with the rows of one of the reference's, turned or in another order.
-
-    A wrong rotation keeps the length of each row of q and k, and two streams of tokens may be
-    joined in another order. Of a value before and after its rotation the one after is taken.
-    """
-    free: dict[int, list[tuple[Site, Event]]] = defaultdict(list)
-    for site, event in names.free_events().items():
-        free[prod(event.shape)].append((site, event))
-    claims: dict[Site, list[str]] = defaultdict(list)
-    for name, event in names.left_events(copies=False).items():
-        alike = [(s, other) for s, other in free[prod(event.shape)] if _may_be_rows(event, other)]
-        lengths = _row_lengths(names.port, event) if alike else None
-        same = [
-            site
-            for site, other in alike
-            if lengths is not None
-            and (known := _row_lengths(names.reference, other)) is not None
-            and relative_error(lengths, known) < SAME_LENGTHS
-        ]
-        if same:
-            claims[max(same, key=lambda site: names.reference_events[site].i)].append(name)
-    return {claimants[0]: site for site, claimants in claims.items() if len(claimants) == 1}
-
-
-def _may_be_rows(port: Event, reference: Event) -> bool:
-    """Whether two values of float32 may have the same rows: their norms tell most apart."""
-    a, b = port.stats, reference.stats
-    return (
-        port.kind == reference.kind == "activation"
-        and port.dtype in FINE
-        and len(port.shape) > 2
-        and port.shape[-1] == reference.shape[-1] > 1
-        and prod(port.shape) <= MAX_ROWS
-        and a is not None
-        and b is not None
-        and bool(a.rms and b.rms)
-        and abs((a.rms or 0.0) - (b.rms or 0.0)) < SAME_LENGTHS * (b.rms or 0.0)
-    )
-
-
-def _row_lengths(trace: Trace, event: Event) -> NDArray[Any] | None:
-    """The lengths of a value's rows in increasing order; None where they hardly differ."""
-    if not trace.has_values(event):
-        return None
-    rows = wide(trace.read(event)).reshape(-1, event.shape[-1])
-    lengths = np.sort(np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64)))
-    return lengths if lengths.std() > FEWEST_LENGTHS * lengths.mean() else None
 
 
 def by_fused_shapes(names: NamePairs) -> None:
