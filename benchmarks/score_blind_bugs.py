@@ -34,6 +34,7 @@ import torch
 import transformers
 
 from blind_bugs.planting import Array, Bug
+from blind_bugs.rewriting import rewrite
 from lydite.diff.compare import compare
 from lydite.diff.findings import HypothesisFailed
 from lydite.trace.events import Event
@@ -272,6 +273,23 @@ def score_clean(bench: Bench) -> int:
     return failed
 
 
+def score_rewrites(bench: Bench, count: int) -> int:
+    """The port without bugs, written again at random; the number of those that diverge."""
+    failed = 0
+    for seed, dtype in itertools.product(range(count), LIMITS):
+        clean = bench.port(None, dump="full", weights=True, dtype=dtype)
+        out = bench.folder / "rewritten" / f"{seed}-{dtype}"
+        changes = rewrite(clean, out, seed)
+        verdict = bench.verdict(Trace.open(out), dtype, with_floor=seed % 2 == 0)
+        if verdict.verdict == "diverge":
+            failed += 1
+            print(f"{bench.module.NAME}: seed {seed}, {dtype}, {changes}")
+            print(f"    {verdict.port_site}: {verdict.sentence}\n    {first_finding(verdict)}")
+        shutil.rmtree(out)
+    print(f"{bench.module.NAME}: {failed} of {2 * count} rewritten traces diverge", flush=True)
+    return failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--ports", nargs="+", choices=PORTS, default=PORTS)
@@ -281,6 +299,13 @@ def main() -> int:
     parser.add_argument("--no-floor", action="store_true")
     parser.add_argument("--dtype", choices=tuple(LIMITS), default="float32")
     parser.add_argument("--clean", action="store_true", help="ports without bugs, all variants")
+    parser.add_argument(
+        "--rewrites",
+        type=int,
+        default=0,
+        metavar="N",
+        help="ports without bugs, N times with other names, layouts and rounding, fewer values",
+    )
     parser.add_argument("--json", type=Path, help="write all scores here")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -295,8 +320,11 @@ def main() -> int:
         module = importlib.import_module(f"blind_bugs.{name}")
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             bench = Bench(module, Path(folder))
+            if options.rewrites:
+                failed += score_rewrites(bench, options.rewrites)
             if options.clean:
                 failed += score_clean(bench)
+            if options.clean or options.rewrites:
                 continue
             bugs = [bug for bug in module.BUGS if re.search(options.only, bug.name)]
             own = [bench.score(bug, not options.no_floor, **variant) for bug in bugs]
@@ -305,7 +333,7 @@ def main() -> int:
     for score in scores:
         if score.place not in ("exact", "unobservable") or score.cause in ("none", "wrong"):
             print_miss(score)
-    if len(options.ports) > 1 and not options.clean:
+    if len(options.ports) > 1 and scores:
         print_scores("all", scores)
     if options.json:
         options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))

@@ -95,9 +95,10 @@ class EarlierValues:
             fits = event.slot.startswith("in") and _long_axes(event) == _long_axes(own)
         else:
             fits = same_axes(event, own) or merges_axes(event, own)
-        lost = _long_axes(event) not in self.shapes
-        lost = lost and _long_axes(own) not in self.reference_shapes
-        return fits or (lost and (_has_other_length(event, own) or _has_other_heads(event, own)))
+        if fits or _long_axes(event) in self.shapes:
+            return fits
+        is_new_shape = _long_axes(own) not in self.reference_shapes
+        return _has_other_length(event, own) or (is_new_shape and _has_other_heads(event, own))
 
     def _agreed_before(self, event: Event, own: Event) -> bool:
         """Whether two values were equal one step before, although nothing had paired them."""

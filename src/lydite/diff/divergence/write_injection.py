@@ -125,7 +125,7 @@ def write_injection(
 
 def _as_port(pair: Pair, values: AlignedPair) -> Iterator[tuple[Event, NDArray[Any]]]:
     """The reference's value in the port's axis order and parts, for each event of the pair."""
-    if values.reference is None:
+    if values.reference is None or values.is_own_form:
         return
     if values.fit is None:  # ids and tables
         if len(pair.port) == 1 and values.reference.shape == pair.port_event.shape:

@@ -7,13 +7,14 @@ from itertools import permutations
 from math import inf, prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
 from lydite.diff.measure.distance import Distance, distance, relative_error
 from lydite.diff.measure.streams import Joined, in_other_order, joined_streams, other_orders
-from lydite.diff.pairing.paired_events import Pair
+from lydite.diff.pairing.paired_events import BY_NAME, Pair
 from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
 from lydite.trace.statistics import distance as sketched_distance
@@ -22,6 +23,7 @@ CLOSE = 0.3  # relative error below which an axis order is accepted
 FAR = 0.5  # relative error above which two values are not equal in an order
 CLEARLY = 0.8  # of the error in any other order: then a wrong value still shows its order
 LEARN_FROM = 16  # values read first, for the axis orders they need
+HIDDEN = -1e8  # scores of attention that a mask hides are lower
 MAX_JOINED = 64  # wrong values read for the order of the streams in them
 BETWEEN = "pipeline"  # the scope of values between networks
 SAME_TOKENS = 0.1  # relative error of equal tokens, in 16 bits and deep in a network
@@ -37,12 +39,20 @@ class AlignedPair:
     note: str = ""
     part: tuple[Any, ...] | None = None  # of the reference's value, when the port has no more
     order: tuple[int, ...] = ()  # in which the port's calls make up the reference's batch
+    first_row: int = 0  # of the port's table: of the reference's offset 0
+    hidden: NDArray[Any] | None = None  # scores that a mask hides: 0 on both sides
+
+    @property
+    def is_own_form(self) -> bool:
+        """Whether the port's value says the same in other numbers."""
+        return bool(self.first_row) or self.hidden is not None
 
     def like_reference(self, other: NDArray[Any]) -> NDArray[Any] | None:
         """A second reference's value cut as the first one's was; None when it has another shape."""
         cut = other if self.part is None else other[self.part]
-        same = self.reference is not None and cut.shape == self.reference.shape
-        return cut if same else None
+        if self.reference is None or cut.shape != self.reference.shape:
+            return None
+        return cut if self.hidden is None else np.where(self.hidden, np.zeros_like(cut), cut)
 
 
 @dataclass
@@ -163,8 +173,47 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
     value, order = fit.apply(value), ""
     if pair.scope != BETWEEN:
         value, order = layouts.in_order(value, expected)
-    note = "; ".join(text for text in (fit.note, fused, order) if text)
-    return AlignedPair(expected, value, fit, note)
+    notes = [fit.note, fused, order]
+    if first := _first_row(value, expected) if pair.how not in BY_NAME else 0:
+        value = value - first
+        notes.append(f"rows of a table: offset 0 is row {first}")
+    if (hidden := _hidden_scores(value, expected)) is not None:
+        expected, value = (np.where(hidden, np.zeros_like(x), x) for x in (expected, value))
+        notes.append("scores that a mask hides are not compared")
+    note = "; ".join(filter(None, notes))
+    return AlignedPair(expected, value, fit, note, first_row=first, hidden=hidden)
+
+
+def _hidden_scores(value: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any] | None:
+    """Where a mask hides scores of attention: on both sides, or on the only side with a mask.
+
+    Ports hide scores by other numbers, or record them before the mask. A mask hides the same scores
+    of all heads; an overflow does not.
+    """
+    both = (value, expected)
+    if value.shape != expected.shape or value.ndim < 3 or value.shape[-3] < 2:
+        return None
+    if any(x.dtype.kind not in "fV" for x in both):
+        return None
+    hidden = [x <= max(HIDDEN, 0.9 * float(ml_dtypes.finfo(x.dtype).min)) for x in both]
+    some = [bool(x.any()) for x in hidden]
+    of_one_head = (np.array_equal(x, np.repeat(x[..., :1, :, :], x.shape[-3], -3)) for x in hidden)
+    if not any(some) or any(x.all() for x in hidden) or not all(of_one_head):
+        return None
+    return hidden[0] & hidden[1] if all(some) else hidden[0] | hidden[1]
+
+
+def _first_row(value: NDArray[Any], expected: NDArray[Any]) -> int:
+    """The row of offset 0, where the port has rows of a table for the reference's offsets; else 0.
+
+    Offsets may be negative, rows may not.
+    """
+    if value.dtype.kind not in "iu" or expected.dtype.kind != "i" or not value.size:
+        return 0
+    if value.shape != expected.shape or expected.min() >= 0 or value.min() < 0:
+        return 0
+    difference = value.astype(np.int64) - expected
+    return int(difference.flat[0]) if difference.min() == difference.max() else 0
 
 
 def measure_pair(pair: Pair, values: AlignedPair) -> Distance | None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 2**15  # values at a time: three chunks stay in a core's cache
+LARGEST = 1e150  # whose square is finite: what stands for infinity may be larger
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def distance(value: NDArray[Any], reference: NDArray[Any]) -> Distance:
             if not np.isfinite(sums).all():  # something is not finite, or float32 is too narrow
                 a, b, mismatch = _finite_part(a, b)
                 mismatched |= mismatch
-                sums, peak = _sums(a.astype(np.float64), b.astype(np.float64))
+                sums, peak = _sums(a, b)
             squares, powers, own, cross = np.add((squares, powers, own, cross), sums).tolist()
             largest = max(largest, peak)
     count = value.size
@@ -62,7 +63,7 @@ def correlation(value: NDArray[Any], reference: NDArray[Any]) -> float:
     if value.size != reference.size:
         return 0.0
     a, b, _ = _finite_part(value.reshape(-1), reference.reshape(-1))
-    a, b = (x.astype(np.float64) - x.mean(dtype=np.float64) for x in (a, b))
+    a, b = (x - x.mean() for x in (a, b))
     own, power, cross = (float(np.einsum("i,i->", x, y)) for x, y in ((a, a), (b, b), (a, b)))
     return cross / sqrt(own * power) if own and power else 0.0
 
@@ -101,7 +102,8 @@ def _sums(a: NDArray[Any], b: NDArray[Any]) -> tuple[list[float], float]:
 
 
 def _finite_part(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], bool]:
-    """Both without the positions where either is not finite, and whether they disagree there."""
+    """Both in float64 where both are finite, and whether they disagree elsewhere."""
     finite = np.isfinite(a) & np.isfinite(b)
     same = (np.isnan(a) & np.isnan(b)) | (a == b)
-    return a[finite], b[finite], not bool(same[~finite].all())
+    a, b = (np.clip(x[finite].astype(np.float64), -LARGEST, LARGEST) for x in (a, b))
+    return a, b, not bool(same[~finite].all())

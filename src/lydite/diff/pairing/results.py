@@ -47,7 +47,7 @@ def by_last_values(names: NamePairs) -> None:
         return
     copies = port.alias_of is not None and reference.alias_of is not None
     joined = used is not None and len(used.ref) > 1  # of other layers, say
-    if (copies or joined) and port.shape == reference.shape:
+    if (copies or joined) and sorted(port.shape) == sorted(reference.shape):
         if names.comparer.are_equal([reference], [port]) is False:
             names.found[port.name] = Rename((reference.site,), how="end")
     elif used is None and reference.site in names.free() and prod(port.shape) >= MIN_RESULT:
