@@ -285,3 +285,43 @@ def test_inputs_of_a_call_are_known_by_where_the_reference_first_has_them(tmp_pa
     assert not search._is_before_inputs(0, inputs)
     pairs[0] = Pair((reference.events[-1],), (scaled,), "siblings")
     assert not search._is_before_inputs(0, inputs)
+
+
+def test_tokens_that_only_repeat_others_are_not_missing(tmp_path: Path) -> None:
+    """A reference may fill a prompt up with copies of its last token before the first layer."""
+    draw = np.random.default_rng(7)
+    text, layer, mixer = (draw.standard_normal(shape) for shape in ((9, 24), (24, WIDTH), (16, 16)))
+    filled = np.concatenate([text, np.repeat(text[-1:], 3, 0)])
+
+    def run(folder: Path, *, port: bool, factor: float = 1.0) -> Trace:
+        wide = filled @ layer * factor
+        ends = np.tanh(wide) @ mixer
+        if port:
+            return write(folder, [("x", text[::-1]), ("text", text), ("wide", wide), ("end", ends)])
+        given = [("net", text[::-1], "in.0"), ("net/embed", filled, "in.0")]
+        return write(folder, [*given, ("net/embed", wide), ("net/mix", ends)])
+
+    reference = run(tmp_path / "r", port=False)
+    assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", port=True, factor=1.5))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "wide")
+
+
+def test_a_port_may_compute_a_step_for_one_row_of_the_batch(tmp_path: Path) -> None:
+    draw = np.random.default_rng(8)
+    time, layer = np.full((2, 1), 7.0), draw.standard_normal((WIDTH, WIDTH))
+    frequencies = 10.0 ** -np.arange(WIDTH // 2)
+
+    def run(folder: Path, *, rows: int, sine_first: bool = False) -> Trace:
+        angles = time[:rows] * frequencies
+        parts = [np.cos(angles), np.sin(angles)]
+        waves = np.concatenate(parts[::-1] if sine_first else parts, 1)
+        names = ("time", "waves", "up") if rows == 1 else ("net", "net/up", "net/up")
+        values = zip(names, (time[:rows], waves, waves @ layer), strict=True)
+        slots = ("out",) * 3 if rows == 1 else ("in.0", "in.0", "out")
+        return write(folder, [(*value, slot) for value, slot in zip(values, slots, strict=True)])
+
+    reference = run(tmp_path / "r", rows=2)
+    assert compare(reference, run(tmp_path / "c", rows=1)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", rows=1, sine_first=True))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "waves")

@@ -258,3 +258,20 @@ def test_entries_that_do_not_fit_are_remarks_and_none_that_fits_is_an_error(tmp_
     assert check_name_map({}, reference, port) == ({}, ())
     with pytest.raises(InputError, match="No entry"):
         check_name_map(wrong, reference, port)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_time_of_one_step_is_no_table_of_times(rows: int, tmp_path: Path) -> None:
+    """A port that records the sigma of each step as a schedule has no table with one entry."""
+    sigmas, draw = np.array([0.875, 0.5, 0.0]), np.random.default_rng(0)
+    for side in ("reference", "port"):
+        with TraceWriter(tmp_path / side, Header()) as writer:
+            if side == "reference":
+                writer.add("pipeline/sigmas", sigmas, kind="schedule")
+            for step in (0, 1):
+                if side == "port":
+                    time = np.full(rows, sigmas[step])
+                    writer.add("step.time", time, kind="schedule", step=step)
+                writer.add("pipeline/latents", draw.standard_normal((4, 8)) * 0 + step, step=step)
+    found = compare(Trace.open(tmp_path / "reference"), Trace.open(tmp_path / "port"))
+    assert found.verdict == "agree", found.sentence

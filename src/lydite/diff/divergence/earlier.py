@@ -12,13 +12,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from math import prod
 
+import numpy as np
+
 from lydite.diff.measure.aligned import Layouts
+from lydite.diff.measure.distance import wide
 from lydite.diff.measure.rows import Comparison, measure_rows
 from lydite.diff.pairing.alignment import merges_axes, same_axes
 from lydite.diff.pairing.blocks import last_word, numbered_variants
 from lydite.diff.pairing.paired_events import BY_NAME, Pair
 from lydite.diff.result import Row
 from lydite.trace.events import Event
+
+SAME_ROWS = 1e-3  # of their root mean square: by how much products of two equal rows differ
 
 
 class EarlierValues:
@@ -92,13 +97,37 @@ class EarlierValues:
     def _fits(self, event: Event, own: Event) -> bool:
         """Whether a value has the axes of one of the reference's, or is that in a wrong shape."""
         if own.kind != event.kind:  # what the port marks as given, the reference's network takes
-            fits = event.slot.startswith("in") and _long_axes(event) == _long_axes(own)
+            same = _long_axes(event) == _long_axes(own) or _is_part_of_batch(event, own)
+            fits = event.slot.startswith("in") and same
         else:
             fits = same_axes(event, own) or merges_axes(event, own)
+            fits = fits or _is_part_of_batch(event, own)
         if fits or _long_axes(event) in self.shapes:
             return fits
-        is_new_shape = _long_axes(own) not in self.reference_shapes
-        return _has_other_length(event, own) or (is_new_shape and _has_other_heads(event, own))
+        if _has_other_length(event, own):
+            return not self._has_all_rows(event, own)
+        return _long_axes(own) not in self.reference_shapes and _has_other_heads(event, own)
+
+    def _has_all_rows(self, event: Event, own: Event) -> bool:
+        """Whether the reference's value only repeats rows that calls of the port's have: padding.
+
+        Rows are known by their products with one random vector.
+        """
+        calls = [e for e in self.own if (e.name, e.slot, e.step) == (own.name, own.slot, own.step)]
+        sides = (self.traces.reference, (event,)), (self.traces.port, calls)
+        if prod(own.shape[:-1]) < 2 or not all(
+            trace.has_values(e) for trace, events in sides for e in events
+        ):
+            return False
+        vector = np.random.default_rng(0).standard_normal(event.shape[-1])
+        expected, known = (
+            np.concatenate([wide(trace.read(e)).reshape(-1, len(vector)) @ vector for e in events])
+            for trace, events in sides
+        )
+        known = np.sort(known)
+        after = np.searchsorted(known, expected).clip(1, len(known) - 1)
+        apart = np.minimum(np.abs(expected - known[after]), np.abs(expected - known[after - 1]))
+        return bool(apart.max() < SAME_ROWS * np.sqrt(np.square(known).mean()))
 
     def _agreed_before(self, event: Event, own: Event) -> bool:
         """Whether two values were equal one step before, although nothing had paired them."""
@@ -152,6 +181,13 @@ class EarlierValues:
 def _long_axes(event: Event) -> tuple[int, ...]:
     """A shape without axes of length 1: a port may leave out the batch."""
     return tuple(length for length in event.shape if length != 1)
+
+
+def _is_part_of_batch(event: Event, own: Event) -> bool:
+    """Whether a value has fewer rows than the batch of the reference: those of the prompt alone."""
+    whole, part = event.shape, own.shape
+    fits = bool(whole) and len(whole) == len(part) and whole[1:] == part[1:]
+    return fits and 0 < part[0] < whole[0] and whole[0] % part[0] == 0
 
 
 def _has_other_length(event: Event, own: Event) -> bool:

@@ -171,7 +171,8 @@ class DivergenceSearch:
         for other in (*same_role(pair, self.pairing.set_aside), *earlier.before(pair)):
             (row,) = measure_rows(self.traces, [other], self.layouts)
             # A layer may take its input in a form of its own, but not with other numbers.
-            if not possible_fits(other.port_event.shape, other.event.shape):
+            has_shape = possible_fits(other.port_event.shape, other.event.shape)
+            if row.error is None and not has_shape:
                 row = replace(row, wrong=True)
             is_wrong = row.wrong and (row.error or inf) > (self.rows[first].limit or 0.0)
             # A value that equals one without a counterpart is that one.

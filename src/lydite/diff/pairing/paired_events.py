@@ -161,9 +161,19 @@ def _fused(
 def same_kind(a: Event, b: Event) -> bool:
     """Whether two values are of one kind, and both complex or both real.
 
-    A port has cosines and sines where the reference has complex rotations.
+    A port has cosines and sines where the reference has complex rotations. The time of one step is
+    no table of times.
     """
-    return a.kind == b.kind and (a.dtype in COMPLEX) == (b.dtype in COMPLEX)
+    if a.kind != b.kind or (a.dtype in COMPLEX) != (b.dtype in COMPLEX):
+        return False
+    return a.kind != "schedule" or _is_one_number(a) == _is_one_number(b)
+
+
+def _is_one_number(event: Event) -> bool:
+    """Whether all entries of a value are one number, as far as its statistics show."""
+    stats = event.stats
+    equal = stats is not None and stats.min is not None and stats.min == stats.max
+    return equal or prod(event.shape) == 1
 
 
 def joined_axis(whole: Event, parts: Sequence[Event]) -> int:

@@ -390,7 +390,8 @@ def by_kinds(names: NamePairs) -> None:
     """Noise, token ids and tables: there is mostly one of a kind and shape."""
 
     def same_table(reference: Event, port: Event) -> bool:
-        return reference.kind == port.kind == "schedule" and reference.shape == port.shape
+        is_table = reference.kind == "schedule" and same_kind(reference, port)
+        return is_table and reference.shape == port.shape
 
     def same_in_both(reference: Event, port: Event) -> bool:
         return same_table(reference, port) and _same_kind(names, reference, port)
@@ -407,7 +408,7 @@ def by_kinds(names: NamePairs) -> None:
 
 
 def _same_kind(names: NamePairs, reference: Event, port: Event) -> bool:
-    if reference.kind != port.kind:
+    if not same_kind(reference, port):
         return False
     if reference.kind in ("ids", "input"):
         return bool(possible_fits(port.shape, reference.shape))
