@@ -90,3 +90,17 @@ def test_known_values_on_every_way_and_few_operations_after_them(
     events: Any = [None] * 20
     way = Upstream(tuple(events[:nearest]), tuple(events[:passed]), is_open)
     assert (way.is_closed, way.is_anchored) == (closed, anchored)
+
+
+def test_a_second_call_that_is_given_other_slots_is_computed_from_what_it_was_given(
+    tmp_path: Path,
+) -> None:
+    """A module that takes a picture first, and a list of pictures in its second call."""
+    first = [("m", "in.0", 1), ("m.a", "in.0", 1), ("m.a", "out", 2), ("m", "out", 3)]
+    given = [("x", "out", 5), ("m", "in.0.0", 4), ("m", "in.0.1", 5), ("m.b", "in.0", 4)]
+    second = [("m.b", "out", 6), ("m", "out", 7), ("m", "out.1", 8)]
+    events, known = flow(tmp_path / "run", *first, *given, *second)
+    known_values = {event.i for event in events.values() if event.name != "m"}
+    found = known.upstream(events["m out"], known_values)  # the last one of this name and slot
+    assert names(found.nearest) == ["m.b out", "x out"]
+    assert names(known.results(events["x out"])) == ["m out", "m out.1"]

@@ -325,3 +325,25 @@ def test_a_port_may_compute_a_step_for_one_row_of_the_batch(tmp_path: Path) -> N
     assert compare(reference, run(tmp_path / "c", rows=1)).verdict == "agree"
     verdict = compare(reference, run(tmp_path / "p", rows=1, sine_first=True))
     assert (verdict.verdict, verdict.port_site) == ("diverge", "waves")
+
+
+def test_a_value_that_much_agrees_after_is_not_taken_for_the_wrong_one(tmp_path: Path) -> None:
+    """A port's prompt is the reference's with pictures in it: another value, used rightly."""
+    draw = np.random.default_rng(9)
+    layers = draw.standard_normal((20, WIDTH, WIDTH)) / 4
+    words, pictures = draw.standard_normal((2, TOKENS, WIDTH))
+
+    def run(folder: Path, *, port: bool, wrong: bool = False) -> Trace:
+        x = words + pictures
+        events: list[tuple[Any, ...]] = [("start", pictures)]
+        events += [("filled", x)] if port else [("net", pictures, "in.0"), ("net/words", words)]
+        for number, layer in enumerate(layers):
+            x = np.tanh(x @ layer)
+            events.append((f"{'b' if port else 'net/blocks.'}{number}", x))
+        end = np.roll(x, 2 if wrong else 1, 0)
+        return write(folder, [*events, ("net", end)])
+
+    reference = run(tmp_path / "r", port=False)
+    assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", port=True, wrong=True))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "net")

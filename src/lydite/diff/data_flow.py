@@ -5,9 +5,10 @@ product), it was computed from what the module around it was given and from what
 it returned last.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Collection
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from math import inf
 
 from lydite.trace.events import Event
@@ -16,6 +17,7 @@ from lydite.trace.reader import Trace
 BESIDE = 3  # outputs of modules beside a value that it may have been computed from
 FEW = 16  # values between known ones and the next: little rounding adds up
 MAX_VISITED = 200  # values looked at on the way back
+Call = tuple[str, int, int]  # name and step of a module, and the number of its call there
 GIVEN = ("input", "ids", "schedule")  # kinds of values that a run starts from
 
 
@@ -44,12 +46,13 @@ class DataFlow:
     def __init__(self, trace: Trace) -> None:
         self._events = [event for event in trace.events if event.kind != "selftest"]
         self._position = {event.i: at for at, event in enumerate(self._events)}
-        self._inputs: dict[tuple[str, int, int], list[Event]] = defaultdict(list)
-        self._outputs: dict[tuple[str, int, int], list[Event]] = defaultdict(list)
+        self._inputs: dict[Call, list[Event]] = defaultdict(list)
+        self._outputs: dict[Call, list[Event]] = defaultdict(list)
         self._same: dict[str, list[Event]] = defaultdict(list)  # by content
+        self._calls = _calls(self._events)
         for event in self._events:
             calls = self._inputs if _is_input(event) else self._outputs
-            calls[event.name, event.step, event.call].append(event)
+            calls[self._calls[event.i]].append(event)
             if event.hash:
                 self._same[event.hash].append(event)
         self._known_sources: dict[int, list[Event]] = {}
@@ -83,7 +86,7 @@ class DataFlow:
         """What the modules returned that take this value, in order of execution."""
         later = (other for other in self._same.get(event.hash or "", ()) if other.i > event.i)
         takers = [other for other in later if _is_input(other)]
-        calls = dict.fromkeys((other.name, other.step, other.call) for other in takers)
+        calls = dict.fromkeys(self._calls[other.i] for other in takers)
         outputs = [output for call in calls for output in self._outputs.get(call, ())]
         return sorted((e for e in outputs if e.hash != event.hash), key=lambda other: other.i)
 
@@ -99,7 +102,7 @@ class DataFlow:
             return same[-1:]
         if _is_input(event):
             return self._beside(event)
-        inputs = self._inputs.get((event.name, event.step, event.call), [])
+        inputs = self._inputs.get(self._calls[event.i], [])
         inner = self._inner(event, min((e.i for e in inputs), default=-1))
         if inner or inputs:
             return [*inner, *inputs]
@@ -127,12 +130,11 @@ class DataFlow:
         around, inputs = event.name, []
         while around and not inputs:
             around = around[: max(around.rfind("."), around.rfind("/"), 0)]
-            calls = [
-                self._inputs[key]
-                for key in ((around, event.step, call) for call in range(event.call + 1))
-                if key in self._inputs and self._inputs[key][0].i < event.i
-            ]
-            inputs = calls[-1] if calls else []
+            calls = takewhile(
+                lambda given: bool(given) and given[0].i < event.i,
+                (self._inputs.get((around, event.step, call), []) for call in count()),
+            )
+            inputs = next(iter(deque(calls, maxlen=1)), [])
         if not inputs:
             return self._before(event)
         start = min(other.i for other in inputs)
@@ -148,6 +150,26 @@ class DataFlow:
         at = self._position[event.i]
         first = self._position.get(int(start), 0) if start not in (-1, inf) else 0
         return [e for e in self._events[max(first, at - MAX_VISITED) : at] if e.step == event.step]
+
+
+def _calls(events: Sequence[Event]) -> dict[int, Call]:
+    """By the number of each event, the call of a module in a step that it belongs to.
+
+    `Event.call` counts by slot: two calls of one module may be given other slots.
+    """
+    calls: dict[int, Call] = {}
+    number: Counter[tuple[str, int]] = Counter()
+    slots: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for event in events:
+        module = event.name, event.step
+        known = slots[module]
+        is_next = event.slot in known or (_is_input(event) and known and known[-1][:3] == "out")
+        if is_next:
+            number[module] += 1
+            known.clear()
+        known.append(event.slot)
+        calls[event.i] = (*module, number[module])
+    return calls
 
 
 def _around(name: str) -> list[str]:

@@ -23,6 +23,7 @@ from lydite.diff.pairing.paired_events import BY_NAME, Pair
 from lydite.diff.result import Row
 from lydite.trace.events import Event
 
+FEW, MUCH = 12, 1 / 3  # agreeing values of a step: a number, and a part of all that agree
 SAME_ROWS = 1e-3  # of their root mean square: by how much products of two equal rows differ
 
 
@@ -54,7 +55,8 @@ class EarlierValues:
             for event in traces.reference.events
             if (steps := counterparts.get(event.hash or event.i))
         }
-        self.times = Counter(e.hash for e in traces.reference.events if e.slot[:3] == "out")
+        outputs = {(e.hash, e.name) for e in traces.reference.events if e.slot[:3] == "out"}
+        self.names = Counter(content for content, _ in outputs)
         self.shapes = {_long_axes(event) for event in traces.port.events}
         self.reference_shapes = {_long_axes(event) for event in traces.reference.events}
         # Other names have no counterpart: tables in a layout of their own, and those of the map.
@@ -73,23 +75,22 @@ class EarlierValues:
         """Pairs of values of the port on the way to a wrong one, in the port's order."""
         way = [e for e in self.flow.upstream(wrong.event, self.agreeing).passed if self._is_free(e)]
         sources = {e.i: self.flow.upstream(e, self.agreeing).nearest for e in way}
-        starts = {
-            at: max((self.agreeing[other.i] for other in nearest), default=self._last_before(at))
-            for at, nearest in sources.items()
-        }
+        starts = {at: self._start(at, nearest) for at, nearest in sources.items()}
         end = min(event.i for event in wrong.port)
+        begin = min(starts.values(), default=-1)
         seen: set[tuple[str, str]] = set()
         for own in self.own:
             kinds = {(template, own.slot) for template, _ in numbered_variants(own.name)}
             kinds.add((own.name, own.slot))
             is_extra = bool(kinds & seen)  # in an earlier block it has no counterpart either
-            seen |= kinds
+            seen |= kinds if own.i <= begin else set()
             if own.i >= end:
                 continue
             for event in way:
                 fits = self._fits(event, own) and self._is_new(own, sources[event.i])
                 fits = fits and (not is_extra or self._agreed_before(event, own))
                 fits = fits and not self._is_used_rightly(event, own)
+                fits = fits and not self._is_long_past(event, own, end)
                 is_copy = own.hash in self.right and not own.call
                 if fits and (starts[event.i] < own.i or is_copy):
                     yield Pair((event,), (own,), "position")
@@ -148,7 +149,7 @@ class EarlierValues:
         if right is None or own.call:
             return True
         is_source = right.hash in {event.hash for event in sources}
-        return own.slot[:3] == "out" and is_source and self.times[right.hash] == 1
+        return own.slot[:3] == "out" and is_source and self.names[right.hash] == 1
 
     def _is_used_rightly(self, event: Event, own: Event) -> bool:
         """Whether both sides go on to an equal result of the module that has this value in it.
@@ -162,8 +163,22 @@ class EarlierValues:
             if other.step == event.step and other.slot.startswith("out")
         )
 
-    def _last_before(self, at: int) -> int:
-        """Where the port has the last agreeing value before an event of unknown sources."""
+    def _is_long_past(self, event: Event, own: Event, end: int) -> bool:
+        """Whether much of a step agrees after this value on both sides: what uses it is right."""
+        step = [(o, at) for o, at in self.compared if o.step == event.step]
+        after = [at for o, at in step if o.i > event.i and own.i < at < end]
+        return len(after) > max(FEW, MUCH * len(step))
+
+    def _start(self, at: int, nearest: Sequence[Event]) -> int:
+        """Where the port has what an event was computed from: of several calls, any of them.
+
+        Of an event of unknown sources, where it has the last agreeing value before it.
+        """
+        calls: dict[str, list[int]] = defaultdict(list)
+        for other in nearest:
+            calls[other.name].append(self.agreeing[other.i])
+        if calls:
+            return max(map(min, calls.values()))
         before = ((other.i, own) for other, own in self.compared if other.i < at)
         return max(before, default=(-1, -1))[1]
 

@@ -1,6 +1,6 @@
 """The search for the wrong value that is the bug, in the traces of one comparison."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -168,7 +168,11 @@ class DivergenceSearch:
         earlier = EarlierValues(
             self.traces, self.pairs, self.rows, self.pairing.unpaired_port, given
         )
-        for other in (*same_role(pair, self.pairing.set_aside), *earlier.before(pair)):
+        for other in (
+            *same_role(pair, self.pairing.set_aside),
+            *earlier.before(pair),
+            *self._before_next(first, earlier),
+        ):
             (row,) = measure_rows(self.traces, [other], self.layouts)
             # A layer may take its input in a form of its own, but not with other numbers.
             has_shape = possible_fits(other.port_event.shape, other.event.shape)
@@ -182,6 +186,16 @@ class DivergenceSearch:
                 ignored = (index + (index >= first) for index in divergence.ignored)
                 return Divergence(first, tuple(ignored))
         return divergence
+
+    def _before_next(self, first: int, earlier: EarlierValues) -> Iterator[Pair]:
+        """Values before a first wrong one that is a guess, on the way to the next wrong one."""
+        pair = self.pairs[first]
+        later = (at for at in range(first + 1, len(self.rows)) if self.rows[at].wrong)
+        after = next(later, None)
+        if pair.how in GUESSES and after is not None:
+            for other in earlier.before(self.pairs[after]):
+                if max(event.i for event in other.port) < min(event.i for event in pair.port):
+                    yield other
 
     def _is_whole(self, event: Event) -> bool:
         """Whether all that a call of a module returns is compared."""
