@@ -88,7 +88,7 @@ def _layout(value: Array, layouts: str, choose: random.Random) -> tuple[int, ...
     if layouts == "rows" and value.ndim == 3 and choose.random() < 0.5:
         return ()
     if layouts == "axes" and value.ndim == 4 and choose.random() < 0.7:
-        return choose.choice(((0, 2, 3, 1), (0, 3, 1, 2), (0, 2, 1, 3)))
+        return choose.choice(((0, 2, 3, 1), (0, 3, 1, 2)))
     return tuple(axes)
 
 
