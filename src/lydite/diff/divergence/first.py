@@ -254,11 +254,12 @@ def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> boo
     All that it returns has to be compared: of two streams, the other one may be right. Of a guess
     what is compared is enough: a port may have a value in a form of its own.
 
-    Where later values are wrong too, what is left of the error could be their cause: it has to be
+    Where other values are wrong later, what is left of the error could be their cause: it has to be
     gone. That is so where tokens are in another order inside of the module.
     """
     row, later = rows[index], rows[index + 1 :]
-    left = (GONE if any(other.wrong for other in later) else DILUTED) * (row.error or inf)
+    others_wrong = any(o.wrong and (o.site, o.slot) != (row.site, row.slot) for o in later)
+    left = (GONE if others_wrong else DILUTED) * (row.error or inf)
     is_first_input = (row.slot, row.port_slot) == ("in.0", "in.0")
     returned: dict[str, list[bool]] = {}  # all that a module returns has to agree
     for at, other in enumerate(later, index + 1):
