@@ -127,6 +127,63 @@ def test_patches_of_the_inputs_in_another_order(tmp_path: Path) -> None:
     assert "between the inputs of the run and it" in verdict.sentence
 
 
+def test_an_input_is_recorded_before_all_that_is_computed(tmp_path: Path) -> None:
+    draw = np.random.default_rng(5)
+    layer, mixer = draw.standard_normal((2, WIDTH, WIDTH)) / 4
+    x, turns = draw.standard_normal((TOKENS, WIDTH)), draw.standard_normal((3, WIDTH))
+
+    def run(folder: Path, *, port: bool, first: int = 0) -> Trace:
+        ids = np.stack(np.broadcast_arrays(0, *np.divmod(np.arange(TOKENS), 4)), -1)
+        ids = ids + np.array([first, 0, 0])
+        embedded, table = x @ layer, np.cos(ids @ turns)
+        mixed = (embedded * table) @ mixer
+        if port:
+            own = [("x", x), ("ids", ids, "out", 0, "input"), ("embedded", embedded)]
+            return write(folder, [*own, ("table", table), ("mixed", mixed)])
+        events = [("net", x, "in.0"), ("net/embed", x, "in.0"), ("net/embed", embedded)]
+        events += [("net/positions", ids, "in.0"), ("net/positions", table)]
+        return write(folder, [*events, ("net/mix", embedded * table, "in.0"), ("net/mix", mixed)])
+
+    reference = run(tmp_path / "r", port=False)
+    assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", port=True, first=1))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "ids")
+    assert verdict.site == "net/positions"
+
+
+def test_a_right_time_is_not_blamed_for_what_is_made_of_it(tmp_path: Path) -> None:
+    draw = np.random.default_rng(6)
+    layer, mixer = (draw.standard_normal((width, WIDTH)) / 4 for width in (8, WIDTH))
+    x, waves = draw.standard_normal((TOKENS, WIDTH)), np.arange(8)
+
+    def run(folder: Path, *, port: bool, stale: bool = False) -> Trace:
+        events: list[tuple[Any, ...]] = [
+            ("prompt" if port else "pipeline/prompt", waves, "out", 0, "input")
+        ]
+        for step, time in enumerate(np.array([[0.0], [0.25]])):
+            cosines = np.cos((0 if stale else 10 * time) * waves)
+            scale = cosines @ layer
+            mixed = (x + step) * scale @ mixer
+            if port:
+                events.append(("moment", time, "out", step, "schedule"))
+                own = {"x": x + step, "scale": scale, "mixed": mixed}
+                events += [(name, value, "out", step) for name, value in own.items()]
+                continue
+            events += [("net", np.repeat(time, 2), "in.1", step), ("net", x + step, "in.0", step)]
+            events += [("net", waves, "in.2", step)]
+            events += [("net/time", np.repeat(10 * time, 2), "in.0", step)]
+            events += [("net/time.fc", cosines, "in.0", step)]
+            events += [("net/time.fc", scale, "out", step), ("net/time", scale, "out", step)]
+            events += [("net/mix", (x + step) * scale, "in.0", step)]
+            events += [("net/mix", mixed, "out", step)]
+        return write(folder, events)
+
+    reference = run(tmp_path / "r", port=False)
+    assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
+    verdict = compare(reference, run(tmp_path / "p", port=True, stale=True))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "scale")
+
+
 def test_a_wrong_value_has_the_place_of_its_role_in_earlier_blocks() -> None:
     def pair(number: int, word: str = "rot") -> Any:
         event = SimpleNamespace(name=f"net.{number}.q", slot="in.0", i=number)

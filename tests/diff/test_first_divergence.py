@@ -206,6 +206,8 @@ def test_a_value_in_a_form_of_its_own_is_no_jump() -> None:
     found = [own, *agreeing, small, replace(own, step=1), row(30, "patch", step=1)]
     assert first_divergence(found, lambda at: at == 0).first == 5
     found[6] = replace(own, site="other", step=1)
+    assert first_divergence(found, lambda at: at == 0).first == 5  # nor is one that does not last
+    found[7] = row(5e4, "patch", step=1)
     assert first_divergence(found, lambda at: at == 0).first == 6
 
 
@@ -289,6 +291,14 @@ def test_a_guess_inside_of_a_module_that_returns_the_right_value_is_not_the_bug(
     found = rows(row(500, "net/a.b"), row(0, "net/a"), row(500, "net/z"))
     for guessed, whole, first in ((True, False, 2), (False, False, 0), (False, True, 2)):
         assert judge(found, is_guessed=guessed, is_whole=whole, is_mispaired=False).first == first
+    found[1] = replace(found[1], slot="out.image")  # one of several: of another stream
+    assert judge(found, is_guessed=True, is_whole=False, is_mispaired=False).first == 0
+
+
+def test_values_that_are_not_computed_from_a_guess_show_nothing_about_it() -> None:
+    found = rows(500, 0, 0, 0, 0, 500)
+    assert judge(found, is_guessed=True, is_mispaired=False).first == 5
+    assert judge(found, is_guessed=True, is_mispaired=False, is_used=False).first == 0
 
 
 def test_a_counterpart_that_comes_before_the_inputs_is_none() -> None:

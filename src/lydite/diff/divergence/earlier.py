@@ -79,20 +79,25 @@ class EarlierValues:
         end = min(event.i for event in wrong.port)
         begin = min(starts.values(), default=-1)
         seen: set[tuple[str, str]] = set()
+        step = wrong.port_event.step
+        of_step = {(own.name, own.slot) for own in self.own if own.step == step}
         for own in self.own:
             kinds = {(template, own.slot) for template, _ in numbered_variants(own.name)}
             kinds.add((own.name, own.slot))
             is_extra = bool(kinds & seen)  # in an earlier block it has no counterpart either
-            seen |= kinds if own.i <= begin else set()
-            if own.i >= end:
+            if own.i <= begin or own.step < step:
+                seen |= kinds
+            if own.i >= end or (own.step != step and (own.name, own.slot) in of_step):
                 continue
-            for event in way:
+            # What a step is given may be recorded before all that is computed in it.
+            is_given = own.kind != "activation" and own.step == step
+            for event in sorted(way, key=lambda e: _long_axes(e) != _long_axes(own)):
                 fits = self._fits(event, own) and self._is_new(own, sources[event.i])
                 fits = fits and (not is_extra or self._agreed_before(event, own))
                 fits = fits and not self._is_used_rightly(event, own)
                 fits = fits and not self._is_long_past(event, own, end)
                 is_copy = own.hash in self.right and not own.call
-                if fits and (starts[event.i] < own.i or is_copy):
+                if fits and (starts[event.i] < own.i or is_copy or is_given):
                     yield Pair((event,), (own,), "position")
 
     def _fits(self, event: Event, own: Event) -> bool:
@@ -138,7 +143,7 @@ class EarlierValues:
         if one is None or other is None:
             return False
         (row,) = measure_rows(self.traces, [Pair((one,), (other,), "position")], Layouts())
-        return row.agrees
+        return row.agrees and bool(self.traces.reference.read(one).any())  # zeros show nothing
 
     def _is_new(self, own: Event, sources: Sequence[Event]) -> bool:
         """Whether a value is not just one more name of a right one.

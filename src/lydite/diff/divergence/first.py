@@ -67,6 +67,7 @@ def first_divergence(
     is_impossible: Test = lambda _: False,
     is_anchored: Test = lambda _: True,
     spoils: Test = lambda _: False,
+    is_used: Test = lambda _: True,
     is_whole: Test = lambda _: True,
     port_order: Sequence[int] | None = None,
 ) -> Divergence:
@@ -76,8 +77,9 @@ def first_divergence(
     whether its pair is a guess, `is_mispaired` whether a guess is false, `is_doubled` whether
     the port has the counterpart's value under another name as well, `is_impossible` whether the
     counterpart is computed before the value's inputs, `is_anchored` whether the values it was
-    computed from agree, `spoils` whether what is computed from it is wrong, `is_whole` whether
-    all that its module returns is compared. With `estimated` limits, and in 16 bits, where a
+    computed from agree, `spoils` whether what is computed from it is wrong, `is_used` whether
+    something that is computed from it is compared, `is_whole` whether all that its module returns
+    is compared. With `estimated` limits, and in 16 bits, where a
     port may round between operations that the reference computes as one, a value a little above
     its limit is ignored when no later value is. `port_order` has the number of each row's event
     in the port: of two wrong values that the sides compute in another order, neither is
@@ -88,11 +90,14 @@ def first_divergence(
 
     def is_false_guess(index: int, agrees_after: bool) -> bool:
         return is_guessed(index) and (
-            agrees_after
+            (agrees_after and is_used(index))
             or (is_doubled(index) and not spoils(index))
             or _all_agree_after(rows, index, is_doubled)
             or is_mispaired(index)
         )
+
+    def shows_all(index: int, at: int) -> bool:
+        return is_whole(at) or (is_guessed(index) and rows[at].slot == "out")
 
     def is_ignored(index: int) -> bool:
         row = rows[index]
@@ -105,7 +110,7 @@ def first_divergence(
             or is_false_guess(index, agrees_after)
             or _is_overtaken(rows, index, is_guessed, estimated=estimated)
             or _was_ignored(rows, index, ignored)
-            or _outer_module_agrees(rows, index, lambda at: is_guessed(index) or is_whole(at))
+            or _outer_module_agrees(rows, index, lambda at: shows_all(index, at))
         )
 
     for index, row in enumerate(rows):
@@ -195,9 +200,9 @@ def _is_marginal(rows: Sequence[Row], index: int) -> bool:
 def _is_overtaken(rows: Sequence[Row], index: int, is_guessed: Test, *, estimated: bool) -> bool:
     """Whether a value is little above its limit, and a later one so far that this is not its cause.
 
-    An error that grows does so little by little; one that appears at once was made there. A value
-    that was as wrong at an earlier step already has a form of its own, and one of another shape
-    may be no counterpart.
+    An error that grows does so little by little; one that appears at once was made there, and is in
+    what follows. A value that was as wrong at an earlier step already has a form of its own, and
+    one of another shape may be no counterpart.
     """
     largest = over_limit(rows[index])
     if not 1 < largest <= OPEN_MARGIN:
@@ -211,10 +216,16 @@ def _is_overtaken(rows: Sequence[Row], index: int, is_guessed: Test, *, estimate
         known = before.get((other.site, other.slot))
         if known is not None and _is_as_wrong(known, other):
             continue
-        if over >= jump * largest:
+        if over >= jump * largest and _lasts(rows, at, DILUTED * jump * largest):
             return True
         largest = max(largest, over)
     return False
+
+
+def _lasts(rows: Sequence[Row], index: int, least: float) -> bool:
+    """Whether one of the values after this one is as far over its limit, or there are none."""
+    following = [other for other in rows[index + 1 :] if other.site != rows[index].site]
+    return not following or any(over_limit(other) >= least for other in following[:FOLLOWING])
 
 
 def _may_be_rounding(row: Row) -> bool:
@@ -252,7 +263,7 @@ def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> boo
     So does the module of a first input, as a layer whose weights have the order of the input.
 
     All that it returns has to be compared: of two streams, the other one may be right. Of a guess
-    what is compared is enough: a port may have a value in a form of its own.
+    the first is enough: a port may have a value in a form of its own.
 
     Where other values are wrong later, what is left of the error could be their cause: it has to be
     gone. That is so where tokens are in another order inside of the module.
@@ -283,25 +294,27 @@ def _agrees_after(rows: Sequence[Row], index: int, is_doubled: Test) -> bool:
     # A video is decoded frame by frame: the next frame does not depend on this value.
     seen = {(other.site, other.slot) for other in rows[:index] if other.step == row.step}
     same_pass = takewhile(
-        lambda other: (
-            other.step != row.step or other.site == row.site or (other.site, other.slot) not in seen
+        lambda at: (
+            rows[at].step != row.step
+            or rows[at].site == row.site
+            or (rows[at].site, rows[at].slot) not in seen
         ),
-        (rows[at] for at in range(index + 1, len(rows)) if not is_doubled(at)),
+        (at for at in range(index + 1, len(rows)) if not is_doubled(at)),
     )
     following = [
-        other
-        for other in same_pass
-        if (not has_scopes or other.scope == row.scope)
-        and other.site != row.site
-        and other.error is not None
+        at
+        for at in same_pass
+        if (not has_scopes or rows[at].scope == row.scope)
+        and rows[at].site != row.site
+        and rows[at].error is not None
     ]
-    own = [
-        other for other in following if len(row.shape) > 2 and other.shape[:-1] == row.shape[:-1]
-    ][:1]
+    own = [at for at in following if len(row.shape) > 2 and rows[at].shape[:-1] == row.shape[:-1]][
+        :1
+    ]
     if not own and _is_end_of_stream(rows, index):
         return False
     following = following[:FOLLOWING]
-    return bool(following) and not any(other.wrong for other in (*following, *own))
+    return bool(following) and not any(rows[at].wrong for at in (*following, *own))
 
 
 def _all_agree_after(rows: Sequence[Row], index: int, is_doubled: Test) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import inf
 from typing import Any
 
@@ -79,11 +79,18 @@ class DivergenceSearch:
 
         of_event = {event.i: at for at, pair in enumerate(self.pairs) for event in pair.reference}
 
+        def compared_results(index: int) -> list[int] | None:
+            """The compared values that are computed from this one; None if no module takes it."""
+            results = self.traces.flow.results(self.pairs[index].event)
+            return [of_event[e.i] for e in results if e.i in of_event] if results else None
+
         def spoils(index: int) -> bool:
             """Whether the first compared value that is computed from this one is wrong."""
-            results = self.traces.flow.results(self.pairs[index].event)
-            compared = [of_event[event.i] for event in results if event.i in of_event]
+            compared = compared_results(index) or []
             return any(rows[at].wrong and at not in doubled for at in compared[:1])
+
+        def is_used(index: int) -> bool:
+            return compared_results(index) != []
 
         divergence = first_divergence(
             rows,
@@ -97,6 +104,7 @@ class DivergenceSearch:
             ),
             is_anchored=self._is_anchored,
             spoils=spoils,
+            is_used=is_used,
             is_whole=lambda index: self._is_whole(self.pairs[index].event),
             port_order=self._port_order(),
         )
@@ -168,23 +176,27 @@ class DivergenceSearch:
         earlier = EarlierValues(
             self.traces, self.pairs, self.rows, self.pairing.unpaired_port, given
         )
-        for other in (
+        candidates = (
             *same_role(pair, self.pairing.set_aside),
             *earlier.before(pair),
             *self._before_next(first, earlier),
-        ):
-            (row,) = measure_rows(self.traces, [other], self.layouts)
-            # A layer may take its input in a form of its own, but not with other numbers.
-            has_shape = possible_fits(other.port_event.shape, other.event.shape)
-            if row.error is None and not has_shape:
-                row = replace(row, wrong=True)
-            is_wrong = row.wrong and (row.error or inf) > (self.rows[first].limit or 0.0)
-            # A value that equals one without a counterpart is that one.
-            if is_wrong and not misplaced_value(self.traces, other, row, self._taken(other)):
-                self.pairs.insert(first, other)
-                self.rows.insert(first, row)
-                ignored = (index + (index >= first) for index in divergence.ignored)
-                return Divergence(first, tuple(ignored))
+        )
+        for _, others in groupby(candidates, lambda other: other.port):
+            measured = [(o, measure_rows(self.traces, [o], self.layouts)[0]) for o in others]
+            if any(row.agrees for _, row in measured):
+                continue  # it is the right one of these
+            for other, row in measured:
+                # A layer may take its input in a form of its own, but not with other numbers.
+                has_shape = possible_fits(other.port_event.shape, other.event.shape)
+                if row.error is None and not has_shape:
+                    row = replace(row, wrong=True)
+                is_wrong = row.wrong and (row.error or inf) > (self.rows[first].limit or 0.0)
+                # A value that equals one without a counterpart is that one.
+                if is_wrong and not misplaced_value(self.traces, other, row, self._taken(other)):
+                    self.pairs.insert(first, other)
+                    self.rows.insert(first, row)
+                    ignored = (index + (index >= first) for index in divergence.ignored)
+                    return Divergence(first, tuple(ignored))
         return divergence
 
     def _before_next(self, first: int, earlier: EarlierValues) -> Iterator[Pair]:

@@ -174,24 +174,24 @@ class Positions:
             if (refs := known.get(name)) and refs[0] in reference
         ]
 
-    def permit(self, port: Event, reference: Event) -> bool:
+    def permit(self, port: Event, reference: Event, number: int = NEIGHBOURS) -> bool:
         """Whether the reference's value lies between the counterparts of the port's neighbours.
 
         Neighbours of the other stream do not count where its own has enough: either side may run
-        one stream to its end first.
+        one stream to its end first. Of `number` neighbours on each side one has to permit it.
         """
-        before, after = self._neighbours(port)
+        before, after = self._neighbours(port, number)
         low = min((position for _, position, _ in before), default=-1)
         high = max((position for _, position, _ in after), default=None)
         return low < reference.i and (high is None or reference.i < high)
 
-    def _neighbours(self, port: Event) -> tuple[list[Known], list[Known]]:
+    def _neighbours(self, port: Event, number: int) -> tuple[list[Known], list[Known]]:
         """The known pairs nearest to a value, before and after it."""
         sides: list[list[Known]] = []
         index = bisect_left(self.known, (port.i,))
         for known in (self.known[:index][::-1], self.known[index:]):
             own = [pair for pair in known if pair[2] == port.shape[:-1]]
-            sides.append((own if len(own) >= NEIGHBOURS else known)[:NEIGHBOURS])
+            sides.append((own if len(own) >= number else known)[:number])
         return sides[0], sides[1]
 
 

@@ -377,7 +377,7 @@ def by_sequences(names: NamePairs) -> None:
         for chosen in (sites, outputs):
             pairs = [*zip(group, chosen, strict=False)]
             if len(group) == len(chosen) > 1 and all(
-                positions.permit(sides[0][name], free[site])
+                positions.permit(sides[0][name], free[site], 1)
                 and blocks.allows(name, site.name)
                 and names.comparer.both_normed(free[site], sides[0][name])
                 for name, site in pairs
