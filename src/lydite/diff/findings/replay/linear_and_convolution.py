@@ -50,11 +50,14 @@ FIXES = {
 def other_linear(e: Evidence) -> Finding | None:
     """A linear layer with its weight transposed, its bias missing, or another's parameters."""
     layer = linear_layer(e)
-    return (_told(layer) or _other_weight(e, layer)) if layer is not None else None
+    return _told(layer) if layer is not None else None
 
 
-def _other_weight(e: Evidence, layer: Replayed) -> Finding | None:
+def other_weight(e: Evidence) -> Finding | None:
     """That the port is a linear layer of the right input with another weight, which it shows."""
+    layer = linear_layer(e)
+    if layer is None:
+        return None
     weight, bias = (e.parameters().get(name) for name in ("weight", "bias"))
     x = layer.source.own.reshape(-1, layer.source.own.shape[-1])
     y = e.values[1].reshape(len(x), -1).astype(np.float64)
