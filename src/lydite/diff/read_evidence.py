@@ -69,6 +69,7 @@ class EvidenceReader:
             beside=lambda: self._beside(pair.event),
             parameters=lambda: self.parameters.of_module(event.name),
             parameters_like=lambda shape: self.parameters.like(event.name, shape),
+            parameters_inside=lambda width: self.parameters.inside(event.name, width),
             tables=self._tables,
             step=event.step,
         )

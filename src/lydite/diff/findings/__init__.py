@@ -73,6 +73,7 @@ from lydite.diff.findings.replay.selections import (
 )
 from lydite.diff.findings.replay.solver_steps import other_solver_step
 from lydite.diff.findings.replay.token_sources import other_tokens
+from lydite.diff.findings.replay.token_sums import other_terms
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
@@ -140,6 +141,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_chunk,
     other_assembly,
     other_tokens,
+    other_terms,
     rearranged_branch,
     extra_norm,
     dropout,
