@@ -39,14 +39,11 @@ from lydite.diff.findings.rearranged import (
 )
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.convolutions import other_convolution
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
-from lydite.diff.findings.replay.linear_and_convolution import (
-    other_convolution,
-    other_linear,
-    other_weight,
-)
+from lydite.diff.findings.replay.linear import other_linear, other_weight
 from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulation
 from lydite.diff.findings.replay.norms_and_activations import (

@@ -13,8 +13,9 @@ import numpy as np
 from lydite.diff.findings.evidence import Array, Evidence, Hypothesis, Layer
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.between import exchanged_layers, missing_operation
+from lydite.diff.findings.replay.convolutions import convolution
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
-from lydite.diff.findings.replay.linear_and_convolution import convolution, linear_layer
+from lydite.diff.findings.replay.linear import linear_layer
 from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulated_input
 from lydite.diff.findings.replay.norm_forms import NONE, VARIANTS
