@@ -18,6 +18,7 @@ from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
 MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
+MAX_CALLS = 12  # values of earlier calls of the same module
 MAX_KEPT = 2**19  # numbers of a value that a port may keep from step to step
 
 
@@ -69,6 +70,7 @@ class EvidenceReader:
             beside=lambda: self._beside(pair.event),
             parameters=lambda: self.parameters.of_module(event.name),
             parameters_like=lambda shape: self.parameters.like(event.name, shape),
+            parameters_inside=lambda width: self.parameters.inside(event.name, width),
             tables=self._tables,
             step=event.step,
         )
@@ -108,7 +110,9 @@ class EvidenceReader:
             and other.name.startswith(module_of(event.name) or event.name)
         ]
         # A step of a sampler takes what the network was given, long before.
+        calls = [e for e in same_step if e.name == event.name and e.kind == "activation"]
         outer = [other for other in same_step if "." not in other.name + event.name]
+        begun = [*calls[-MAX_CALLS:], *begun]  # a layer may keep what an earlier call of it took
         for other in (*outer, *reversed(same_step[-MAX_BEFORE:]), *begun):
             if other.kind in ("activation", "input") and self.reference.has_values(other):
                 value = wide(self.reference.read(other))

@@ -41,6 +41,12 @@ class ParameterValues:
             if _dotted(path).startswith(beginning) and "." not in path[len(beginning) :]
         }
 
+    def inside(self, name: str, width: int) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Parameters of a module and of those inside it whose last axis has this size."""
+        for path in self._names():
+            if _dotted(path).startswith(f"{_dotted(name)}.") and self._shape(path)[-1:] == (width,):
+                yield path, self._read(path)
+
     @property
     def is_unused(self) -> bool:
         """Whether a checkpoint was given, and none of its parameters belongs to a module."""

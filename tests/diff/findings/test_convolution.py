@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lydite.diff.findings.replay.linear_and_convolution import Form
+from lydite.diff.findings.replay.convolution_form import Form
 
 PADDING = {"zeros": "constant", "reflect": "reflect", "wrap": "wrap", "edge": "edge"}
 

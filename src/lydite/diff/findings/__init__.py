@@ -39,10 +39,11 @@ from lydite.diff.findings.rearranged import (
 )
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.convolutions import other_convolution
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
-from lydite.diff.findings.replay.linear_and_convolution import other_convolution, other_linear
+from lydite.diff.findings.replay.linear import other_linear, other_weight
 from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulation
 from lydite.diff.findings.replay.norms_and_activations import (
@@ -69,6 +70,7 @@ from lydite.diff.findings.replay.selections import (
 )
 from lydite.diff.findings.replay.solver_steps import other_solver_step
 from lydite.diff.findings.replay.token_sources import other_tokens
+from lydite.diff.findings.replay.token_sums import other_terms
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.result import Finding
@@ -114,6 +116,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_linear,
     other_convolution,
     wrong_input,
+    other_weight,
     other_activation,
     other_norm,
     other_modulation,
@@ -135,6 +138,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_chunk,
     other_assembly,
     other_tokens,
+    other_terms,
     rearranged_branch,
     extra_norm,
     dropout,

@@ -71,6 +71,8 @@ class Evidence:
     beside: Callable[[], Iterable[Recorded]] = lambda: ()  # other outputs of the same call
     parameters: Callable[[], Mapping[str, Array]] = dict  # of the same module: weight, bias …
     parameters_like: Callable[[tuple[int, ...]], Iterable[tuple[str, Array]]] = lambda _: ()
+    # Of the module and of those inside, with this last axis.
+    parameters_inside: Callable[[int], Iterable[tuple[str, Array]]] = lambda _: ()
     tables: Callable[[], Iterable[tuple[str, Array]]] = lambda: ()  # sigmas and timesteps
     step: int = 0
     ruled_out: list[str] = field(default_factory=list)  # operations replayed without success

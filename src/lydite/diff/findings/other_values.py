@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.findings.evidence import Evidence, apart, comparable, explanation, norm
 from lydite.diff.findings.rearranged import GLANCE, matches
+from lydite.diff.findings.replay.between import missing_operation
 from lydite.diff.findings.replay.variants import inputs_of
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
@@ -32,16 +33,18 @@ def another_value(e: Evidence) -> Finding | None:
         if left is not None:
             taken = "" if name.startswith(f"{e.name} [in") else _input_that_is(e, other)
             own_input = name.startswith(f"{e.name} [in") or taken
+            why = missing_operation(e, np.asarray(other), e.reference) if e.same_shape else ""
             return explanation(
                 "another-value",
                 f"The port equals the reference's {name}{taken}; {e.leaves(left)}.",
-                f"{e.name} is not applied: the port passes its input on, or records that."
+                f"{e.name} is not applied: the port passes its input on, or records that"
+                f"{'; ' if why else ''}{why}."
                 if own_input
                 else f"What the reference does between {name} and {e.name} is missing, or the port "
-                f"records {name} as {e.name}{_siblings(e.name, name)}."
+                f"records {name} as {e.name}{_siblings(e.name, name)}{'; ' if why else ''}{why}."
                 if name in _just_before(e)
                 else f"Check which value is used: the port computes {name}, or records it as "
-                f"{e.name}{_siblings(e.name, name)}.",
+                f"{e.name}{_siblings(e.name, name)}{'; ' if why else ''}{why}.",
                 left <= e.noise(),
             )
     return None

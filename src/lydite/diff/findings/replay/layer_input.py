@@ -12,16 +12,14 @@ import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence, Hypothesis, Layer
 from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.between import exchanged_layers, missing_operation
+from lydite.diff.findings.replay.convolutions import convolution
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
-from lydite.diff.findings.replay.linear_and_convolution import convolution, linear_layer
+from lydite.diff.findings.replay.linear import linear_layer
 from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulated_input
-from lydite.diff.findings.replay.norms_and_activations import (
-    NONE,
-    VARIANTS,
-    norm_layer,
-    other_activation,
-)
+from lydite.diff.findings.replay.norm_forms import NONE, VARIANTS
+from lydite.diff.findings.replay.norms_and_activations import norm_layer, other_activation
 from lydite.diff.findings.replay.residuals import sum_gate
 from lydite.diff.findings.replay.selections import Tile, other_resize, tiles
 from lydite.diff.findings.replay.variants import (
@@ -42,6 +40,7 @@ MAX_SEARCH = 20  # steps in the search for a factor
 MAX_REPLACED = 16  # values that are tried in the place of a joined one
 MAX_TERMS = 12  # recorded values that a sum may consist of
 AS_IT_IS = "in their order"
+UNKNOWN = "what the reference does between the two is missing in the port, or comes later"
 
 
 def wrong_input(e: Evidence) -> Finding | None:
@@ -83,7 +82,7 @@ def _another_value(e: Evidence) -> Finding | None:
     assert e.layer is not None
     limit = allowed(e.layer.output)
     values = [source for source in sources(e) if source.x.shape == e.port.shape]
-    for label, f in VARIANTS.items():
+    for label, f in {NONE: VARIANTS[NONE], **VARIANTS}.items():
         right = [s.name for s in values if apart_of(e.values[0], f(s.x)) <= e.noise()]
         for source in values if right else ():
             tried = (apart_of_port(e, f(value)) for value in (source.own, source.x))
@@ -93,11 +92,13 @@ def _another_value(e: Evidence) -> Finding | None:
                     name if label == NONE else f"{label}({name})"
                     for name in (source.name, named[-1])
                 )
+                why = missing_operation(e, f(source.x), e.values[0])
+                why = why or exchanged_layers(e, source)
+                why = why or UNKNOWN
                 return Finding(
                     "another-input",
                     f"The port computes it from {used}, the reference from {wanted}.",
-                    f"Compute it from {wanted}: what the reference does between the two is missing "
-                    "in the port, or comes later.",
+                    f"Compute it from {wanted}: {why}.",
                 )
     return None
 

@@ -9,7 +9,8 @@ from itertools import accumulate, product
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.replay.norms_and_activations import norms
+from lydite.diff.findings.replay.between import missing_operation
+from lydite.diff.findings.replay.norm_forms import norms
 from lydite.diff.findings.replay.variants import (
     Candidate,
     Source,
@@ -116,10 +117,11 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
     others = [s for s in _modulatable(e) if s.name != normed.name]
     for other in others:
         if apart_of(e.values[1], other.own * scale + shift) <= allowed(e):
+            why = missing_operation(e, other.x, normed.x)
             return Finding(
                 "another-input",
                 f"The port modulates {other.name}, the reference {normed.name}.",
-                f"Modulate {normed.name}.",
+                f"Modulate {normed.name}{': ' if why else ''}{why}.",
             )
     values = [s for s in others if not s.name.startswith("tokens ")]
     for source in values:

@@ -8,12 +8,8 @@ from math import isqrt
 import numpy as np
 
 from lydite.diff.findings.evidence import ROUNDING, Array, Evidence
-from lydite.diff.findings.replay.norms_and_activations import (
-    affine_left,
-    extra_norm,
-    norms,
-    other_activation,
-)
+from lydite.diff.findings.replay.norm_forms import affine_left, norms
+from lydite.diff.findings.replay.norms_and_activations import extra_norm, other_activation
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,

@@ -227,6 +227,10 @@ def _in_shape(recorded: Recorded, shape: tuple[int, ...]) -> Recorded:
         words, change = " as tokens", lambda x: x.reshape(*old[:2], -1).swapaxes(1, 2)
     elif len(shape) == len(old) == 3 and old == (shape[0], shape[2], shape[1]):
         words, change = " as tokens", lambda x: x.swapaxes(1, 2)
+    elif len(old) > 3 and shape == (old[0], *old[2:], old[1]):
+        words, change = " with channels last", lambda x: np.moveaxis(x, 1, -1)
+    elif len(old) > 3 and shape == (old[0], old[-1], *old[1:-1]):
+        words, change = " with channels first", lambda x: np.moveaxis(x, -1, 1)
     elif [n for n in old if n != 1] == [n for n in shape if n != 1]:
         change = lambda x: x.reshape(shape)  # noqa: E731
     else:

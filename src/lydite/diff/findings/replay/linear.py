@@ -1,12 +1,9 @@
-"""Linear layers and convolutions, from the input and the parameters of the module.
-
-Large values are computed at a sample of their rows or pixels, the border among them.
-"""
+"""Linear layers, from the input and the parameters of the module; large ones at some rows."""
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice, permutations, product
+from dataclasses import replace
+from itertools import islice, permutations
 from typing import Any
 
 import ml_dtypes
@@ -17,15 +14,12 @@ from lydite.diff.findings.replay.variants import (
     Candidate,
     Replayed,
     allowed,
-    apart_of,
     inputs_of,
-    sources,
     told_apart,
 )
 from lydite.diff.result import Finding
 
 MAX_ROWS = 256  # of an input that are computed
-MAX_PIXELS = 160
 MAX_WEIGHT = 2**24  # numbers of a weight that is computed with
 MAX_SOLVED = 1024  # inputs of a layer whose weight is computed from its values
 SPARE_ROWS = 16  # more than a layer has inputs
@@ -42,6 +36,7 @@ FIXES = {
     "with its kernel transposed": ("weight-transposed", "Exchange height and width of the kernel."),
     "with its kernel flipped": ("kernel-flipped", "Do not flip the kernel: torch's convolution is "
      "a correlation."),
+    "with its kernel flipped in time": ("kernel-flipped", "Do not reverse the kernel in time."),
     "with inputs and outputs exchanged": ("weight-transposed", "Exchange the first two axes of the "
      "weight."),
 }  # fmt: skip
@@ -50,11 +45,14 @@ FIXES = {
 def other_linear(e: Evidence) -> Finding | None:
     """A linear layer with its weight transposed, its bias missing, or another's parameters."""
     layer = linear_layer(e)
-    return (_told(layer) or _other_weight(e, layer)) if layer is not None else None
+    return told(layer) if layer is not None else None
 
 
-def _other_weight(e: Evidence, layer: Replayed) -> Finding | None:
+def other_weight(e: Evidence) -> Finding | None:
     """That the port is a linear layer of the right input with another weight, which it shows."""
+    layer = linear_layer(e)
+    if layer is None:
+        return None
     weight, bias = (e.parameters().get(name) for name in ("weight", "bias"))
     x = layer.source.own.reshape(-1, layer.source.own.shape[-1])
     y = e.values[1].reshape(len(x), -1).astype(np.float64)
@@ -91,12 +89,6 @@ def _other_weight(e: Evidence, layer: Replayed) -> Finding | None:
         "Check how the weight of this layer is loaded: it may have kept its initial values, or be "
         "another layer's.",
     )
-
-
-def other_convolution(e: Evidence) -> Finding | None:
-    """A convolution with other padding, stride or groups, or its weight in another order."""
-    layer = convolution(e)
-    return _told(layer) if layer is not None else None
 
 
 def linear_layer(e: Evidence) -> Replayed | None:
@@ -176,76 +168,7 @@ def _other_parts(
             yield Candidate(f"{words}: not {', '.join(parts)}", rows)
 
 
-def convolution(e: Evidence) -> Replayed | None:
-    """The convolution whose output a value is, where its weight and an input are known."""
-    if not e.slot.startswith("out") or not e.same_shape or e.kind != "activation":
-        return None
-    parameters = e.parameters()
-    weight, bias = parameters.get("weight"), parameters.get("bias")
-    if weight is None or not 3 <= weight.ndim <= 5 or weight.size > MAX_WEIGHT:
-        return None
-    if e.port.ndim != weight.ndim or e.port.shape[1] != weight.shape[0]:
-        return None
-    for source in inputs_of(e):
-        x = source.x
-        if x.ndim != weight.ndim or x.shape[1] % weight.shape[1] or len(x) != len(e.port):
-            continue
-        at = _pixels(e.port.shape[2:])
-        places = (slice(None), slice(None), *at.T)
-        output = replace(e, reference=e.reference[places], port=e.port[places])
-        usual = _usual(output, x, at, weight, bias)
-        if usual is None:
-            continue
-
-        def variants(x: Array, at: Array = at, usual: Form = usual) -> Iterator[Candidate]:
-            return _convolutions(e, x, at, usual)
-
-        def apply(x: Array, at: Array = at, usual: Form = usual) -> Array:
-            return usual.at(x, at)
-
-        return Replayed("a convolution", source, output, apply, variants)
-    return None
-
-
-@dataclass(frozen=True, eq=False)
-class Form:
-    """A convolution: parameters, stride, numbers before the picture, and what these are."""
-
-    weight: Array
-    bias: Array | None
-    stride: int
-    before: int
-    mode: str = "zeros"
-    dilation: int = 1
-
-    def at(self, x: Array, pixels: Array) -> Array:
-        """The values (batch, channels, pixels) of an input (batch, channels, …)."""
-        kernel = self.weight.shape[2:]
-        taps = np.stack(np.meshgrid(*map(np.arange, kernel), indexing="ij"), -1).reshape(
-            -1, len(kernel)
-        )
-        places = pixels[:, None] * self.stride - self.before + taps * self.dilation
-        sizes = np.array(x.shape[2:])
-        inside = ((places >= 0) & (places < sizes)).all(-1)
-        if self.mode == "reflect":
-            places = np.abs(places)
-            places = sizes - 1 - np.abs(sizes - 1 - places)
-        elif self.mode == "wrap":
-            places = places % sizes
-        places = np.clip(places, 0, sizes - 1)
-        patches = x[(slice(None), slice(None), *np.moveaxis(places, -1, 0))]  # b c pixels taps
-        if self.mode == "zeros":
-            patches = patches * inside
-        outputs, width = self.weight.shape[:2]
-        groups = x.shape[1] // width
-        flat = self.weight.reshape(groups, outputs // groups, width, -1)
-        split = patches.reshape(len(x), groups, width, *patches.shape[2:])
-        value = np.einsum("bgcpt,goct->bgop", split, flat, optimize=True)
-        value = value.reshape(len(x), outputs, -1)
-        return value if self.bias is None else value + self.bias[:, None]
-
-
-def _told(layer: Replayed) -> Finding | None:
+def told(layer: Replayed) -> Finding | None:
     source, what = layer.source, layer.what
     told = told_apart(
         layer.output,
@@ -263,6 +186,14 @@ def _told(layer: Replayed) -> Finding | None:
         cause, fix = "qkv-exchanged", "Join the weights of q, k and v in the reference's order."
     if not cause and told.wrong.endswith(tuple(f" in {name}" for name in NARROW)):
         cause, fix = "rounded", "Load the weight, and compute, in the reference's precision."
+    if not cause and ("earlier call" in told.wrong or "in time (" in told.wrong):
+        cause, fix = (
+            "other-cache",
+            (
+                "Put the reference's frames before the first one: the last ones of the call "
+                "(chunk) before, or its padding."
+            ),
+        )
     if not cause and "before it is enlarged" in told.wrong:
         cause, fix = "other-order", "Enlarge the picture (upsampling) first, then convolve it."
     if not cause:
@@ -280,103 +211,30 @@ def _linear(e: Evidence, x: Array, weight: Array, bias: Array | None) -> Iterato
 
     outputs, inputs = weight.shape
     yield Candidate("as it is", result(weight))
-    yield from _other_bias(lambda b: result(weight, b), bias)
+    yield from other_bias(lambda b: result(weight, b), bias)
     if outputs == inputs:
         yield Candidate("with its weight transposed", result(weight.T))
     elif outputs > 1 < inputs:
         raw = weight.reshape(inputs, outputs).T
         yield Candidate("with its weight in another order", result(raw))
     for name, dtype in NARROW.items():
-        rounded = _narrow(weight, dtype)
+        rounded = narrow(weight, dtype)
         yield Candidate(f"with its weight in {name}", result(rounded))
-        low = _narrow(x, dtype) @ rounded.T + (0.0 if bias is None else bias)
+        low = narrow(x, dtype) @ rounded.T + (0.0 if bias is None else bias)
         yield Candidate(f"with its weight and input in {name}", low)
-        yield Candidate(f"with its weight, input and result in {name}", _narrow(low, dtype))
-    for name, other, other_bias in _others(e, weight, bias):
-        yield Candidate(f"with the parameters of {name}", result(other, other_bias))
+        yield Candidate(f"with its weight, input and result in {name}", narrow(low, dtype))
+    for name, other, shift in others(e, weight, bias):
+        yield Candidate(f"with the parameters of {name}", result(other, shift))
 
 
-def _usual(e: Evidence, x: Array, at: Array, weight: Array, bias: Array | None) -> Form | None:
-    """The stride, padding and mode that give the reference."""
-    kernel = max(weight.shape[2:])
-    forms = [
-        Form(weight, bias, stride, before, mode)
-        for mode, stride, before in product(
-            ("zeros", "reflect", "edge", "wrap"), (1, 2, kernel, 4), range(kernel)
-        )
-    ]
-    for form in forms:
-        if apart_of(e.values[0], form.at(x, at)) <= allowed(e):
-            return form
-    return None
-
-
-def _convolutions(e: Evidence, x: Array, at: Array, usual: Form) -> Iterator[Candidate]:
-    weight, bias = usual.weight, usual.bias
-    outputs, inputs, *kernel = weight.shape
-
-    def result(**changed: Any) -> Array:
-        return replace(usual, **changed).at(x, at)
-
-    yield Candidate("as it is", result())
-    yield from _other_bias(lambda b: result(bias=b), bias)
-    for before in range(max(kernel) + 1):
-        if before != usual.before:
-            yield Candidate(
-                f"padded by {before} instead of {usual.before} at the start", result(before=before)
-            )
-    for mode, words in (
-        ("zeros", "zeros"), ("reflect", "reflected pixels"), ("edge", "the border's pixels"),
-        ("wrap", "the pixels of the other side"),
-    ):  # fmt: skip
-        if mode != usual.mode:
-            yield Candidate(f"padded with {words}", result(mode=mode))
-    yield Candidate("with a dilation of 2", result(dilation=2))
-    half = (*x.shape[:2], *(n // 2 for n in x.shape[2:]))
-    small = next((s for s in sources(e) if s.x.shape == half), None)
-    if small is not None and usual.stride == 1:
-        value = usual.at(small.x, at // 2)
-        yield Candidate(f"computed from {small.name}, before it is enlarged, not after", value)
-    spatial = tuple(range(2, weight.ndim))
-    if max(kernel) > 1:
-        yield Candidate("with its kernel flipped", result(weight=np.flip(weight, spatial)))
-    if len(kernel) > 1 and kernel[-1] == kernel[-2] > 1:
-        turned = weight.swapaxes(-1, -2)
-        yield Candidate("with its kernel transposed", result(weight=turned))
-        yield Candidate(
-            "with its kernel transposed and flipped", result(weight=np.flip(turned, spatial))
-        )
-    if outputs == inputs:
-        yield Candidate("with inputs and outputs exchanged", result(weight=weight.swapaxes(0, 1)))
-    if max(kernel) > 1 < inputs:
-        last = np.moveaxis(weight, 1, -1)
-        for stored, raw in (
-            (
-                "channels first read as channels last",
-                np.moveaxis(weight.reshape(last.shape), -1, 1),
-            ),
-            ("channels last read as channels first", last.reshape(weight.shape)),
-        ):
-            yield Candidate(f"with its weight in another order: {stored}", result(weight=raw))
-    for name, dtype in NARROW.items():
-        rounded = replace(usual, weight=_narrow(weight, dtype))
-        yield Candidate(f"with its weight in {name}", rounded.at(x, at))
-        low = rounded.at(_narrow(x, dtype), at)
-        yield Candidate(f"with its weight and input in {name}", low)
-        yield Candidate(f"with its weight, input and result in {name}", _narrow(low, dtype))
-    for name, other, other_bias in _others(e, weight, bias):
-        words = f"with the parameters of {name}"
-        yield Candidate(words, result(weight=other, bias=other_bias))
-
-
-def _other_bias(result: Callable[[Array | None], Array], bias: Array | None) -> Iterator[Candidate]:
+def other_bias(result: Callable[[Array | None], Array], bias: Array | None) -> Iterator[Candidate]:
     if bias is not None:
         yield Candidate("without its bias", result(None))
         yield Candidate("with its bias twice", result(2 * bias))
         yield Candidate("with its bias subtracted", result(-bias))
 
 
-def _others(
+def others(
     e: Evidence, weight: Array, bias: Array | None
 ) -> Iterator[tuple[str, Array, Array | None]]:
     """Weights of this shape, with the layer's own bias and with their own."""
@@ -389,16 +247,5 @@ def _others(
                 yield f"{name.removesuffix('.weight')}, weight and bias", other, own
 
 
-def _narrow(weight: Array, dtype: Any) -> Array:
+def narrow(weight: Array, dtype: Any) -> Array:
     return weight.astype(np.float32).astype(dtype).astype(np.float64)
-
-
-def _pixels(sizes: tuple[int, ...]) -> Array:
-    """Corners, places on the border, and others, as (places, axes)."""
-    draw = np.random.default_rng(0)
-    corners = np.array(list(product(*((0, size - 1) for size in sizes))))
-    some = np.stack([draw.integers(size, size=MAX_PIXELS) for size in sizes], -1)
-    for axis, size in enumerate(sizes):
-        some[axis::8, axis] = 0
-        some[axis + 4 :: 8, axis] = size - 1
-    return np.unique(np.concatenate((corners, some)), axis=0)
