@@ -152,6 +152,7 @@ class EvidenceReader:
         for other in self.pairing.pairs:
             event = other.event
             same = (event.name, event.step, event.call) == (here.name, here.step, here.call)
+            same = same and len(other.reference) == 1  # not two streams that the port joins
             if same and event.slot.startswith("in") and not here.slot.startswith("in"):
                 values = self.values(other)
                 if values.reference is not None and values.port is not None:

@@ -1,8 +1,8 @@
 """The right value of another site: a neighbour, the input, the value without the residual."""
 
 import re
-from collections.abc import Collection
-from itertools import islice
+from collections.abc import Collection, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,19 @@ from numpy.typing import NDArray
 
 from lydite.diff.findings.evidence import Evidence, apart, comparable, explanation, norm
 from lydite.diff.findings.rearranged import GLANCE, matches
-from lydite.diff.findings.replay.between import missing_operation
+from lydite.diff.findings.replay.relations import site, with_relation
 from lydite.diff.findings.replay.variants import inputs_of
 from lydite.diff.measure.distance import wide
 from lydite.diff.result import Finding
 
 MOST_OTHERS = 500
+STEP = re.compile(r", step \d+$")
 RIGHT_BEFORE = 4  # values that the reference computed last
 
 
 def another_value(e: Evidence) -> Finding | None:
     """Equal to a reference value with another name: k for v, one block early, before the norm."""
-    for name, other in islice(e.others(), MOST_OTHERS):
+    for name, other in chain(islice(e.others(), MOST_OTHERS), _of_earlier_steps(e)):
         if other.shape != e.port.shape:  # heads may be an axis, or not
             if other.size != e.port.size or other.shape[:2] != e.port.shape[:2] or other.ndim < 3:
                 continue
@@ -33,21 +34,27 @@ def another_value(e: Evidence) -> Finding | None:
         if left is not None:
             taken = "" if name.startswith(f"{e.name} [in") else _input_that_is(e, other)
             own_input = name.startswith(f"{e.name} [in") or taken
-            why = missing_operation(e, np.asarray(other), e.reference) if e.same_shape else ""
-            return explanation(
+            found = explanation(
                 "another-value",
                 f"The port equals the reference's {name}{taken}; {e.leaves(left)}.",
-                f"{e.name} is not applied: the port passes its input on, or records that"
-                f"{'; ' if why else ''}{why}."
+                f"{e.name} is not applied: the port passes its input on, or records that."
                 if own_input
                 else f"What the reference does between {name} and {e.name} is missing, or the port "
-                f"records {name} as {e.name}{_siblings(e.name, name)}{'; ' if why else ''}{why}."
+                f"records {name} as {e.name}{_siblings(e.name, name)}."
                 if name in _just_before(e)
                 else f"Check which value is used: the port computes {name}, or records it as "
-                f"{e.name}{_siblings(e.name, name)}{'; ' if why else ''}{why}.",
+                f"{e.name}{_siblings(e.name, name)}.",
                 left <= e.noise(),
             )
+            return with_relation(e, found, name, site(e))
     return None
+
+
+def _of_earlier_steps(e: Evidence) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The reference's values of earlier steps that a port may have kept."""
+    for each in e.before():
+        if STEP.search(each.name) and each.value.size == e.port.size:
+            yield each.name, each.value
 
 
 def _just_before(e: Evidence) -> Collection[str]:

@@ -74,7 +74,7 @@ def other_attention(e: Evidence) -> Finding | None:
         return None
     if e.port.ndim not in (3, 4):
         return None
-    if e.slot.startswith("out") and (given := _given(e)):
+    if e.slot.startswith("out") and (given := _given(e, e.name)):
         for case in _layouts(e, given):
             found = _replayed(case.e, case.parts, case.own, (case.heads,))
             if found is True:  # q and k before their norms may tell more
@@ -82,6 +82,8 @@ def other_attention(e: Evidence) -> Finding | None:
             if found is not None:
                 return found if isinstance(found, Finding) else None
         return None
+    if e.port.ndim == 3 and (found := _of_function_inside(e)) is not None:
+        return found
     right, own = recorded_parts(e) if e.port.ndim == 3 else ({}, {})
     if not right:
         return None
@@ -89,6 +91,23 @@ def other_attention(e: Evidence) -> Finding | None:
     usable = [n for n in counts if e.port.shape[-1] % n == 0 and n <= MOST_HEADS]
     found = _replayed(e, right, own, usable)
     return found if isinstance(found, Finding) else None
+
+
+def _of_function_inside(e: Evidence) -> Finding | None:
+    """The same of a function whose inputs are recorded in the module around a value.
+
+    The value is what the function gives, or some of its tokens.
+    """
+    names = (r.name for r in e.before() if r.value.ndim == 4 and " [in" in r.name)
+    functions = dict.fromkeys(name.partition(" [")[0] for name in names if ", step " not in name)
+    module = re.split(r"[./](?=[^./]*$)", re.sub(r"[./]\d+$", "", e.name))[0]
+    for name in functions:
+        given = _given(e, name) if name.startswith((f"{module}.", f"{module}/")) else {}
+        for case in _layouts(e, given, whole=False) if given else ():
+            found = _replayed(case.e, case.parts, case.own, (case.heads,))
+            if found is not None:
+                return found if isinstance(found, Finding) else None
+    return None
 
 
 def _replayed(
@@ -263,14 +282,15 @@ def _inverse_root(scale: float) -> str:
     return f"{scale:.4g}"
 
 
-def _given(e: Evidence) -> dict[str, Recorded]:
-    """q, k and v as inputs of the function whose result a value is."""
-    inputs = [r for r in e.before() if r.name.startswith(f"{e.name} [in") and r.value.ndim == 4]
+def _given(e: Evidence, name: str) -> dict[str, Recorded]:
+    """q, k and v as inputs of a function of this name."""
+    inputs = [r for r in e.before() if r.name.startswith(f"{name} [in") and r.value.ndim == 4]
     matches = [(GIVEN.search(r.name), r) for r in reversed(inputs)]
     named = {match[1][0]: r for match, r in matches if match}  # of several calls the last
     if set(named) == set("qkv"):
         return named
-    alike = [r for r in inputs if r.value.shape[-1] == e.port.shape[-1]][:3]
+    alike = [r for r in inputs if "mask" not in r.name and "bias" not in r.name]
+    alike = [r for r in alike if e.port.shape[-1] % r.value.shape[-1] == 0][:3]
     if len(alike) < 3 or alike[0].value.shape != alike[1].value.shape:
         return {}
     return dict(zip("vkq", alike, strict=True))  # the last input first
@@ -286,8 +306,11 @@ class _Given:
     heads: int
 
 
-def _layouts(e: Evidence, given: dict[str, Recorded]) -> Iterator[_Given]:
-    """Heads before tokens, or tokens before heads, as the shapes permit."""
+def _layouts(e: Evidence, given: dict[str, Recorded], *, whole: bool = True) -> Iterator[_Given]:
+    """Heads before tokens, or tokens before heads, as the shapes permit.
+
+    Unless it is `whole`, the value may be some of the tokens.
+    """
     for swap in (False, True):
         parts: Parts = {}
         own: Parts = {}
@@ -300,6 +323,10 @@ def _layouts(e: Evidence, given: dict[str, Recorded]) -> Iterator[_Given]:
         shapes = [given[part].value.shape for part in "qkv"]
         q, k, v = [(a, c, b, d) if swap else (a, b, c, d) for a, b, c, d in shapes]
         if k != v or q[::3] != k[::3] or q[1] % k[1]:
+            continue
+        if not whole:
+            if e.port.shape[::2] == (q[0], q[1] * v[3]) and e.port.shape[1] <= q[2]:
+                yield _Given(e, parts, own, q[1])
             continue
         joined = {
             (q[0], q[1], q[2], v[3]): merged,
@@ -377,7 +404,7 @@ def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]
     ):
         if shown is not None and mask:
             continue
-        for start in sorted({0, order[0].q.shape[2]} if len(order) > 1 else {0}):
+        for start in sorted({0, tokens - length, order[0].q.shape[2] if len(order) > 1 else 0}):
             if start + length <= tokens:
                 form = Form(order, scale, shown, bias=bias, rotation=rotation)
                 form, rows = replace(form, **mask), slice(start, start + length)

@@ -10,7 +10,8 @@ import numpy as np
 
 from lydite.diff.findings.evidence import Array
 from lydite.diff.findings.replay.attention_form import Cap, Form, Rotation, Stream, divisors, merged
-from lydite.diff.findings.replay.rotations import BASES, base_of
+from lydite.diff.findings.replay.rotation_angles import BASES
+from lydite.diff.findings.replay.rotations import base_of
 from lydite.diff.findings.replay.variants import Candidate
 
 MOST_HEADS = 128

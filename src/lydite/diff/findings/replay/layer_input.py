@@ -12,7 +12,7 @@ import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence, Hypothesis, Layer
 from lydite.diff.findings.replay.attention import other_attention
-from lydite.diff.findings.replay.between import exchanged_layers, missing_operation
+from lydite.diff.findings.replay.between import exchanged_layers
 from lydite.diff.findings.replay.convolutions import convolution
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.linear import linear_layer
@@ -20,6 +20,7 @@ from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulated_input
 from lydite.diff.findings.replay.norm_forms import NONE, VARIANTS
 from lydite.diff.findings.replay.norms_and_activations import norm_layer, other_activation
+from lydite.diff.findings.replay.relations import with_relation
 from lydite.diff.findings.replay.residuals import sum_gate
 from lydite.diff.findings.replay.selections import Tile, other_resize, tiles
 from lydite.diff.findings.replay.variants import (
@@ -63,7 +64,8 @@ def wrong_input(e: Evidence) -> Finding | None:
     for hypothesis, seen in tried:
         found = hypothesis(seen)
         if found is not None:
-            text = f"This layer gives the port's value from another input. {found.evidence}"
+            what = "norm" if layer.what == "a norm" else "layer"
+            text = f"This {what} gives the port's value from another input. {found.evidence}"
             return Finding(found.cause, text, found.fix)
     return None
 
@@ -92,14 +94,13 @@ def _another_value(e: Evidence) -> Finding | None:
                     name if label == NONE else f"{label}({name})"
                     for name in (source.name, named[-1])
                 )
-                why = missing_operation(e, f(source.x), e.values[0])
-                why = why or exchanged_layers(e, source)
-                why = why or UNKNOWN
-                return Finding(
+                found = Finding(
                     "another-input",
                     f"The port computes it from {used}, the reference from {wanted}.",
-                    f"Compute it from {wanted}: {why}.",
+                    f"Compute it from {wanted}.",
                 )
+                otherwise = exchanged_layers(e, source) or UNKNOWN
+                return with_relation(e, found, source.name, named[-1], otherwise)
     return None
 
 

@@ -9,8 +9,8 @@ from itertools import accumulate, product
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.replay.between import missing_operation
 from lydite.diff.findings.replay.norm_forms import norms
+from lydite.diff.findings.replay.relations import with_relation
 from lydite.diff.findings.replay.variants import (
     Candidate,
     Source,
@@ -64,12 +64,13 @@ def other_modulation(e: Evidence) -> Finding | None:
             if expected == (NOTHING, NOTHING) or (other is not table and used == expected[::-1]):
                 continue
             if other is not table and NOTHING not in used:
-                return Finding(
+                found = Finding(
                     "another-value",
                     f"The port modulates {name} with the chunks of {other.name}, the reference "
                     f"with those of {table.name}.",
                     f"Use {table.name}, computed anew in each step.",
                 )
+                return with_relation(e, found, other.name, table.name)
             return Finding(
                 _modulation_cause(expected, used),
                 f"The port is {_words(name, used)}, the reference {_words(name, expected)}, with "
@@ -117,12 +118,12 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
     others = [s for s in _modulatable(e) if s.name != normed.name]
     for other in others:
         if apart_of(e.values[1], other.own * scale + shift) <= allowed(e):
-            why = missing_operation(e, other.x, normed.x)
-            return Finding(
+            found = Finding(
                 "another-input",
                 f"The port modulates {other.name}, the reference {normed.name}.",
-                f"Modulate {normed.name}{': ' if why else ''}{why}.",
+                f"Modulate {normed.name}.",
             )
+            return with_relation(e, found, other.name, normed.name)
     values = [s for s in others if not s.name.startswith("tokens ")]
     for source in values:
         lefts = [(c.name, apart_of(normed.x, c.value)) for c in norms(source.x, -1)]
@@ -147,12 +148,13 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
         for other in values:
             value = next(c.value for c in norms(other.own, -1) if c.name == kind)
             if other is not source and apart_of(e.values[1], value * scale + shift) <= allowed(e):
-                return Finding(
+                found = Finding(
                     "another-input",
                     f"The port modulates the norm of {other.name}, the reference that of "
                     f"{source.name}.",
                     f"Compute the norm from {source.name}.",
                 )
+                return with_relation(e, found, other.name, source.name)
         return None
     return None
 

@@ -9,8 +9,14 @@ from math import inf
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
-from lydite.diff.findings.replay.between import missing_operation
-from lydite.diff.findings.replay.norm_forms import NONE, NORM_EPS, VARIANTS, affine_left, norms
+from lydite.diff.findings.replay.norm_forms import (
+    NONE,
+    NORM_EPS,
+    VARIANTS,
+    affine_left,
+    norms,
+)
+from lydite.diff.findings.replay.relations import with_relation
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,
@@ -215,13 +221,13 @@ def _norm_of_another(
             continue
         value = _norm(other.own, channels, best) * known.scale + known.shift
         if (left := apart_of(e.values[1], value)) <= allowed(e):
-            why = missing_operation(e, other.x, source.x)
-            return Finding(
+            found = Finding(
                 "another-input",
                 f"The port is this norm of {other.name}, the reference of {source.name}; "
                 f"{e.leaves(left)}.",
-                f"Give it {source.name}{': ' if why else ''}{why}.",
+                f"Give it {source.name}.",
             )
+            return with_relation(e, found, other.name, source.name)
     return None
 
 

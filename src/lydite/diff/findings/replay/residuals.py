@@ -11,6 +11,7 @@ from lydite.diff.findings.evidence import FEW, Array, Evidence
 from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.findings.rearranged import flipped, memory_order, split_swapped, transposed
 from lydite.diff.findings.replay.modulation import Table, chunk_tables
+from lydite.diff.findings.replay.relations import with_relation
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Source,
@@ -64,16 +65,18 @@ def other_residual(e: Evidence) -> Finding | None:
             text = f"The port is {' + '.join(ours) or '0'}, the reference {x.name} + {term}."
             return Finding(cause, text, fix)
         scaled = own[right][:, None]
-        sums = [(f"{_term(right, x.name)} + {y.name}", scaled * x.own + y.own, "")]
+        sums = [(f"{_term(right, x.name)} + {y.name}", scaled * x.own + y.own, "", x, x)]
         for other in values:
             if other.name not in (x.name, y.name):
                 ours = f"{other.name} + {term}", f"{x.name} + {_term(right, other.name)}"
-                sums.append((ours[0], other.own + scaled * y.own, _replaced(values, x, y, other)))
-                sums.append((ours[1], x.own + scaled * other.own, _replaced(values, y, x, other)))
-        for words, value, why in sums:
+                why = _replaced(values, x, y, other), _replaced(values, y, x, other)
+                sums.append((ours[0], other.own + scaled * y.own, why[0], other, x))
+                sums.append((ours[1], x.own + scaled * other.own, why[1], other, y))
+        for words, value, why, used, lost_one in sums:
             if apart_of(port, value) <= allowed(e):
                 text = f"The port is {words}, the reference {x.name} + {term}{why}."
-                return Finding("other-sum", text, fix)
+                found = Finding("other-sum", text, fix)
+                return with_relation(e, found, used.name, lost_one.name)
     return _missing_term(e, values, tables, limit) or _other_term(e, values)
 
 
@@ -150,11 +153,12 @@ def _other_term(e: Evidence, values: list[Source]) -> Finding | None:
             for other in values:
                 if other is not lost and apart_of(port, kept.own + other.own) <= allowed(e):
                     why = _replaced(values, lost, kept, other)
-                    return Finding(
+                    found = Finding(
                         "other-sum",
                         f"The port is {kept.name} + {other.name}, {right}{why}.",
                         f"Add {lost.name}, not {other.name}.",
                     )
+                    return with_relation(e, found, other.name, lost.name)
         return None
     return None
 

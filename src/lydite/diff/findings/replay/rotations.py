@@ -1,14 +1,15 @@
 """Rotations of q and k by position (RoPE), and their tables."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise, permutations
-from math import isqrt, log, pi
+from itertools import permutations, product
+from math import isqrt, log, pi, prod
 
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
 from lydite.diff.findings.replay.norms_and_activations import other_norm
+from lydite.diff.findings.replay.rotation_angles import BASES, compare_angles
 from lydite.diff.findings.replay.variants import (
     Candidate,
     Source,
@@ -25,8 +26,6 @@ from lydite.diff.result import Finding
 MAX_STREAMS = 12  # recorded values of which two may be rotated together
 MAX_TOKENS = 4096  # of a table whose rows are looked for in another one
 HEAD_WIDTHS = (128, 64, 96, 80, 40, 32, 16, 8)
-BASES = (1e4, 5e5, 1e6, 1e3, 1e5, 2e3, 256.0, 100.0)
-MAX_BASE = 2e7  # of all models known; a larger one comes from too many pairs
 PAIRINGS = ("neighbouring numbers", "the two halves")
 Table = Array  # (tokens, pairs) of complex numbers
 
@@ -182,21 +181,26 @@ def _other_angles(e: Evidence) -> Finding | None:
         own = other.own()
         if own is None or other.value.size % e.port.size or own.size != e.port.size:
             continue
-        # The port may keep the first half of a table whose halves are equal.
-        width = e.port.shape[-1]
-        sides = [
-            [value[..., :width].reshape(-1, width) for value in side]
-            for side in zip(e.values, (other.value, own), strict=True)
-        ]
-        if any(a.shape != b.shape for a, b in sides):
-            continue
-        if sides[0][0].mean() < sides[0][1].mean():  # slow rotations have cosines of one
-            sides = [side[::-1] for side in sides]
-        right, wrong = (_distinct(cosines + 1j * sines) for cosines, sines in sides)
-        if right.shape == wrong.shape and np.abs(np.abs((right, wrong)) - 1).max() < 2e-2:
-            name = f"queries and keys (by the table {e.name})"
-            return _compare_tables(name, right, wrong, max(2e-3, 8 * fit_tolerance(e)))
+        for one, two in product(_once(other.value, e.port.shape), _once(own, e.port.shape)):
+            sides = [(e.values[0], one), (e.values[1], two)]
+            if sides[0][0].mean() < sides[0][1].mean():  # slow rotations have cosines of one
+                sides = [side[::-1] for side in sides]
+            right, wrong = (
+                _distinct((cosines + 1j * sines).reshape(-1, e.port.shape[-1]))
+                for cosines, sines in sides
+            )
+            if right.shape == wrong.shape and np.abs(np.abs((right, wrong)) - 1).max() < 2e-2:
+                name = f"queries and keys (by the table {e.name})"
+                return _compare_tables(name, right, wrong, max(2e-3, 8 * fit_tolerance(e)))
     return None
+
+
+def _once(value: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """A table of cosines or sines in this shape: a port may keep each pair's number once."""
+    width = shape[-1]
+    for cut in (value[..., :width], value[..., ::2] if value.shape[-1] == 2 * width else value):
+        if cut.size == prod(shape):
+            yield cut.reshape(shape).astype(np.float64)
 
 
 def _distinct(table: Table) -> Table:
@@ -353,7 +357,7 @@ def _compare_tables(name: str, right: Table, wrong: Table, close: float) -> Find
             + (", rows and columns exchanged." if transposed else "."),
             "Exchange height and width." if transposed else "Check the positions of the tokens.",
         )
-    if (found := _displaced_positions(name, right, wrong, close)) is not None:
+    if (found := compare_angles(name, right, wrong)) is not None:
         return found
     bases = [base_of(table) for table in (right, wrong)]
     if bases[0] and bases[1] and abs(log(bases[0] / bases[1])) > 0.05:
@@ -363,66 +367,7 @@ def _compare_tables(name: str, right: Table, wrong: Table, close: float) -> Find
             f"{bases[0]:.4g}.",
             f"Use the base {bases[0]:.4g} (rope_theta).",
         )
-    return _other_frequencies(name, right, wrong, close) or _other_slow_angles(name, right, wrong)
-
-
-def _other_slow_angles(name: str, right: Table, wrong: Table) -> Finding | None:
-    """Other positions or other frequencies, by the pairs that turn too slowly to wrap.
-
-    In an axis, angles are frequencies times positions: where each pair has its own factor, the
-    frequencies differ, where each token has, the positions do.
-    """
-    angles, own = np.angle(right), np.angle(wrong)
-    axes: list[list[int]] = []  # the pairs of each axis
-    for pair in range(right.shape[1]):
-        largest = float(np.abs(angles[:, pair]).max())
-        if not 1e-5 < largest < 3 or float(np.abs(own[:, pair]).max()) >= 3:
-            continue
-        places = angles[:, pair] / largest
-        same = (a for a in axes if np.abs(_places(angles[:, a[0]]) - places).max() < 1e-2)
-        if (axis := next(same, None)) is None:
-            axes.append([pair])
-        else:
-            axis.append(pair)
-    moved: dict[str, None] = {}
-    for axis in axes:
-        if len(axis) < 2:
-            continue  # perhaps one that wraps
-        pairs = sorted(sorted(axis, key=lambda pair: float(np.abs(angles[:, pair]).max()))[:2])
-        places = _places(angles[:, pairs[0]])
-        sizes = np.abs(angles[:, pairs]).max(0)
-        used = own[:, pairs] / sizes  # in units of the reference's largest position
-        near = 2e-2 * max(float(np.abs(used).max()), 1.0)
-        if np.abs(used - places[:, None]).max() < near / 4:
-            continue
-        factors = (used * places[:, None]).sum(0) / (places * places).sum()
-        if np.abs(used - used[:, :1]).max() < near:
-            factor = float(factors[0])
-            even = np.abs(used[:, 0] - factor * places).max() < near
-            moved[f"times {factor:.4g}" if even else "not a multiple of those"] = None
-        elif np.abs(used - factors * places[:, None]).max() < near:
-            first, last = factors[0], factors[-1]
-            return Finding(
-                "rotation-base",
-                f"The port rotates {name} with other frequencies at the same positions: pair "
-                f"{pairs[0]} turns {first:.4g} × as fast as in the reference, pair {pairs[-1]} "
-                f"{last:.4g} ×.",
-                "Check the base (rope_theta), and by which width the exponents are divided.",
-            )
-        else:
-            return None
-    if not moved:
-        return None
-    return Finding(
-        "rotation-positions",
-        f"The port rotates {name} with the reference's frequencies at other positions: "
-        f"{', '.join(moved)} of the reference.",
-        "Check the positions: their scale (rope scaling, the grid's size), rounding, and first.",
-    )
-
-
-def _places(angles: Array) -> Array:
-    return angles / np.abs(angles).max()
+    return None
 
 
 def _other_rows(
@@ -451,125 +396,6 @@ def _other_rows(
         f"row of the batch: in row {row}, token {token} with those of token {place}.",
         "Check the positions of the tokens: whether padding is counted.",
     )
-
-
-def _displaced_positions(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
-    """That all tokens are rotated by one further angle in each pair: the positions begin elsewhere.
-
-    The angle has to be that of a whole number of positions, in half positions at most.
-    """
-    further = wrong * right.conj()
-    if float(np.abs(further - further[0]).max()) >= close:
-        return None
-    columns = [p for p in range(right.shape[1]) if abs(further[0, p] - 1) >= close]
-    if not columns:
-        return None
-    steps = [_step(right[:, p], close) for p in columns]
-    moved = [
-        float(np.angle(further[0, p]) / np.angle(step))
-        for p, step in zip(columns, steps, strict=True)
-        if step is not None and abs(np.angle(further[0, p])) < pi / 2
-    ]
-    words = ""
-    if moved and all(abs(2 * m - round(2 * m)) < 0.02 for m in moved):
-        each = dict.fromkeys(round(2 * m) / 2 for m in moved)
-        words = f" by {' or '.join(f'{m:+g}' for m in each)}" if len(each) <= 2 else ""
-    return Finding(
-        "rotation-offset",
-        f"The port rotates all tokens of {name} by the same further angle: its positions are "
-        f"displaced{words} against the reference's.",
-        "Check the first position of each axis: counting from 0 or 1, centred or not, after the "
-        "other stream or not.",
-    )
-
-
-def _step(column: Array, close: float) -> complex | None:
-    """The rotation of one position: the smallest between two tokens, if it does not wrap."""
-    turns = column[1:] * column[:-1].conj()
-    turns = turns[np.abs(turns - 1) >= close]
-    if not turns.size:
-        return None
-    step = complex(turns[np.abs(np.angle(turns)).argmin()])
-    return step if step.imag > 0 else step.conjugate()
-
-
-def _other_frequencies(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
-    """That the positions are the reference's, with other frequencies: another base or width."""
-    rates: dict[int, tuple[float, float]] = {}  # by pair, per position
-    places: Array | None = None
-    for pair in reversed(range(right.shape[1])):  # slow ones first: their angles do not wrap
-        step, own = _step(right[:, pair], close), _step(wrong[:, pair], close)
-        if step is None or own is None:  # no rotation, or one too slow to be seen
-            if abs(np.angle(step or own or 1.0)) > 10 * close:
-                return None
-            continue
-        positions = np.angle(right[:, pair]) / np.angle(step)
-        if np.abs(positions - np.rint(positions)).max() <= 0.02:
-            places = np.rint(positions)
-        elif places is None or not _turns(right[:, pair], step, places, close):
-            continue  # angles that wrap do not show the positions
-        if not _turns(wrong[:, pair], own, places, close):
-            return None
-        rates[pair] = float(np.angle(step)), float(np.angle(own))
-    rates = dict(sorted(rates.items()))
-    bases = _bases(rates, right.shape[1])
-    other = next((pair for pair, (a, b) in rates.items() if abs(a / b - 1) >= 1e-2), None)
-    if other is None:
-        return None
-    if bases is None:
-        theirs, ours = rates[other]
-        first = rates[min(rates)]
-        is_axis = len(rates) > 1 and all(abs(rate - 1) < 0.02 for rate in first)
-        words = ""
-        if is_axis and other == min(rates) + 1:
-            count = len(rates)
-            words = (
-                f"; in an axis of {count} pairs that is the base {ours**-count:.4g}, in the "
-                f"reference {theirs**-count:.4g}"
-            )
-        return Finding(
-            "rotation-base",
-            f"The port rotates {name} with other frequencies at the same positions: pair {other} "
-            f"turns by {ours:.4g} per position, in the reference by {theirs:.4g}{words}.",
-            "Check the base (rope_theta), and by which width the exponents are divided: that of "
-            "the axis, not of the head.",
-        )
-    if abs(log(bases[0] / bases[1])) < 0.05:
-        return None  # other positions
-    theirs, ours = f"{bases[0]:.4g}", f"{bases[1]:.4g}"
-    return Finding(
-        "rotation-base",
-        f"The port rotates {name} with other frequencies: in an axis of {2 * bases[2]} numbers its "
-        f"base is {ours}, the reference's {theirs}.",
-        f"Use the base {theirs} (rope_theta), and divide the exponents by the width of the axis, "
-        "not of the head.",
-    )
-
-
-def _turns(column: Array, step: complex, places: Array, close: float) -> bool:
-    """Whether tokens at these places are rotated by one angle per position."""
-    turned = np.exp(1j * np.angle(step) * places)
-    return float(np.abs(turned - column).max()) < max(close, 2e-2)
-
-
-def _bases(rates: Mapping[int, tuple[float, float]], total: int) -> tuple[float, float, int] | None:
-    """Both bases in the axis that shows the most frequencies, and how many pairs it has.
-
-    In an axis the frequencies fall from pair to pair; the next one begins with a higher one.
-    """
-    pairs = list(rates)
-    starts = [p for n, p in enumerate(pairs) if n == 0 or rates[p][0] > rates[pairs[n - 1]][0]]
-    widths = [end - start for start, end in pairwise([*starts, total])]
-    for start, width in sorted(zip(starts, widths, strict=True), key=lambda run: -run[1]):
-        # The first frequency of an axis is 1 per position; else its first pairs are not known.
-        is_first = any(abs(rate - 1) < 0.02 for rate in rates[start])
-        if is_first and start + 1 in rates and start + 1 not in starts:
-            first, second = rates[start], rates[start + 1]
-            bases = [(first[side] / second[side]) ** width for side in (0, 1)]
-            if max(bases) > MAX_BASE:
-                continue  # the last pairs are those of another axis, which do not turn
-            return bases[0], bases[1], width
-    return None
 
 
 def _lookup(wrong: Table, right: Table, close: float) -> list[tuple[int, int]] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from lydite.diff.findings.evidence import ROUNDING, Array, Evidence
 from lydite.diff.findings.replay.norm_forms import affine_left, norms
 from lydite.diff.findings.replay.norms_and_activations import extra_norm, other_activation
+from lydite.diff.findings.replay.relations import with_relation
 from lydite.diff.findings.replay.variants import (
     GLANCE,
     Candidate,
@@ -73,7 +74,7 @@ def other_token(e: Evidence) -> Finding | None:
             if wrong is None or (wrong == right and other is source):
                 continue
             cause = "another-token" if other is source else "another-value"
-            return Finding(
+            found = Finding(
                 cause,
                 f"The port takes token {_listed(wrong)} of {other.name}, the reference token "
                 f"{_listed(right)} of {source.name}{_between(other, source)}.",
@@ -81,6 +82,7 @@ def other_token(e: Evidence) -> Finding | None:
                 if other is source
                 else f"Take it from {source.name}.",
             )
+            return with_relation(e, found, other.name, source.name)
     return None
 
 
@@ -139,12 +141,13 @@ def other_chunk(e: Evidence) -> Finding | None:
                 continue
             wrong = _offset(other.own, e.values[1], axis, limit)
             if wrong is not None:
-                return Finding(
+                found = Finding(
                     "another-value",
                     f"The port takes entries {wrong} to {wrong + width - 1} of axis {axis} of "
                     f"{other.name}, {theirs} of {source.name}.",
                     f"Take them from {source.name}: an operation between the two is missing.",
                 )
+                return with_relation(e, found, other.name, source.name)
     return None
 
 
@@ -206,11 +209,12 @@ def other_assembly(e: Evidence) -> Finding | None:
     there = next((tile.name for tile in right if tile.box == changed[0].box), "another value")
     known = {source.name: source.x for source in values}
     words = _multiple(known.get(changed[0].name), known.get(there), limit)
-    return Finding(
+    found = Finding(
         "another-value",
         f"At {changed[0].place} the port has {changed[0].name}, the reference {there}{words}.",
         f"Take {there} there.",
     )
+    return with_relation(e, found, changed[0].name, there)
 
 
 def _multiple(value: Array | None, other: Array | None, limit: float) -> str:
@@ -250,11 +254,12 @@ def other_resize(e: Evidence) -> Finding | None:
                 tried = (next(_resized(x, axes, factor)).value for x in (other.own, other.x))
                 seen = e if e.layer is None else e.layer.output
                 if min(apart_of_port(e, x) for x in tried) <= allowed(seen):
-                    return Finding(
+                    found = Finding(
                         "another-input",
                         f"The port resizes {other.name}, the reference {source.name}.",
                         f"Resize {source.name}: what lies between the two is missing (left out).",
                     )
+                    return with_relation(e, found, other.name, source.name)
     return None
 
 
