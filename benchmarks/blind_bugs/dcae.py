@@ -37,7 +37,8 @@ GIVEN, CROP = (27, 35), (24, 32)
 
 def made() -> AutoencoderDC:
     """The model with statistics as of training; convolutions that resize count for more."""
-    model = AutoencoderDC(
+    model_class: Any = AutoencoderDC  # diffusers' types of its tuples are too narrow
+    model = model_class(
         latent_channels=LATENT,
         attention_head_dim=HEAD,
         encoder_block_types=("ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
@@ -207,10 +208,10 @@ class DCAE:
             around = kernel.shape[1] // 2
             groups = x.shape[-1] // kernel.shape[-1]
             if bug == "edges_repeated" and name == "encoder.project_in.conv":
-                x = mx.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+                x = mx.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="edge")
                 around = 0
             if bug == "padded_at_the_end" and name == "encoder.stages.1.op_list.1.main.conv":
-                x = mx.pad(x, ((0, 0), (0, 2), (0, 2), (0, 0)))
+                x = mx.pad(x, [(0, 0), (0, 2), (0, 2), (0, 0)])
                 around = 0
             y = mx.conv2d(x, kernel, padding=around, groups=groups)
         if f"{name}.bias" in self.p:

@@ -40,7 +40,8 @@ STEPS, SHIFT, GUIDANCE, SCALING = 2, 2.5, 4.5, 0.41407
 
 def made() -> SanaTransformer2DModel:
     """The model; q and k of the cross-attention are larger, captions smaller than untrained."""
-    model = SanaTransformer2DModel(
+    model_class: Any = SanaTransformer2DModel  # diffusers types a factor as a whole number
+    model = model_class(
         in_channels=CHANNELS,
         out_channels=CHANNELS,
         num_attention_heads=HEADS,
@@ -72,7 +73,7 @@ def made() -> SanaTransformer2DModel:
 def reference(folder: Path, dtype: str) -> None:
     """The loop of SanaPipeline with the scheduler of flow matching."""
     model = saved(randomised(made, 52), folder, "transformer", dtype)
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=SHIFT)
+    scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=SHIFT)
     with (
         reference_trace(folder, dtype) as recorder,
         record_modules(recorder, model, scope="transformer", weights=True),

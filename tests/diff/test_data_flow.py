@@ -1,5 +1,6 @@
 """From which recorded values a value was computed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def flow(folder: Path, *values: tuple[str, str, float]) -> tuple[dict[str, Event
     return {f"{event.name} {event.slot}": event for event in trace.events}, DataFlow(trace)
 
 
-def names(events: tuple[Event, ...]) -> list[str]:
+def names(events: Sequence[Event]) -> list[str]:
     return [f"{event.name} {event.slot}" for event in events]
 
 
