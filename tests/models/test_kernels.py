@@ -397,6 +397,7 @@ def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     used.clear()
     launched.clear()
     monkeypatch.setenv("LYDITE_GPU_BRANCHES", "1")
+    monkeypatch.setenv(kernels.VARIABLE, "on")  # also those that are not measured
     monkeypatch.setattr(kernels, "in_use", lambda: True)
     monkeypatch.setattr(kernels, "_kernel", _plainly)
 
@@ -427,6 +428,15 @@ NETWORKS: dict[str, tuple[Network, set[str]]] = {
     "transformer": (_mmdit, {"norm_modulate", "add_norm_modulate", "add_gated", "gelu_tanh"}),
     "unet": (_unet_block, {"layer_norm", "add_layer_norm", "geglu"}),
 }
+
+
+def test_kernels_that_are_not_measured_are_used_on_request_alone(
+    switched_on: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(kernels.VARIABLE)
+    model, inputs = _unet_block()
+    mx.eval(model(*inputs))
+    assert not used
 
 
 @pytest.mark.parametrize(("network", "names"), NETWORKS.values())

@@ -3,8 +3,9 @@
 The `_plain_…` functions are the definitions. A kernel reads every value once, computes in float32
 and rounds what it writes, so it differs from the plain form by rounding only. It is used where it
 was measured to be faster: on CUDA (benchmarks/README.md). Metal has the same bodies, but nobody has
-run them: there they are off until a Mac has passed `benchmarks/step.py --check-kernels`.
-LYDITE_KERNELS=off takes the plain form everywhere, LYDITE_KERNELS=on also tries Metal.
+run them: there they are off until a Mac has passed `benchmarks/step.py --check-kernels`. Layer norm
+with weights and GEGLU have not been measured on CUDA either, and are off as well.
+LYDITE_KERNELS=off takes the plain form everywhere, LYDITE_KERNELS=on also what is not measured.
 
 A norm that is recorded or exchanged is of another class, and is called: whoever observes a network
 sees its norms.
@@ -327,14 +328,16 @@ def add_norm_modulate(
 
 def layer_norm(norm: nn.LayerNorm, x: mx.array) -> mx.array:
     """`norm(x)` of (B, L, D), where the norm has a weight and a bias."""
-    if _is_plain_norm(norm, weighted=True) and _fit((x,), (norm.weight, norm.bias)):
+    weighted = _is_plain_norm(norm, weighted=True)
+    if weighted and _all_on() and _fit((x,), (norm.weight, norm.bias)):
         return _layer_norm(norm.eps)(x, norm.bias, norm.weight)
     return norm(x)
 
 
 def add_layer_norm(norm: nn.LayerNorm, x: mx.array, y: mx.array) -> tuple[mx.array, mx.array]:
     """x plus y (B, L, D), and `layer_norm` of that sum."""
-    if _is_plain_norm(norm, weighted=True) and _fit((x, y), (norm.weight, norm.bias)):
+    weighted = _is_plain_norm(norm, weighted=True)
+    if weighted and _all_on() and _fit((x, y), (norm.weight, norm.bias)):
         total, normed = _add_layer_norm(norm.eps)(x, y, norm.bias, norm.weight)
         return total, normed
     total = x + y
@@ -343,7 +346,7 @@ def add_layer_norm(norm: nn.LayerNorm, x: mx.array, y: mx.array) -> tuple[mx.arr
 
 def geglu(x: mx.array) -> mx.array | None:
     """The first half of the channels times the GELU of the second; None where no kernel is used."""
-    return _geglu()(x) if _fit((x,), ()) else None
+    return _geglu()(x) if _all_on() and _fit((x,), ()) else None
 
 
 def gelu_tanh(x: mx.array) -> mx.array | None:
@@ -410,6 +413,11 @@ def in_use() -> bool:
     return on_gpu and mode != "off" and (mx.cuda.is_available() or mode == "on")
 
 
+def _all_on() -> bool:
+    """Whether kernels that no GPU has measured are used."""
+    return os.environ.get(VARIABLE) == "on"
+
+
 @contextmanager
 def compiled_meanwhile(network: Network, dtype: mx.Dtype) -> Generator[None]:
     """Compile the kernels of such a network and of its VAE while the block runs.
@@ -432,12 +440,13 @@ def _run_each(network: Network, dtype: mx.Dtype) -> None:
         x, vector = mx.zeros((1, 1, 64), dtype), mx.zeros((64,), dtype)
         results: list[Any] = [_group_norm(1, 1e-6, False)(x, vector, vector)]
         if network == "unet":
-            results += [
-                _group_norm(1, 1e-5, False)(x, vector, vector),
-                _layer_norm(1e-5)(x, vector, vector),
-                _add_layer_norm(1e-5)(x, x, vector, vector),
-                _geglu()(x),
-            ]
+            results.append(_group_norm(1, 1e-5, False)(x, vector, vector))
+            if _all_on():
+                results += [
+                    _layer_norm(1e-5)(x, vector, vector),
+                    _add_layer_norm(1e-5)(x, x, vector, vector),
+                    _geglu()(x),
+                ]
         else:
             results += [
                 _norm_modulate(1e-6)(x, vector, vector),
