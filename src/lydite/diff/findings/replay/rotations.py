@@ -177,6 +177,8 @@ def other_rotation_table(e: Evidence) -> Finding | None:
 
 def _other_angles(e: Evidence) -> Finding | None:
     """Cosines and sines of other angles: both outputs of one call, or one value and the other."""
+    if e.port.ndim == 2 and (found := _other_pairs(e)) is not None:
+        return found
     for other in e.beside():
         own = other.own()
         if own is None or other.value.size % e.port.size or own.size != e.port.size:
@@ -193,6 +195,15 @@ def _other_angles(e: Evidence) -> Finding | None:
                 name = f"queries and keys (by the table {e.name})"
                 return _compare_tables(name, right, wrong, max(2e-3, 8 * fit_tolerance(e)))
     return None
+
+
+def _other_pairs(e: Evidence) -> Finding | None:
+    """Other angles in a table that has each cosine beside its sine."""
+    right, wrong = (x[:, 0::2] + 1j * x[:, 1::2] for x in e.values)
+    if np.abs(np.abs((right, wrong)) - 1).max() > 2e-2:
+        return None
+    name = f"queries and keys (by the table {e.name})"
+    return _compare_tables(name, right, wrong, max(2e-3, 8 * fit_tolerance(e)))
 
 
 def _once(value: Array, shape: tuple[int, ...]) -> Iterator[Array]:
