@@ -31,7 +31,7 @@ from lydite.diff.measure.rows import GATED, Comparison, measure_rows
 from lydite.diff.pairing.pair_traces import GUESSES
 from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, SAME_MODULE, Pair, Pairing
 from lydite.diff.read_evidence import EvidenceReader
-from lydite.diff.result import Row
+from lydite.diff.result import Finding, Row
 from lydite.diff.verdict_text import ignored_text
 from lydite.trace.events import Event
 
@@ -143,7 +143,7 @@ class DivergenceSearch:
         if (after := next(later, None)) is None:
             return True
         causes = replayed(self.reader.evidence(self.pairs[after], self.rows[after].floor or 0.0))
-        return bool(causes) and causes[0].cause != "qkv-exchanged"
+        return bool(causes) and not _is_exchange(causes[0], pair)
 
     def _first_of_inputs(self) -> dict[tuple[str, int, int], int]:
         """Where the reference first has an input that agrees, for each call of the port."""
@@ -333,3 +333,9 @@ class DivergenceSearch:
             for event in pair.reference
         }
         return self.traces.flow.upstream(self.pairs[index].event, agreeing)
+
+
+def _is_exchange(found: Finding, pair: Pair) -> bool:
+    """Whether a finding says that a part of a fused value is used in the place of another."""
+    is_part = any(part.name in found.evidence for part in pair.reference)
+    return found.cause == "qkv-exchanged" or (found.cause == "another-input" and is_part)
