@@ -140,7 +140,8 @@ def _other_sum(e: Evidence) -> Finding | None:
             if told.wrong == f"{right}{y.name}":
                 cause, fix = "residual-missing", f"Add the residual, {x.name}."
             elif told.wrong == x.name:
-                cause, fix = "branch-missing", f"Add {right}{y.name}."
+                cause = "branch-missing"
+                fix = f"Add {right}{y.name}; the port takes the residual stream before it is added."
             elif right and told.wrong == f"{x.name} + {y.name}":
                 cause = "gate-missing"
             elif told.wrong.startswith(f"{x.name} +") and told.wrong.endswith(f" · {y.name}"):

@@ -52,7 +52,7 @@ def other_linear(e: Evidence) -> Finding | None:
 def other_weight(e: Evidence) -> Finding | None:
     """That the port is a linear layer of the right input with another weight, which it shows."""
     layer = linear_layer(e)
-    if layer is None:
+    if layer is None or not layer.source.is_known:  # the input itself may be another one
         return None
     weight, bias = (e.parameters().get(name) for name in ("weight", "bias"))
     x = layer.source.own.reshape(-1, layer.source.own.shape[-1])
