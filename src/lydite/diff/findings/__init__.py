@@ -39,6 +39,7 @@ from lydite.diff.findings.rearranged import (
 )
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.batch_norm import other_batch_norm
 from lydite.diff.findings.replay.convolutions import other_convolution
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
@@ -119,6 +120,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_weight,
     other_activation,
     other_norm,
+    other_batch_norm,
     other_modulation,
     other_residual,
     other_attention,
