@@ -59,7 +59,11 @@ from lydite.diff.findings.replay.positions import (
     other_sinusoid,
 )
 from lydite.diff.findings.replay.residuals import other_residual, rearranged_branch
-from lydite.diff.findings.replay.rotations import other_rotation, other_rotation_table
+from lydite.diff.findings.replay.rotations import (
+    norm_after_rotation,
+    other_rotation,
+    other_rotation_table,
+)
 from lydite.diff.findings.replay.sampler_steps import other_step
 from lydite.diff.findings.replay.selections import (
     dropout,
@@ -121,6 +125,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_activation,
     other_norm,
     other_batch_norm,
+    norm_after_rotation,
     other_modulation,
     other_residual,
     other_attention,

@@ -24,6 +24,8 @@ MAX_ROWS = 256  # of an input that are computed
 MAX_WEIGHT = 2**24  # numbers of a weight that is computed with
 MAX_SOLVED = 1024  # inputs of a layer whose weight is computed from its values
 SPARE_ROWS = 16  # more than a layer has inputs
+ALIKE = 0.95  # cosine of two errors that have one cause
+LEAST_ERRORS = 64  # numbers that show it
 MAX_OTHERS = 64  # parameters of the same shape that are tried
 FUSED = re.compile(r"(.*[._/])(q|k|v)((?:_proj)?)$")  # to_q, q_proj
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -121,6 +123,7 @@ def linear_layer(e: Evidence) -> Replayed | None:
             flat = x.reshape(-1, x.shape[-1])[rows]
             yield from _linear(e, flat, weight, bias)
             yield from _other_parts(flat, weight, bias, parts)
+            yield from _others_fused(e, flat, bias, parts)
 
         def apply(x: Array, rows: Array = rows) -> Array:
             y = x.reshape(-1, x.shape[-1])[rows] @ weight.T
@@ -171,6 +174,25 @@ def _other_parts(
             yield Candidate(f"{words}: not {', '.join(parts)}", rows)
 
 
+def _others_fused(
+    e: Evidence, x: Array, bias: Array | None, parts: list[str]
+) -> Iterator[Candidate]:
+    """q, k and v of another module, as one layer, where both have no bias."""
+    match = FUSED.match(e.name)
+    if match is None or not parts or bias is not None:
+        return
+    own = e.parameters().get("weight")
+    weights = dict(e.parameters_like(own.shape)) if own is not None else {}
+    for path in weights:
+        other = FUSED.match(path.removesuffix(".weight"))
+        if other is None or other[2] != parts[0] or other[1] == match[1]:
+            continue
+        names = [f"{other[1]}{part}{other[3]}.weight" for part in parts]
+        if all(name in weights for name in names):
+            value = x @ np.concatenate([weights[name] for name in names]).T
+            yield Candidate(f"with the parameters of {other[1]}{'/'.join(parts)}", value)
+
+
 def told(layer: Replayed) -> Finding | None:
     source, what = layer.source, layer.what
     told = told_apart(
@@ -181,7 +203,7 @@ def told(layer: Replayed) -> Finding | None:
         what=f"forms of {what}",
     )
     if told is None:
-        return None
+        return _rounded_weight(layer) or _other_bias(layer)
     cause, fix = FIXES.get(told.wrong.partition(": ")[0], ("", ""))
     if not cause and told.wrong.startswith("with the parameters of"):
         cause, fix = "another-parameter", "Load the module's own parameters."
@@ -205,6 +227,51 @@ def told(layer: Replayed) -> Finding | None:
         cause,
         f"The port is {what} of {source.name} {told.wrong}, unlike the reference; {told.leaves}.",
         fix,
+    )
+
+
+def _rounded_weight(layer: Replayed) -> Finding | None:
+    """That the error has the direction and the size of that of a weight in 16 bits.
+
+    An input that the port does not record may have rounding of its own, which hides the rest.
+    """
+    values = {c.name: c.value for c in layer.variants(layer.source.own)}
+    e, right = layer.output, values["as it is"]
+    wrong = e.values[1] - right
+    for name in NARROW if wrong.size >= LEAST_ERRORS else ():
+        own = values[f"with its weight in {name}"] - right
+        sizes = float(np.linalg.norm(own)), float(np.linalg.norm(wrong))
+        if min(sizes) > 0 and float(np.vdot(own, wrong)) > ALIKE * sizes[0] * sizes[1]:
+            if abs(sizes[1] / sizes[0] - 1) < 1 - ALIKE:
+                text = f"The error of the port is that of the weight of this layer in {name}."
+                fix = "Load the weight in the reference's precision."
+                return Finding("rounded", text, fix)
+    return None
+
+
+def _other_bias(layer: Replayed) -> Finding | None:
+    """That the port is this layer with another bias: what is added is the same everywhere."""
+    e = layer.output
+    added = e.values[1] - layer.apply(layer.source.own)
+    axes = tuple(axis for axis in range(added.ndim) if axis != 1)
+    bias = e.parameters().get("bias")
+    if bias is None or added.ndim < 2 or bias.shape != (added.shape[1],):
+        return None
+    mean = added.mean(axes)
+    shape = [1 if axis != 1 else -1 for axis in range(added.ndim)]
+    if added.size < 2 * mean.size or apart_of(added, mean.reshape(shape) + 0 * added) > allowed(e):
+        return None
+    off = np.flatnonzero(np.abs(mean) > 1e-3 * float(np.abs(bias).max()))
+    own = bias + mean
+    is_zero = float(np.abs(own[off]).max(initial=0.0)) < 1e-3 * float(np.abs(bias).max())
+    words = "zero" if is_zero else "another one"
+    if not off.size:
+        return None
+    return Finding(
+        "other-bias",
+        f"The port is {layer.what} of {layer.source.name} with another bias: it is {words} in "
+        f"{len(off)} of {len(bias)} entries, the first of them {off[0]}.",
+        "Load the whole bias of this layer.",
     )
 
 
