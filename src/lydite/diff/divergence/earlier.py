@@ -101,7 +101,8 @@ class EarlierValues:
                 fits = self._fits(event, own) and self._is_new(own, sources[event.i])
                 fits = fits and (not is_extra or self._agreed_before(event, own))
                 fits = fits and not self._is_used_rightly(event, own)
-                fits = fits and not self._is_long_past(event, own, end)
+                is_late = is_given and self._is_another_mask(event, own)
+                fits = fits and (is_late or not self._is_long_past(event, own, end))
                 is_copy = own.hash in self.right and not own.call
                 if fits and (starts[event.i] < own.i or is_copy or is_given):
                     yield Pair((event,), (own,), "position")
@@ -203,6 +204,18 @@ class EarlierValues:
             for other, at in self.compared
             if other.step == event.step and other.slot.startswith("out")
         )
+
+    def _is_another_mask(self, event: Event, own: Event) -> bool:
+        """Whether two masks hide other tokens. What is used late in a step may be wrong after all.
+
+        The port may have one and zero the other way round, or other numbers for them.
+        """
+        sides = (self.traces.reference, event), (self.traces.port, own)
+        if event.shape != own.shape or not all(t.has_values(e) for t, e in sides):
+            return False
+        right, mask = (trace.read(e).reshape(-1).astype(np.float64) for trace, e in sides)
+        kinds = {*zip(right.tolist(), mask.tolist(), strict=True)}
+        return len({*right.tolist()}) == len({*mask.tolist()}) == 2 < len(kinds)
 
     def _is_long_past(self, event: Event, own: Event, end: int) -> bool:
         """Whether much of a step agrees after this value on both sides: what uses it is right."""

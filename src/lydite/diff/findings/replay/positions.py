@@ -91,11 +91,12 @@ def _relation(own: Array, right: Array, name: str, times: list[tuple[str, Array]
         ", minus 1 (off by one)": right - 1,
         ", subtracted from 1000": 1000 - right,
         ": the inverse of it": 1 / np.where(right, right, 1.0),
-        f", times {ratios[0]:.4g}": right * ratios[0],
     }
     found = next((w for w, t in forms.items() if np.allclose(own, t, rtol=1e-4, atol=1e-4)), "")
     if not found and other:
         return f"; the port's is {other}"
+    if not found and np.allclose(own, right * ratios[0], rtol=1e-4, atol=1e-4):
+        found = f", times {ratios[0]:.4g}"
     return f"; the port's is that{found}" if found else ""
 
 
