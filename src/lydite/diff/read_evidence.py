@@ -49,7 +49,7 @@ class EvidenceReader:
 
     def forget(self, pair: Pair) -> None:
         """The port's value is not the counterpart of the reference's."""
-        self._pair_of.pop(pair.event.i, None)
+        self._pair_of = {i: other for i, other in self._pair_of.items() if other is not pair}
 
     def values(self, pair: Pair) -> AlignedPair:
         """Both values in one axis order."""

@@ -44,8 +44,8 @@ def test_the_operation_between(right: torch.Tensor, says: str) -> None:
 
 def test_modules_that_are_not_run() -> None:
     names = {"a [in.0]": X, "a": Y, "b [in.0]": Y, "b": Z, "c": X}
-    assert "before a to b: not run" in relation(around(names), "c", "b")
-    assert "before b: not run" in relation(around(names), "a", "b")
+    assert "before a to b: this layer is not run" in relation(around(names), "c", "b")
+    assert "before b: this layer is not run" in relation(around(names), "a", "b")
     assert "after b: run too early" in relation(around(names), "b", "a")
 
 

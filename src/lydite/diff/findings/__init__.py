@@ -40,7 +40,7 @@ from lydite.diff.findings.rearranged import (
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.batch_norm import other_batch_norm
-from lydite.diff.findings.replay.convolutions import other_convolution
+from lydite.diff.findings.replay.convolutions import other_convolution, part_of_bias
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
@@ -121,6 +121,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_linear,
     other_convolution,
     wrong_input,
+    part_of_bias,
     other_weight,
     other_activation,
     other_norm,

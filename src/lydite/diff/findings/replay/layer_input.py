@@ -59,14 +59,16 @@ def wrong_input(e: Evidence) -> Finding | None:
     )
     if not is_replayable(inner, least=16):
         return None
-    last = (_scaled_norm_input,) if layer.what == "a norm" else (_scaled,)
+    is_norm = layer.what == "a norm"
+    last = (_scaled_norm_input,) if is_norm else (_scaled, _normed_input)
+    last += (_added_too_early, _other_split)
     tried = [(hypothesis, inner) for hypothesis in (*OF_INPUT, *last)]
     if x.ndim == 4:
         tried += [(hypothesis, _as_tokens(inner)) for hypothesis in OF_TOKENS]
     for hypothesis, seen in tried:
         found = hypothesis(seen)
         if found is not None:
-            what = "norm" if layer.what == "a norm" else "layer"
+            what = "norm" if is_norm else "layer"
             text = f"This {what} gives the port's value from another input. {found.evidence}"
             return Finding(found.cause, text, found.fix)
     return None
@@ -490,7 +492,4 @@ OF_INPUT: tuple[Hypothesis, ...] = (
     _other_order,
     _rearranged,
     *OF_TOKENS,
-    _normed_input,
-    _added_too_early,
-    _other_split,
 )

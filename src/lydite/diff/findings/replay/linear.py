@@ -203,7 +203,7 @@ def told(layer: Replayed) -> Finding | None:
         what=f"forms of {what}",
     )
     if told is None:
-        return _rounded_weight(layer) or _other_bias(layer)
+        return _rounded_weight(layer)
     cause, fix = FIXES.get(told.wrong.partition(": ")[0], ("", ""))
     if not cause and told.wrong.startswith("with the parameters of"):
         cause, fix = "another-parameter", "Load the module's own parameters."
@@ -247,32 +247,6 @@ def _rounded_weight(layer: Replayed) -> Finding | None:
                 fix = "Load the weight in the reference's precision."
                 return Finding("rounded", text, fix)
     return None
-
-
-def _other_bias(layer: Replayed) -> Finding | None:
-    """That the port is this layer with another bias: what is added is the same everywhere."""
-    e = layer.output
-    added = e.values[1] - layer.apply(layer.source.own)
-    axes = tuple(axis for axis in range(added.ndim) if axis != 1)
-    bias = e.parameters().get("bias")
-    if bias is None or added.ndim < 2 or bias.shape != (added.shape[1],):
-        return None
-    mean = added.mean(axes)
-    shape = [1 if axis != 1 else -1 for axis in range(added.ndim)]
-    if added.size < 2 * mean.size or apart_of(added, mean.reshape(shape) + 0 * added) > allowed(e):
-        return None
-    off = np.flatnonzero(np.abs(mean) > 1e-3 * float(np.abs(bias).max()))
-    own = bias + mean
-    is_zero = float(np.abs(own[off]).max(initial=0.0)) < 1e-3 * float(np.abs(bias).max())
-    words = "zero" if is_zero else "another one"
-    if not off.size:
-        return None
-    return Finding(
-        "other-bias",
-        f"The port is {layer.what} of {layer.source.name} with another bias: it is {words} in "
-        f"{len(off)} of {len(bias)} entries, the first of them {off[0]}.",
-        "Load the whole bias of this layer.",
-    )
 
 
 def _linear(e: Evidence, x: Array, weight: Array, bias: Array | None) -> Iterator[Candidate]:
