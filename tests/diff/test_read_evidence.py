@@ -116,7 +116,10 @@ def test_what_came_before_a_value(reader: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(read_evidence, "MAX_KEPT", 3)
     few = {recorded.name: None for recorded in made.evidence(pair("net/a"), 0.0).before()}
     assert list(few)[2:] == [*begun, "net/far.b, step 0"]
-    for most, names in ((9, ("net/a", "net/b", "net/a [in.0]")), (2, ("net/a", "net/b", "net/a [in.0]"))):
+    for most, names in (
+        (9, ("net/a", "net/b", "net/a [in.0]")),
+        (2, ("net/a", "net/b", "net/a [in.0]")),
+    ):
         monkeypatch.setattr(read_evidence, "MAX_BEFORE", most)
         last = [recorded.name for recorded in made.evidence(pair("net/z.last"), 0.0).before()]
         assert last == [*(f"{name}, step 1" for name in names), "noise, step 0"]

@@ -135,7 +135,9 @@ def _has_other_calls(reference: Trace, port: Trace) -> bool:
     return bool(votes.all_other())
 
 
-def _has_other_lengths(reference: Trace, port: Trace, halves: Half, port_halves: Half) -> bool | None:
+def _has_other_lengths(
+    reference: Trace, port: Trace, halves: Half, port_halves: Half
+) -> bool | None:
     """Whether the prompts' lengths have the other order, right or wrong; None if they do not show.
 
     The values of two prompts of 7 and 4 tokens are (7, width) and (4, width), also wrong ones.

@@ -90,4 +90,6 @@ def _variants(e: Evidence, x: Array, axis: int, eps: float) -> Iterator[Candidat
     yield Candidate("without its bias", (x - mean) / root * scale)
     for other in EPS:
         if other != eps:
-            yield Candidate(f"with eps {other:g}, not {eps:g}", normed(mean, np.sqrt(variance + other)))
+            yield Candidate(
+                f"with eps {other:g}, not {eps:g}", normed(mean, np.sqrt(variance + other))
+            )

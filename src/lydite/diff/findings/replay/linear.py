@@ -241,11 +241,11 @@ def _rounded_weight(layer: Replayed) -> Finding | None:
     for name in NARROW if wrong.size >= LEAST_ERRORS else ():
         own = values[f"with its weight in {name}"] - right
         sizes = float(np.linalg.norm(own)), float(np.linalg.norm(wrong))
-        if min(sizes) > 0 and float(np.vdot(own, wrong)) > ALIKE * sizes[0] * sizes[1]:
-            if abs(sizes[1] / sizes[0] - 1) < 1 - ALIKE:
-                text = f"The error of the port is that of the weight of this layer in {name}."
-                fix = "Load the weight in the reference's precision."
-                return Finding("rounded", text, fix)
+        if not min(sizes) or abs(sizes[1] / sizes[0] - 1) > 1 - ALIKE:
+            continue
+        if float(np.vdot(own, wrong)) > ALIKE * sizes[0] * sizes[1]:
+            text = f"The error of the port is that of the weight of this layer in {name}."
+            return Finding("rounded", text, "Load the weight in the reference's precision.")
     return None
 
 
