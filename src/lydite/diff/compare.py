@@ -290,7 +290,9 @@ class _Comparer:
     def _of_the_same_call(self, rows: Sequence[Row], first: int) -> tuple[Finding, ...]:
         """What explains another output of the same call, as an attention's result."""
         row = rows[first]
-        for at, other in enumerate(rows if row.slot.startswith("out") else ()):
+        if row.slot.startswith("in") and self.parameters.of_module(row.site):
+            return ()  # a layer does not compute what it takes
+        for at, other in enumerate(rows):
             same = (other.site, other.step, other.call) == (row.site, row.step, row.call)
             if at != first and same and other.wrong and other.slot.startswith("out"):
                 found = find(self.reader.evidence(self.pairs[at], other.floor or 0.0))
@@ -307,8 +309,7 @@ class _Comparer:
         it is what is computed from the counterpart.
         """
         is_guess = pair.how in (*GUESSES, "order", "siblings")
-        if is_guess:
-            self.reader.forget(pair)
+        self.reader.forget(pair)  # nor is the port's value computed from itself
         pairs = (each for each in self.pairing.pairs if each is not pair)
         paired = {event.hash or event.i for each in pairs for event in each.reference}
         for other in self.traces.reference.events:

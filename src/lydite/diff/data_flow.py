@@ -2,8 +2,8 @@
 
 The input of a module is the earlier value with the same content. Where no value has it (a sum, a
 product), it was computed from what the module around it was given and from what the modules beside
-it returned last. A value that was recorded by hand was computed from the one recorded before it, and
-possibly from others.
+it returned last. A value that was recorded by hand was computed from the one recorded before it,
+and possibly from others.
 """
 
 from collections import Counter, defaultdict, deque

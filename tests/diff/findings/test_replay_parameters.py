@@ -305,7 +305,7 @@ def test_unrelated_values_are_not_explained() -> None:
 def test_batch_norms(wrong: Callable[..., torch.Tensor], says: str) -> None:
     values = torch.randn(8), torch.rand(8) + 1, torch.rand(8) + 0.5, torch.randn(8)
     names: tuple[str, ...] = ("running_mean", "running_var", "weight", "bias")
-    known = dict(zip(names, values, strict=True))
+    known: dict[str, torch.Tensor] = dict(zip(names, values, strict=True))
     right = F.batch_norm(PICTURE, *values)
     cause, text = found(right, wrong(PICTURE, values), given=PICTURE, parameters=known)
     assert cause == "other-batch-norm" and says in text.partition(", the reference")[0]

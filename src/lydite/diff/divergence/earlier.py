@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lydite.diff.measure.aligned import Layouts
-from lydite.diff.measure.axes import possible_fits
+from lydite.diff.measure.axes import is_packed
 from lydite.diff.measure.distance import wide
 from lydite.diff.measure.rotations import MOST, ONE, rotations
 from lydite.diff.measure.rows import Comparison, measure_rows
+from lydite.diff.pairing.alignment import merges_axes, same_axes
 from lydite.diff.pairing.blocks import last_word, numbered_variants
 from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, Pair, same_kind
 from lydite.diff.result import Row
@@ -143,7 +144,8 @@ class EarlierValues:
             same = _long_axes(event) == _long_axes(own) or _is_part_of_batch(event, own)
             fits = event.slot.startswith("in") and same
         else:
-            fits = same_kind(event, own) and bool(possible_fits(own.shape, event.shape))
+            fits = same_axes(event, own) or merges_axes(event, own)
+            fits = fits or (same_kind(event, own) and is_packed(own.shape, event.shape))
             fits = fits or _is_part_of_batch(event, own)
         if fits or _long_axes(event) in self.shapes:
             return fits

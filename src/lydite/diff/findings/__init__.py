@@ -59,6 +59,7 @@ from lydite.diff.findings.replay.positions import (
     other_sinusoid,
 )
 from lydite.diff.findings.replay.residuals import other_residual, rearranged_branch
+from lydite.diff.findings.replay.rotation_angles import other_ids
 from lydite.diff.findings.replay.rotations import (
     norm_after_rotation,
     other_rotation,
@@ -134,6 +135,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_gate,
     other_rotation,
     other_rotation_table,
+    other_ids,
     other_solver_step,
     other_combination,
     other_step,

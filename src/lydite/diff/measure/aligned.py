@@ -350,7 +350,7 @@ def _align_rotations(pair: Pair, reference: Trace, port: Trace) -> AlignedPair:
     if own is None or any(part is None for part in parts):
         return AlignedPair(None, None)
     expected = np.concatenate([part for part in parts if part is not None])
-    both = (np.stack((x.real, x.imag), -1).reshape(len(x), -1) for x in (expected, own))
+    both = (np.stack((np.real(x), np.imag(x)), -1).reshape(len(x), -1) for x in (expected, own))
     right, value = (x.astype(np.float32) for x in both)
     return AlignedPair(right, value, note="rotations with each cosine beside its sine")
 

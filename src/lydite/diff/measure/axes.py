@@ -129,6 +129,12 @@ def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
     return (*fits, *_packed(small, target, ref))
 
 
+def is_packed(port: Shape, ref: Shape) -> bool:
+    """Whether one shape is that of pictures and the other that of their tokens of two by two."""
+    small, target = (tuple(n for n in shape if n != 1) for shape in (port, ref))
+    return any(_packed(small, target, ref))
+
+
 def _packed(port: Shape, target: Shape, ref: Shape) -> Iterator[Fit]:
     """Latents as a picture where the other side has tokens of two by two, with channels first.
 

@@ -52,9 +52,9 @@ def other_modulation(e: Evidence) -> Finding | None:
         if right is None:
             continue
         name = source.name
-        for table, other in product(tables, tables) if wrong is not None else ():
-            expected = _named_chunks(right, table.parts, limit, lacking=True)
-            used = _named_chunks(wrong, other.own, limit, lacking=True) if expected else None
+        for table, other in product(tables, tables):
+            expected = _named_chunks(right, table.parts, limit, lacking=True) if wrong else None
+            used = _named_chunks(wrong, other.own, limit, lacking=True) if wrong else None
             if expected is None or used is None or (expected == used and other is table):
                 continue
             if expected == (NOTHING, NOTHING) or (other is not table and used == expected[::-1]):

@@ -193,6 +193,8 @@ def apart_of_port(e: Evidence, value: Array) -> float:
     """How far a variant is from the port's value, or from what the layer behind it gave there."""
     if e.layer is None:
         return apart_of(e.values[1], value)
+    if value.shape != e.port.shape:
+        return inf
     return apart_of(e.layer.output.values[1], e.layer.apply(value))
 
 
