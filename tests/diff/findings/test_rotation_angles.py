@@ -82,7 +82,7 @@ def test_angles_that_are_no_rotation_of_the_same_tokens() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (IDS + (0, 2, 0), "token 0 has 2, in the reference 0: displaced by +2 (offset)"),
+        (IDS + np.array((0, 2, 0)), "token 0 has 2, in the reference 0: displaced by +2 (offset)"),
         (IDS[:, [0, 2, 1]], "axis 1 has those of axis 2: the axes are exchanged"),
         (IDS * (1, 1, 2), "of axis 2: token 6 has 2, in the reference 1: times 2"),
     ],
