@@ -54,7 +54,8 @@ def relation(e: Evidence, used: str, right: str) -> str:
     if a.shape != b.shape or a.size > MAX_VALUES:
         return text or of_names(used, right)
     named = text or of_names(used, right)
-    operation = "" if named and not modules else _operation(e, values, a, b)
+    with np.errstate(all="ignore"):  # an activation of another value may overflow
+        operation = "" if named and not modules else _operation(e, values, a, b)
     return "; ".join(filter(None, (named, operation)))
 
 
