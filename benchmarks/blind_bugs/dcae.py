@@ -411,7 +411,7 @@ def port(
         net(mx.array(pixels))
 
 
-NO_COUNTERPART: tuple[str, ...] = ("*.shortcut",)
+NO_COUNTERPART: tuple[str, ...] = (r"\.shortcut$",)
 
 LOADED = r"load|checkpoint|conver|\bweights?\b|parameter|buffer"
 SWAPPED = r"swap|exchang|\border\b|permut|revers|mixed up|interchang"

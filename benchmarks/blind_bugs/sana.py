@@ -443,7 +443,7 @@ def port(
         sampled(net, latents, text, seen)
 
 
-NO_COUNTERPART: tuple[str, ...] = ("blocks.?.attn.vk",)
+NO_COUNTERPART: tuple[str, ...] = (r"blocks\.\d\.attn\.vk$",)
 
 LOADED = r"load|checkpoint|conver|\bweights?\b|parameter"
 SWAPPED = r"swap|exchang|\border\b|permut|revers|mixed up|interchang"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lydite.diff.measure.axes import best_fit, fit_dims, fits_of, part_of, possible_fits
+from lydite.diff.measure.axes import best_fit, fit_dims, fits_of, is_packed, part_of, possible_fits
 
 
 @settings(deadline=None)  # a busy machine is slow
@@ -123,3 +123,12 @@ def test_an_equal_part_of_the_references_value(
         assert (count, along) == (reference[axis] // part[axis], axis) and fits
     elif part is None and part_of(port, reference, -1 - axis) is None:
         assert (count, along) == (1, 0)
+
+
+def test_tokens_of_a_batch_as_pictures() -> None:
+    tokens = np.random.default_rng(0).standard_normal((3, 20, 16))
+    picture = tokens.reshape(3, 4, 5, 4, 2, 2).transpose(0, 3, 1, 4, 2, 5).reshape(3, 4, 1, 8, 10)
+    for port, reference in ((picture, tokens), (tokens, picture)):
+        assert best_fit(possible_fits(port.shape, reference.shape), port, reference)[1] < 1e-6
+        assert is_packed(port.shape, reference.shape)
+    assert not is_packed((3, 20, 16), (3, 4, 5, 16))

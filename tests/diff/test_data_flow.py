@@ -105,3 +105,10 @@ def test_a_second_call_that_is_given_other_slots_is_computed_from_what_it_was_gi
     found = known.upstream(events["m out"], known_values)  # the last one of this name and slot
     assert names(found.nearest) == ["m.b out", "x out"]
     assert names(known.results(events["x out"])) == ["m out", "m out.1"]
+
+
+def test_a_value_recorded_by_hand_comes_from_the_one_before_it(tmp_path: Path) -> None:
+    events, known = flow(tmp_path / "run", *NETWORK, ("guided", "out", 6), ("latents", "out", 7))
+    found = known.upstream(events["latents out"], {events["net out"].i})
+    assert names(found.passed) == ["guided out"] and names(found.nearest) == ["net out"]
+    assert found.is_open  # it may be computed from others too

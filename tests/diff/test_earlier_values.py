@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.divergence.earlier import same_role
+from lydite.diff.divergence.earlier import EarlierValues, same_role
 from lydite.diff.divergence.search import DivergenceSearch
 from lydite.diff.measure.aligned import Layouts
 from lydite.diff.measure.rows import GATED, Comparison, measure_rows
@@ -404,3 +404,47 @@ def test_a_value_that_much_agrees_after_is_not_taken_for_the_wrong_one(tmp_path:
     assert compare(reference, run(tmp_path / "c", port=True)).verdict == "agree"
     verdict = compare(reference, run(tmp_path / "p", port=True, wrong=True))
     assert (verdict.verdict, verdict.port_site) == ("diverge", "net")
+
+
+def test_a_mask_that_hides_other_tokens_is_wrong_although_it_is_used_late(tmp_path: Path) -> None:
+    search: Any = object.__new__(EarlierValues)
+    right, other = np.array([[1, 1, 0, 0]]), np.array([[1, 0, 0, 0]])
+    reference = write(tmp_path / "r", [("mask", right)])
+    for number, (mask, is_other) in enumerate([(other, True), (1 - right, False), (right, False)]):
+        port = write(tmp_path / f"p{number}", [("mask", mask)])
+        search.traces = SimpleNamespace(reference=reference, port=port)
+        assert search._is_another_mask(reference.events[0], port.events[0]) == is_other
+
+
+def rotated(x: Any, table: Any) -> Any:
+    pairs = (x[..., ::2] + 1j * x[..., 1::2]) * table
+    return np.stack((pairs.real, pairs.imag), -1).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "site"),
+    [
+        (lambda angles: angles, None), (lambda angles: 2 * angles, "pe"),
+        (lambda angles: -angles, "pe"),
+    ],
+)  # fmt: skip
+def test_a_table_of_matrices_where_the_reference_has_complex_numbers(
+    tmp_path: Path, change: Any, site: str | None
+) -> None:
+    draw = np.random.default_rng(2)
+    streams = [draw.standard_normal((2, n, 8)) for n in (5, 9)]
+    angles = [np.outer(np.arange(n) + n, 10.0 ** -np.arange(4)) for n in (5, 9)]
+    own = change(np.concatenate(angles))
+    tables = [np.exp(1j * a).astype(np.complex64) for a in angles]
+    joined = np.concatenate(streams, 1)
+    right = rotated(joined, np.exp(1j * np.concatenate(angles)))
+    reference = [("net", joined, "in.0"), ("net/rope", tables[0]), ("net/rope", tables[1], "out.1")]
+    reference += [("net/attn", joined, "in.0"), ("net/attn", tables[0], "in.1")]
+    reference += [("net/attn", tables[1], "in.2"), ("net/attn.core", right, "in.0")]
+    reference += [("net/attn.core", np.tanh(right)), ("net/attn", np.tanh(right))]
+    matrices = np.stack([np.cos(own), -np.sin(own), np.sin(own), np.cos(own)], -1)
+    wrong = rotated(joined, np.exp(1j * own))
+    port = [("start", joined), ("pe", matrices.reshape(1, 14, 4, 2, 2))]
+    port += [("query", wrong), ("result", np.tanh(wrong))]
+    verdict = compare(write(tmp_path / "r", reference), write(tmp_path / "p", port))
+    assert verdict.port_site == site

@@ -321,3 +321,12 @@ def test_where_rounding_may_change_a_value_wholly_it_shows_nothing() -> None:
     known = row(1, site="v0", error=1.4, limit=0.9, wrong=True)
     assert judge([unrelated, *rows(0)]).first is None
     assert judge([larger, *rows(2)]).first == judge([known, *rows(2)]).first == 0
+
+
+def test_the_call_that_the_port_runs_first_is_named() -> None:
+    """Also of a guess: it is the same value as the first wrong one in the reference's order."""
+    found = rows(row(9e5, "a"), row(9e5, "b"), row(9e5, "a", call=1), row(9e5, "b", call=1))
+    judged = first_divergence(
+        found, lambda _: False, is_guessed=lambda at: at % 2 == 0, port_order=[2, 3, 0, 1]
+    )
+    assert judged.first == 2

@@ -145,3 +145,14 @@ def test_what_each_call_computes_again_is_no_batch(tmp_path: Path) -> None:
     assert found.verdict == "agree" and not any(
         "calls joined" in row.note for row in found.rows if row.site == "net/cos"
     )
+
+
+def test_prompts_of_two_lengths_whose_values_are_wrong(tmp_path: Path) -> None:
+    lengths = {"reference": (7, 4), "port": (4, 7)}
+    traces = [
+        write(tmp_path / side, [("net/a", DRAW.standard_normal((2, n, 8)), 0) for n in order])
+        for side, order in lengths.items()
+    ]
+    _, port, remarks = views(*traces)
+    assert [event.call for event in port.events] == [1, 0] and "calls" in remarks[0]
+    assert views(traces[0], traces[0])[2] == ()

@@ -116,7 +116,10 @@ def test_what_came_before_a_value(reader: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(read_evidence, "MAX_KEPT", 3)
     few = {recorded.name: None for recorded in made.evidence(pair("net/a"), 0.0).before()}
     assert list(few)[2:] == [*begun, "net/far.b, step 0"]
-    for most, names in ((9, ("net/a", "net/b", "net/a [in.0]")), (2, ("net/a", "net/b"))):
+    for most, names in (
+        (9, ("net/a", "net/b", "net/a [in.0]")),
+        (2, ("net/a", "net/b", "net/a [in.0]")),
+    ):
         monkeypatch.setattr(read_evidence, "MAX_BEFORE", most)
         last = [recorded.name for recorded in made.evidence(pair("net/z.last"), 0.0).before()]
         assert last == [*(f"{name}, step 1" for name in names), "noise, step 0"]
@@ -170,7 +173,7 @@ def test_a_value_that_is_a_multiple_of_the_references(
     ("changes", "found"),
     [
         ({"i": 18}, True), ({"i": 2}, True), ({"i": 19}, False), ({"i": 1}, False),  # eight beside
-        ({"step": 1}, False), ({"shape": (9,)}, False), ({"slot": "in.0"}, False),
+        ({"step": 1}, False), ({"shape": (9,)}, False), ({"slot": "in.0"}, True),
         ({"slot": "out.1"}, True), ({"name": "here"}, False), ({"hash": "taken"}, False),
     ],
 )  # fmt: skip
@@ -179,6 +182,7 @@ def test_another_counterpart_is_looked_for_beside_a_guess(
 ) -> None:
     def event(**more: Any) -> Any:
         known = {"i": 10, "step": 0, "shape": (2,), "slot": "out", "name": "other", "hash": None}
+        known |= {"kind": "activation", "dtype": "f32"}
         return SimpleNamespace(**known | more)
 
     here, other = event(name="here"), event(**{"i": 12} | changes)

@@ -20,6 +20,7 @@ from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
 from lydite.diff.measure.rows import GATED, Comparison, Progress, measure_rows
 from lydite.diff.name_map import Rename, check_name_map
+from lydite.diff.pairing.alignment import same_axes
 from lydite.diff.pairing.name_matching import module_of
 from lydite.diff.pairing.pair_traces import GUESSES, pair_traces
 from lydite.diff.pairing.paired_events import Pair, Pairing
@@ -238,7 +239,7 @@ class _Comparer:
         findings = (*more, *self._turned_weight(row))
         evidence = self.reader.evidence(pair, row.floor or 0.0)
         findings += find(evidence) or self._of_the_same_call(rows, divergence.first)
-        if not findings and pair.how in (*GUESSES, "order", "siblings"):
+        if not findings:
             row, evidence, findings = self._other_counterpart(pair, row, evidence)
         ruled_out = () if findings else tuple(dict.fromkeys(evidence.ruled_out))
         if row.error is None:
@@ -289,6 +290,8 @@ class _Comparer:
     def _of_the_same_call(self, rows: Sequence[Row], first: int) -> tuple[Finding, ...]:
         """What explains another output of the same call, as an attention's result."""
         row = rows[first]
+        if row.slot.startswith("in") and self.parameters.of_module(row.site):
+            return ()  # a layer does not compute what it takes
         for at, other in enumerate(rows):
             same = (other.site, other.step, other.call) == (row.site, row.step, row.call)
             if at != first and same and other.wrong and other.slot.startswith("out"):
@@ -300,19 +303,27 @@ class _Comparer:
     def _other_counterpart(
         self, pair: Pair, row: Row, evidence: Evidence
     ) -> tuple[Row, Evidence, tuple[Finding, ...]]:
-        """A value beside a guessed counterpart of which the port's is a known variant."""
-        self.reader.forget(pair)
+        """A value beside the counterpart of which the port's is a known variant.
+
+        A name that both sides have may be that of a norm here and of the modulated norm there: then
+        it is what is computed from the counterpart.
+        """
+        is_guess = pair.how in (*GUESSES, "order", "siblings")
+        self.reader.forget(pair)  # nor is the port's value computed from itself
         pairs = (each for each in self.pairing.pairs if each is not pair)
         paired = {event.hash or event.i for each in pairs for event in each.reference}
         for other in self.traces.reference.events:
             near = 0 < abs(other.i - pair.event.i) <= BESIDE and other.step == pair.event.step
-            near = near and (other.hash or other.i) not in paired
-            if not near or other.shape != pair.event.shape or other.slot.startswith("in"):
+            near = near and (is_guess or other.i > pair.event.i)
+            content = other.hash or other.i
+            if not near or content in paired:
                 continue
-            if other.name == pair.event.name:
+            if other.name == pair.event.name or not same_axes(other, pair.event):
                 continue  # the port's value is its input
+            paired.add(content)
             beside = self.reader.evidence(replace(pair, reference=(other,)), row.floor or 0.0)
-            if findings := replayed(beside):
+            findings = tuple(f for f in replayed(beside) if f.cause != "weights-differ")
+            if findings:
                 return replace(row, site=other.name, slot=other.slot), beside, findings
         return row, evidence, ()
 

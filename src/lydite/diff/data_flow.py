@@ -2,13 +2,14 @@
 
 The input of a module is the earlier value with the same content. Where no value has it (a sum, a
 product), it was computed from what the module around it was given and from what the modules beside
-it returned last.
+it returned last. A value that was recorded by hand was computed from the one recorded before it,
+and possibly from others.
 """
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from math import inf
 
 from lydite.trace.events import Event
@@ -56,13 +57,14 @@ class DataFlow:
             if event.hash:
                 self._same[event.hash].append(event)
         self._known_sources: dict[int, list[Event]] = {}
+        self._by_hand: set[int] = set()  # numbers of values of which more sources may exist
 
     def upstream(self, event: Event, known: Collection[int]) -> Upstream:
         """The nearest values before `event` whose numbers are `known`."""
         nearest: list[Event] = []
         passed: list[Event] = []
         waiting = deque(self._sources(event))
-        is_open = not waiting and event.kind not in GIVEN
+        is_open = self._is_open(event)
         seen = {event.i}
         while waiting:
             other = waiting.popleft()
@@ -74,7 +76,7 @@ class DataFlow:
                 continue
             passed.append(other)
             sources = self._sources(other)
-            is_open |= not sources and other.kind not in GIVEN
+            is_open |= self._is_open(other)
             if len(seen) >= MAX_VISITED:
                 is_open = True
                 break
@@ -89,6 +91,10 @@ class DataFlow:
         calls = dict.fromkeys(self._calls[other.i] for other in takers)
         outputs = [output for call in calls for output in self._outputs.get(call, ())]
         return sorted((e for e in outputs if e.hash != event.hash), key=lambda other: other.i)
+
+    def _is_open(self, event: Event) -> bool:
+        """Whether a value may have been computed from values that the trace does not show."""
+        return event.kind not in GIVEN and (not self._sources(event) or event.i in self._by_hand)
 
     def _sources(self, event: Event) -> list[Event]:
         if event.i not in self._known_sources:
@@ -142,9 +148,13 @@ class DataFlow:
         return [*outputs[-BESIDE:], *inputs]
 
     def _before(self, event: Event) -> list[Event]:
-        """The value recorded before this one, of a trace that records no inputs."""
+        """The value recorded before one that is not known to be computed by a module."""
         at = self._position[event.i]
-        return [] if self._inputs or at == 0 else [self._events[at - 1]]
+        if not self._inputs:
+            return [self._events[at - 1]] if at else []
+        self._by_hand.add(event.i)
+        earlier = (e for e in reversed(self._events[:at]) if e.kind == "activation")
+        return list(islice(earlier, 1))
 
     def _recent(self, event: Event, start: float) -> list[Event]:
         at = self._position[event.i]

@@ -27,6 +27,7 @@ MAX_TRIED = 64  # values of a component that are looked at
 MAX_COUNT = 2**24  # numbers in one of them
 
 COMPUTED = ("activation", "input")
+Half = Mapping[tuple[str, str], int]  # how often a value is computed for one of two prompts
 
 
 def views(reference: Trace, port: Trace) -> tuple[TraceView, TraceView, tuple[str, ...]]:
@@ -111,8 +112,10 @@ def _vote_of_call(
 
 def _has_other_calls(reference: Trace, port: Trace) -> bool:
     """Whether what is computed twice has the other call first, wherever that shows."""
-    votes = _Votes()
     halves, port_halves = _calls_of_half(reference), _calls_of_half(port)
+    if (by_length := _has_other_lengths(reference, port, halves, port_halves)) is not None:
+        return by_length
+    votes = _Votes()
     by_count = _by_count(reference)
     for event in votes.to_try(port):
         if (half := port_halves.get((event.name, event.slot))) is None:
@@ -130,6 +133,29 @@ def _has_other_calls(reference: Trace, port: Trace) -> bool:
                 votes.add(event, 0, is_other=event.call == call)
                 break
     return bool(votes.all_other())
+
+
+def _has_other_lengths(
+    reference: Trace, port: Trace, halves: Half, port_halves: Half
+) -> bool | None:
+    """Whether the prompts' lengths have the other order, right or wrong; None if they do not show.
+
+    The values of two prompts of 7 and 4 tokens are (7, width) and (4, width), also wrong ones.
+    """
+    right, own = _lengths(reference, halves), _lengths(port, port_halves)
+    same = {pair for pair in own if pair in right and pair[::-1] not in right}
+    other = {pair for pair in own if pair not in right and pair[::-1] in right}
+    return bool(other) if bool(same) != bool(other) else None
+
+
+def _lengths(trace: Trace, halves: Half) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The shapes that values have in the first and in the second call, where they differ."""
+    shapes: dict[tuple[str, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
+    for event in _first_step(trace):
+        if halves.get((event.name, event.slot)) == 1:
+            shapes[event.name, event.slot][event.call] = tuple(n for n in event.shape if n != 1)
+    calls = ((of_call[0], of_call[1]) for of_call in shapes.values() if len(of_call) == 2)
+    return {pair for pair in calls if pair[0] != pair[1]}
 
 
 class _Votes:

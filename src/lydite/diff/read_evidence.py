@@ -18,6 +18,7 @@ from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
 MAX_BEFORE = 200  # values before the first wrong one from which it may have been computed
+MAX_SMALL = 24  # vectors before these, as the embedding of the time
 MAX_CALLS = 12  # values of earlier calls of the same module
 MAX_KEPT = 2**19  # numbers of a value that a port may keep from step to step
 
@@ -41,10 +42,14 @@ class EvidenceReader:
             for pair in pairing.pairs
             if len(pair.reference) == 1 == len(pair.port)
         }
+        content = {pair.event.hash: pair for pair in self._pair_of.values() if pair.event.hash}
+        for event in reference.events:  # what a module takes is what another one returned
+            if event.hash in content:
+                self._pair_of.setdefault(event.i, content[event.hash])
 
     def forget(self, pair: Pair) -> None:
         """The port's value is not the counterpart of the reference's."""
-        self._pair_of.pop(pair.event.i, None)
+        self._pair_of = {i: other for i, other in self._pair_of.items() if other is not pair}
 
     def values(self, pair: Pair) -> AlignedPair:
         """Both values in one axis order."""
@@ -69,6 +74,7 @@ class EvidenceReader:
             before=lambda: self._before(event),
             beside=lambda: self._beside(pair.event),
             parameters=lambda: self.parameters.of_module(event.name),
+            parameters_of=self.parameters.of_module,
             parameters_like=lambda shape: self.parameters.like(event.name, shape),
             parameters_inside=lambda width: self.parameters.inside(event.name, width),
             tables=self._tables,
@@ -112,6 +118,9 @@ class EvidenceReader:
         # A step of a sampler takes what the network was given, long before.
         calls = [e for e in same_step if e.name == event.name and e.kind == "activation"]
         outer = [other for other in same_step if "." not in other.name + event.name]
+        # The conditioning that is computed once and used in all blocks.
+        small = [other for other in same_step[:-MAX_BEFORE] if len(other.shape) == 2]
+        begun = [*small[:MAX_SMALL], *begun]
         begun = [*calls[-MAX_CALLS:], *begun]  # a layer may keep what an earlier call of it took
         for other in (*outer, *reversed(same_step[-MAX_BEFORE:]), *begun):
             if other.kind in ("activation", "input") and self.reference.has_values(other):

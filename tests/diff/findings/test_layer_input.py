@@ -199,3 +199,21 @@ def test_q_k_and_v_as_one_layer_in_another_order() -> None:
     )
     finding = find(e)[0]
     assert finding.cause == "qkv-exchanged" and "in the order k, q, v" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("layer", "right", "wrong", "named", "cause"),
+    [
+        (norm, X, X + Y, {"net/x": X, "net/y": Y}, "sum-too-early"),
+        (linear, X, F.layer_norm(X, (16,)), {"net/x": X}, "norm-extra"),
+        (linear, K, torch.cat((K, V), -1).unflatten(-1, (4, 2, 4))[..., 0, :].flatten(2),
+         {"net/attn.to_v": V, "net/attn.to_k": K}, "other-split"),
+        (convolution, F.silu(PICTURE) * PICTURE.flip(1), F.silu(PICTURE.flip(1)) * PICTURE,
+         {"net/x": torch.cat((PICTURE, PICTURE.flip(1)), 1)}, "gate-exchanged"),
+    ],
+)  # fmt: skip
+def test_operations_at_the_wrong_place_before_the_layer(
+    layer: Layer, right: torch.Tensor, wrong: torch.Tensor, named: dict[str, torch.Tensor],
+    cause: str,
+) -> None:  # fmt: skip
+    assert causes(layer, right, wrong, named)[:1] == [cause]

@@ -116,3 +116,26 @@ def test_norms_with_one_plus_their_weight(wrong: torch.Tensor, cause: str, says:
     assert result[0] == cause and says in result[1]
     other = gemma(X) + 0.01 * torch.randn(2, 12, 16)
     assert found(gemma(X), other, {"m [in.0]": X}, {"weight": WEIGHT})[0] != cause
+
+
+def test_the_time_of_another_step() -> None:
+    def waves(time: float) -> torch.Tensor:
+        return get_timestep_embedding(1000 * torch.full((2,), time), 64, flip_sin_to_cos=True,
+                                      downscale_freq_shift=0)  # fmt: skip
+
+    values = [Recorded("net/time [in.0]", torch.full((2,), 0.75).numpy())]
+    tables = [("pipeline/sigmas", torch.tensor([0.75, 0.31]).numpy())]
+    e = replace(
+        evidence(waves(0.75).numpy(), waves(0.31).numpy()),
+        before=lambda: values,
+        tables=lambda: tables,
+    )
+    assert "entry 1 of the table pipeline/sigmas: the time of another step" in find(e)[0].evidence
+
+
+def test_a_norm_of_each_head_where_the_references_is_of_all() -> None:
+    weight = torch.rand(16) + 0.5
+    right = F.rms_norm(X, (16,), weight, 1e-6)
+    wrong = F.rms_norm(X.unflatten(-1, (4, 4)), (4,), eps=1e-6).flatten(-2) * weight
+    cause, text = found(right, wrong, {"m [in.0]": X}, {"weight": weight})
+    assert cause == "other-norm" and "over all channels, those of all heads together" in text

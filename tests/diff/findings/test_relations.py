@@ -44,8 +44,8 @@ def test_the_operation_between(right: torch.Tensor, says: str) -> None:
 
 def test_modules_that_are_not_run() -> None:
     names = {"a [in.0]": X, "a": Y, "b [in.0]": Y, "b": Z, "c": X}
-    assert "before a to b: not run" in relation(around(names), "c", "b")
-    assert "before b: not run" in relation(around(names), "a", "b")
+    assert "before a to b: this layer is not run" in relation(around(names), "c", "b")
+    assert "before b: this layer is not run" in relation(around(names), "a", "b")
     assert "after b: run too early" in relation(around(names), "b", "a")
 
 
@@ -94,3 +94,11 @@ def test_a_layer_of_one_row_of_the_batch() -> None:
     parameters = {"weight": weight.double().numpy(), "bias": bias.double().numpy()}
     e = replace(e, parameters=lambda: parameters, port=F.linear(x[1:], weight).numpy())
     assert find(e)[0].cause == "bias-missing"
+
+
+def test_a_block_between_values_in_another_order_of_axes() -> None:
+    picture, result = torch.randn(2, 8, 5, 6), torch.randn(2, 8, 5, 6)
+    names = {"net.3 [in.0]": picture, "net.3": result}
+    named = {"net.3.q [in.0]": picture.movedim(1, -1), **names}
+    words = relation(around(named), "net.3.q [in.0] with channels first", "net.3")
+    assert "before net.3: this block is not run" in words

@@ -493,3 +493,29 @@ def test_rotations_of_values_with_joined_heads_and_of_two_streams(lengths: tuple
     finding = next(iter(find(type(e)(**{**vars(e), "before": lambda: before}))))
     names = " and ".join(f"net/to_q{i}" for i in range(len(lengths)))
     assert finding.cause == "rotation-sign" and f"rotates {names} by" in finding.evidence
+
+
+def test_a_table_with_shift_and_scale_exchanged() -> None:
+    rows, time = torch.randn(6, 32), TABLE.unflatten(-1, (6, 32))
+    normed = F.layer_norm(MEAN, (32,), eps=1e-6)
+
+    def modulated(rows: torch.Tensor, x: torch.Tensor = normed) -> torch.Tensor:
+        shift, scale, *_ = (rows + time).chunk(6, 1)
+        return x * (1 + scale) + shift
+
+    def causes(wrong: torch.Tensor) -> list[str]:
+        values = [Recorded("net/normed", normed.numpy()), Recorded("net/x", MEAN.numpy())]
+        values += [Recorded("net/time", TABLE.numpy())]
+        alike = [("net.table", rows.double().numpy())]
+        e = replace(
+            evidence(modulated(rows).numpy(), wrong.numpy()),
+            name="m",
+            before=lambda: values,
+            parameters_like=lambda shape: [entry for entry in alike if entry[1].shape == shape],
+        )
+        return [finding.evidence for finding in find(e)[:1]]
+
+    assert "shift and scale exchanged" in causes(modulated(rows[[1, 0, 2, 4, 3, 5]]))[0]
+    centred = MEAN - MEAN.mean(-1, keepdim=True)
+    unbiased = centred / (centred.var(-1, keepdim=True) + 1e-6).sqrt()
+    assert "n − 1" in causes(modulated(rows, unbiased))[0]

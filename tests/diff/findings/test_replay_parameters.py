@@ -289,3 +289,64 @@ def test_unrelated_values_are_not_explained() -> None:
         torch.manual_seed(seed + 10)
         noise = right + 0.3 * torch.randn_like(right)
         assert found(right, noise, given=X, parameters=parameters) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda x, w: F.batch_norm(x, None, None, w[2], w[3], True), "of the batch itself"),
+        (lambda x, w: F.batch_norm(x, 0 * w[0], 1 + 0 * w[1], w[2], w[3]), "were not loaded"),
+        (
+            lambda x, w: F.batch_norm(x, w[0], w[1] ** 2, w[2], w[3]),
+            "the variance, not by its root",
+        ),
+    ],
+)
+def test_batch_norms(wrong: Callable[..., torch.Tensor], says: str) -> None:
+    values = torch.randn(8), torch.rand(8) + 1, torch.rand(8) + 0.5, torch.randn(8)
+    names: tuple[str, ...] = ("running_mean", "running_var", "weight", "bias")
+    known: dict[str, torch.Tensor] = dict(zip(names, values, strict=True))
+    right = F.batch_norm(PICTURE, *values)
+    cause, text = found(right, wrong(PICTURE, values), given=PICTURE, parameters=known)
+    assert cause == "other-batch-norm" and says in text.partition(", the reference")[0]
+
+
+def test_a_bias_of_which_a_part_is_lost() -> None:
+    kept = torch.where(torch.arange(24) < 10, BIAS, torch.zeros(24))
+    known = {"weight": WEIGHT, "bias": BIAS}
+    cause, text = found(
+        F.linear(X, WEIGHT, BIAS), F.linear(X, WEIGHT, kept), given=X, parameters=known
+    )
+    assert cause == "other-bias" and "zero in 14 of 24 entries, the first of them 10" in text
+
+
+def test_a_weight_in_16_bits_after_an_input_with_rounding_of_its_own() -> None:
+    right, noise = F.linear(X, WEIGHT, BIAS), 1e-5 * torch.randn(X.shape)
+    known = {"weight": WEIGHT, "bias": BIAS}
+    wrong = F.linear(X + noise, WEIGHT.half().float(), BIAS)
+    before = {"net/m [in.0]": X}
+    assert found(right, wrong, before=before, parameters=known)[0] == "rounded"
+    wrong = F.linear(X + noise, WEIGHT + 1e-3 * torch.randn(WEIGHT.shape), BIAS)
+    assert found(right, wrong, before=before, parameters=known)[0] != "rounded"
+
+
+def test_a_norm_after_the_rotation() -> None:
+    x, weight = torch.randn(2, 12, 4, 16), torch.rand(16) + 0.5
+    angles = torch.outer(torch.arange(12.0), 10000 ** (-torch.arange(8) / 8))[:, None]
+    a, b = x[..., ::2], x[..., 1::2]
+    parts = a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()
+    turned = torch.stack(parts, -1).flatten(3)
+    right, wrong = (F.rms_norm(v, (16,), weight, 1e-6) for v in (x, turned))
+    cause, text = found(right, wrong, given=x, parameters={"weight": weight})
+    assert cause == "norm-after-rotation" and "neighbouring numbers" in text
+
+
+def test_q_k_and_v_of_another_block() -> None:
+    names = [f"net.{n}.to_{part}.weight" for n in (0, 1) for part in "qkv"]
+    weights = {name: torch.randn(16, 16) for name in names}
+    first, second = (torch.cat([weights[n] for n in names[at : at + 3]]) for at in (0, 3))
+    cause, text = found(
+        F.linear(X, first), F.linear(X, second), given=X, name="net.0.to_q",
+        parameters={"weight": weights[names[0]]}, others=weights,
+    )  # fmt: skip
+    assert cause == "another-parameter" and "net.1.to_q/k/v" in text

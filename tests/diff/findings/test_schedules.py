@@ -139,3 +139,12 @@ def test_unrelated_tables_give_no_finding() -> None:
         dtype, floor = (("f32", 1e-7), ("bf16", 2e-3))[number % 2]
         e = evidence(a * unit, b * unit, dtype, floor=floor, kind="schedule")
         assert find(e) == (), (a, b)
+
+
+def test_a_shift_of_few_steps() -> None:
+    even = np.array([1, 0.5, 0], np.float32)
+    shifted = np.asarray(shift(even.astype(np.float64), 2.5), np.float32)
+    assert "that with a flow shift of 2.5" in found(shifted, even)["flow-shift"]
+    assert "The reference's table is even" in found(even, shifted)["flow-shift"]
+    odd = np.asarray(shift(even.astype(np.float64), 2.5137), np.float32)
+    assert "flow-shift" not in found(odd, even)  # any number is some shift

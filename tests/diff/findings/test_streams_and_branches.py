@@ -32,7 +32,7 @@ def found(
     slot: str = "out",
 ) -> tuple[str, str]:
     """The first cause and its evidence; two empty texts where there is none."""
-    values = [Recorded(path, value.numpy()) for path, value in before.items()]
+    values = [Recorded(path, v.numpy(), lambda v=v: v.numpy()) for path, v in before.items()]
     e = replace(
         evidence(right.contiguous().numpy(), wrong.contiguous().numpy(), slot=slot),
         name=name,

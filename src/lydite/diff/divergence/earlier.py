@@ -10,16 +10,21 @@ port is not concerned.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from math import prod
+from itertools import permutations
+from math import inf, prod
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lydite.diff.measure.aligned import Layouts
+from lydite.diff.measure.axes import is_packed
 from lydite.diff.measure.distance import wide
+from lydite.diff.measure.rotations import MOST, ONE, rotations
 from lydite.diff.measure.rows import Comparison, measure_rows
 from lydite.diff.pairing.alignment import merges_axes, same_axes
 from lydite.diff.pairing.blocks import last_word, numbered_variants
-from lydite.diff.pairing.paired_events import BY_NAME, Pair
+from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, Pair, same_kind
 from lydite.diff.result import Row
 from lydite.trace.events import Event
 
@@ -81,6 +86,7 @@ class EarlierValues:
         seen: set[tuple[str, str]] = set()
         step = wrong.port_event.step
         of_step = {(own.name, own.slot) for own in self.own if own.step == step}
+        tables = list(self._tables(way))
         for own in self.own:
             kinds = {(template, own.slot) for template, _ in numbered_variants(own.name)}
             kinds.add((own.name, own.slot))
@@ -89,16 +95,48 @@ class EarlierValues:
                 seen |= kinds
             if own.i >= end or (own.step != step and (own.name, own.slot) in of_step):
                 continue
+            yield from self._with_table(own, tables)
             # What a step is given may be recorded before all that is computed in it.
             is_given = own.kind != "activation" and own.step == step
             for event in sorted(way, key=lambda e: _long_axes(e) != _long_axes(own)):
                 fits = self._fits(event, own) and self._is_new(own, sources[event.i])
                 fits = fits and (not is_extra or self._agreed_before(event, own))
                 fits = fits and not self._is_used_rightly(event, own)
-                fits = fits and not self._is_long_past(event, own, end)
+                is_late = is_given and self._is_another_mask(event, own)
+                fits = fits and (is_late or not self._is_long_past(event, own, end))
                 is_copy = own.hash in self.right and not own.call
                 if fits and (starts[event.i] < own.i or is_copy or is_given):
                     yield Pair((event,), (own,), "position")
+
+    def _tables(self, way: Sequence[Event]) -> Iterator[tuple[tuple[Event, ...], NDArray[Any]]]:
+        """The tables of rotations on a way: of one value, or cosines and sines, or two streams."""
+        read = self.traces.reference.read
+        first = {event.hash or event.i: event for event in reversed(way)}
+        events = [event for event in first.values() if self._may_be_table(event)]
+        single = [((e,), table) for e in events if (table := rotations([read(e)])) is not None]
+        yield from single
+        for (one, table), (other, rest) in permutations(single, 2):
+            if table.shape[1] == rest.shape[1]:
+                yield (*one, *other), np.concatenate((table, rest))
+        for both in permutations(events, 2) if not single else ():
+            if (table := rotations([read(event) for event in both])) is not None:
+                yield both, table
+
+    def _may_be_table(self, event: Event) -> bool:
+        is_small = event.stats is None or (event.stats.max or inf) < 1 + ONE
+        return is_small and prod(event.shape) <= MOST and self.traces.reference.has_values(event)
+
+    def _with_table(
+        self, own: Event, tables: Sequence[tuple[tuple[Event, ...], NDArray[Any]]]
+    ) -> Iterator[Pair]:
+        """A table of rotations of the port with the reference's of as many tokens and pairs."""
+        if not tables or own.kind != "activation" or not self.traces.port.has_values(own):
+            return
+        table = rotations([self.traces.port.read(own)])
+        alike = [] if table is None else [t for t in tables if t[1].shape == table.shape]
+        if alike:
+            events, _ = min(alike, key=lambda each: float(np.linalg.norm(each[1] - table)))
+            yield Pair(events, (own,), ROTATION)
 
     def _fits(self, event: Event, own: Event) -> bool:
         """Whether a value has the axes of one of the reference's, or is that in a wrong shape."""
@@ -107,6 +145,7 @@ class EarlierValues:
             fits = event.slot.startswith("in") and same
         else:
             fits = same_axes(event, own) or merges_axes(event, own)
+            fits = fits or (same_kind(event, own) and is_packed(own.shape, event.shape))
             fits = fits or _is_part_of_batch(event, own)
         if fits or _long_axes(event) in self.shapes:
             return fits
@@ -167,6 +206,18 @@ class EarlierValues:
             for other, at in self.compared
             if other.step == event.step and other.slot.startswith("out")
         )
+
+    def _is_another_mask(self, event: Event, own: Event) -> bool:
+        """Whether two masks hide other tokens. What is used late in a step may be wrong after all.
+
+        The port may have one and zero the other way round, or other numbers for them.
+        """
+        sides = (self.traces.reference, event), (self.traces.port, own)
+        if event.shape != own.shape or not all(t.has_values(e) for t, e in sides):
+            return False
+        right, mask = (trace.read(e).reshape(-1).astype(np.float64) for trace, e in sides)
+        kinds = {*zip(right.tolist(), mask.tolist(), strict=True)}
+        return len({*right.tolist()}) == len({*mask.tolist()}) == 2 < len(kinds)
 
     def _is_long_past(self, event: Event, own: Event, end: int) -> bool:
         """Whether much of a step agrees after this value on both sides: what uses it is right."""

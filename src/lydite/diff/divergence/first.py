@@ -135,7 +135,7 @@ def first_divergence(
                 if rows[at].wrong
                 and (rows[at].step, rows[at].scope) == (row.step, row.scope)
                 and port_order[at] < port_order[index]
-                and (not is_guessed(at) or _same_call(rows[at], row))
+                and (not is_guessed(at) or _same_call(rows[at], row) or _same_value(rows[at], row))
                 and not is_ignored(at)
             ]
             index = min((*earlier, index), key=lambda at: port_order[at])
@@ -172,6 +172,11 @@ def _same_call(one: Row, other: Row) -> bool:
     """
     inner = other.site.startswith(f"{one.site}.") and one.slot.startswith("out.")
     return (inner or one.site == other.site) and one.call == other.call
+
+
+def _same_value(one: Row, other: Row) -> bool:
+    """Whether both are one value of a module, in two calls: a port may run the other one first."""
+    return (one.site, one.slot) == (other.site, other.slot)
 
 
 def first_isolated(rows: Sequence[Row]) -> Divergence:

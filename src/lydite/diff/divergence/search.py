@@ -26,11 +26,12 @@ from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.measure.aligned import Layouts
 from lydite.diff.measure.axes import possible_fits
 from lydite.diff.measure.distance import relative_error, wide
+from lydite.diff.measure.rotations import are_same_angles
 from lydite.diff.measure.rows import GATED, Comparison, measure_rows
 from lydite.diff.pairing.pair_traces import GUESSES
-from lydite.diff.pairing.paired_events import BY_NAME, SAME_MODULE, Pair, Pairing
+from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, SAME_MODULE, Pair, Pairing
 from lydite.diff.read_evidence import EvidenceReader
-from lydite.diff.result import Row
+from lydite.diff.result import Finding, Row
 from lydite.diff.verdict_text import ignored_text
 from lydite.trace.events import Event
 
@@ -142,7 +143,7 @@ class DivergenceSearch:
         if (after := next(later, None)) is None:
             return True
         causes = replayed(self.reader.evidence(self.pairs[after], self.rows[after].floor or 0.0))
-        return bool(causes) and causes[0].cause != "qkv-exchanged"
+        return bool(causes) and not _is_exchange(causes[0], pair)
 
     def _first_of_inputs(self) -> dict[tuple[str, int, int], int]:
         """Where the reference first has an input that agrees, for each call of the port."""
@@ -192,12 +193,29 @@ class DivergenceSearch:
                     row = replace(row, wrong=True)
                 is_wrong = row.wrong and (row.error or inf) > (self.rows[first].limit or 0.0)
                 # A value that equals one without a counterpart is that one.
+                if is_wrong and other.how == ROTATION:
+                    is_wrong = self._is_rotated_wrongly(pair, first, other)
                 if is_wrong and not misplaced_value(self.traces, other, row, self._taken(other)):
                     self.pairs.insert(first, other)
                     self.rows.insert(first, row)
                     ignored = (index + (index >= first) for index in divergence.ignored)
                     return Divergence(first, tuple(ignored))
         return divergence
+
+    def _is_rotated_wrongly(self, pair: Pair, first: int, table: Pair) -> bool:
+        """Whether a table of rotations is wrong, and not only in an order of its own.
+
+        A port may rotate by transposed matrices, or pairs in another order: that it is wrong, the
+        first wrong value shows.
+        """
+        values = self.reader.values(table)
+        if values.reference is None or values.port is None:
+            return False
+        right, own = (x[:, 0::2] + 1j * x[:, 1::2] for x in (values.reference, values.port))
+        if not are_same_angles(right, own):
+            return True
+        found = replayed(self.reader.evidence(pair, self.rows[first].floor or 0.0))
+        return bool(found) and found[0].cause.startswith(("rotation-", "sines-"))
 
     def _before_next(self, first: int, earlier: EarlierValues) -> Iterator[Pair]:
         """Values before a first wrong one that is a guess, on the way to the next wrong one."""
@@ -315,3 +333,9 @@ class DivergenceSearch:
             for event in pair.reference
         }
         return self.traces.flow.upstream(self.pairs[index].event, agreeing)
+
+
+def _is_exchange(found: Finding, pair: Pair) -> bool:
+    """Whether a finding says that a part of a fused value is used in the place of another."""
+    is_part = any(part.name in found.evidence for part in pair.reference)
+    return found.cause == "qkv-exchanged" or (found.cause == "another-input" and is_part)

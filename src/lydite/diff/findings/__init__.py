@@ -39,7 +39,8 @@ from lydite.diff.findings.rearranged import (
 )
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
-from lydite.diff.findings.replay.convolutions import other_convolution
+from lydite.diff.findings.replay.batch_norm import other_batch_norm
+from lydite.diff.findings.replay.convolutions import other_convolution, part_of_bias
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
@@ -58,7 +59,12 @@ from lydite.diff.findings.replay.positions import (
     other_sinusoid,
 )
 from lydite.diff.findings.replay.residuals import other_residual, rearranged_branch
-from lydite.diff.findings.replay.rotations import other_rotation, other_rotation_table
+from lydite.diff.findings.replay.rotation_angles import other_ids
+from lydite.diff.findings.replay.rotations import (
+    norm_after_rotation,
+    other_rotation,
+    other_rotation_table,
+)
 from lydite.diff.findings.replay.sampler_steps import other_step
 from lydite.diff.findings.replay.selections import (
     dropout,
@@ -116,9 +122,12 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_linear,
     other_convolution,
     wrong_input,
+    part_of_bias,
     other_weight,
     other_activation,
     other_norm,
+    other_batch_norm,
+    norm_after_rotation,
     other_modulation,
     other_residual,
     other_attention,
@@ -126,6 +135,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_gate,
     other_rotation,
     other_rotation_table,
+    other_ids,
     other_solver_step,
     other_combination,
     other_step,

@@ -70,6 +70,7 @@ class Evidence:
     before: Callable[[], Iterable[Recorded]] = lambda: ()  # of any size, computed earlier
     beside: Callable[[], Iterable[Recorded]] = lambda: ()  # other outputs of the same call
     parameters: Callable[[], Mapping[str, Array]] = dict  # of the same module: weight, bias …
+    parameters_of: Callable[[str], Mapping[str, Array]] = lambda _: {}  # of another module
     parameters_like: Callable[[tuple[int, ...]], Iterable[tuple[str, Array]]] = lambda _: ()
     # Of the module and of those inside, with this last axis.
     parameters_inside: Callable[[int], Iterable[tuple[str, Array]]] = lambda _: ()

@@ -213,7 +213,7 @@ def flow_shifted(e: Evidence) -> Finding | None:
         return None
     inside = (np.minimum(right, wrong) > 1e-4) & (np.maximum(right, wrong) < 0.9999)
     if inside.sum() < 3:
-        return None
+        return _unshifted(right, wrong, inside)
     r, w = right[inside], wrong[inside]
     s = float(np.median(w * (1 - r) / (r * (1 - w))))
     if abs(s - 1) < 1e-3 or not _agree(e, wrong, shift(right, s), free=1):
@@ -233,6 +233,23 @@ def flow_shifted(e: Evidence) -> Finding | None:
         "of the configuration, or exp(mu) with mu from the number of image tokens."
     )
     return Finding("flow-shift", evidence + ".", fix)
+
+
+def _unshifted(right: Table, wrong: Table, inside: Table) -> Finding | None:
+    """That one side of a table of a few steps is even, and the other that with a round shift."""
+    for even, other, words in (
+        (wrong, right, "The port's table is even; the reference's is that with a flow shift of"),
+        (right, wrong, "The reference's table is even; the port's is that with a flow shift of"),
+    ):
+        if not inside.any() or even.size < 3 or _bend(even) > 1e-6:
+            continue
+        a, b = even[inside], other[inside]
+        s = float(np.median(b * (1 - a) / (a * (1 - b))))
+        if abs(s - 1) > 1e-3 and np.allclose(other, shift(even, round(s, 2)), rtol=0, atol=2e-6):
+            text = f"{words} {s:.4g} (mu = {log(s):.4g})."
+            fix = "Shift the sigmas as the reference: once, by its constant or exp(mu)."
+            return Finding("flow-shift", text, fix, "likely")
+    return None
 
 
 def stretched(e: Evidence) -> Finding | None:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
 from lydite.diff.measure.distance import Distance, distance, relative_error
+from lydite.diff.measure.rotations import rotations
 from lydite.diff.measure.streams import Joined, in_other_order, joined_streams, other_orders
-from lydite.diff.pairing.paired_events import BY_NAME, Pair
+from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, Pair
 from lydite.trace.events import Event, Site
 from lydite.trace.reader import Trace
 from lydite.trace.statistics import distance as sketched_distance
@@ -149,6 +150,8 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         return AlignedPair(None, None)
     if not all(port.has_values(event) for event in pair.port):
         return AlignedPair(None, None)
+    if pair.how == ROTATION:
+        return _align_rotations(pair, reference, port)
     expected = _concatenated(reference, pair)
     if len(pair.port) > 1:
         return _align_calls(pair, expected, port)
@@ -335,6 +338,21 @@ def _align_part(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
         part = (cut,) if axis == 0 else (..., cut)
         return AlignedPair(chunk, fit.apply(value), fit, note, part)
     return AlignedPair(expected, value)
+
+
+def _align_rotations(pair: Pair, reference: Trace, port: Trace) -> AlignedPair:
+    """Tables of rotations, each with its cosines beside its sines; streams one after the other."""
+    events = pair.reference
+    parts = [rotations([reference.read(event)]) for event in events]
+    if any(part is None for part in parts):
+        parts = [rotations([reference.read(event) for event in events])]
+    own = rotations([port.read(event) for event in pair.port])
+    if own is None or any(part is None for part in parts):
+        return AlignedPair(None, None)
+    expected = np.concatenate([part for part in parts if part is not None])
+    both = (np.stack((np.real(x), np.imag(x)), -1).reshape(len(x), -1) for x in (expected, own))
+    right, value = (x.astype(np.float32) for x in both)
+    return AlignedPair(right, value, note="rotations with each cosine beside its sine")
 
 
 def _align_table(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:

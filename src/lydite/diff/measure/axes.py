@@ -129,24 +129,35 @@ def possible_fits(port: Shape, ref: Shape) -> tuple[Fit, ...]:
     return (*fits, *_packed(small, target, ref))
 
 
+def is_packed(port: Shape, ref: Shape) -> bool:
+    """Whether one shape is that of pictures and the other that of their tokens of two by two."""
+    small, target = (tuple(n for n in shape if n != 1) for shape in (port, ref))
+    return any(_packed(small, target, ref))
+
+
 def _packed(port: Shape, target: Shape, ref: Shape) -> Iterator[Fit]:
-    """Latents as a picture where the other side has tokens of two by two, with channels first."""
+    """Latents as a picture where the other side has tokens of two by two, with channels first.
+
+    Of one picture or of a batch.
+    """
+    if {len(port), len(target)} not in ({2, 3}, {3, 4}):
+        return
+    is_picture = len(port) > len(target)
+    picture, tokens = (port, target) if is_picture else (target, port)
+    batch, n = picture[:-3], len(picture) - 3
     for last in (False, True):
-        picture = port if len(port) == 3 else target
-        if {len(port), len(target)} != {2, 3}:
-            return
-        channels, height, width = (picture[2], *picture[:2]) if last else picture
+        channels, height, width = (picture[-1], *picture[n:-1]) if last else picture[n:]
         rows, columns = height // 2, width // 2
-        tokens = target if picture is port else port
-        if height % 2 or width % 2 or tokens != (rows * columns, 4 * channels):
+        if height % 2 or width % 2 or tokens != (*batch, rows * columns, 4 * channels):
             continue
-        if picture is port:
+        if is_picture:
             split = (rows, 2, columns, 2, channels) if last else (channels, rows, 2, columns, 2)
             order = (0, 2, 4, 1, 3) if last else (1, 3, 0, 2, 4)
         else:
             split = (rows, columns, channels, 2, 2)
             order = (0, 3, 1, 4, 2) if last else (2, 0, 3, 1, 4)
-        yield Fit(split, order, ref, "tokens of 2 × 2 as a picture")
+        order = (*range(n), *(axis + n for axis in order))
+        yield Fit((*batch, *split), order, ref, "tokens of 2 × 2 as a picture")
 
 
 def best_fit(

@@ -13,6 +13,7 @@ from lydite.trace.reader import Trace
 
 BY_NAME = ("map", "name", "spelling")
 SAME_MODULE = (*BY_NAME, "weights")  # methods of pairing that hold for inputs too
+ROTATION = "rotation"  # a pair of tables of rotations, in any form
 COMPLEX = ("c64", "c128")
 CLOSE = 0.3  # relative error below which two outputs of one size are counterparts
 

@@ -73,7 +73,10 @@ def _norm(e: Evidence, x: Array, value: Array) -> str:
     if x.ndim == 3 and x.shape[1] >= MIN_ROWS:
         kind = _norm_of_channels(e, x, value)
         return kind or _group_norm(e, x.swapaxes(1, 2), value.swapaxes(1, 2))
-    return _group_norm(e, x, value) if x.ndim > 3 else ""
+    if x.ndim < 4:
+        return ""
+    rows = (v.reshape(len(v), -1, v.shape[-1]) for v in (x, value))
+    return _group_norm(e, x, value) or _norm_of_channels(e, *rows)
 
 
 def _norm_of_channels(e: Evidence, x: Array, value: Array) -> str:

@@ -12,6 +12,7 @@ from lydite.diff.findings.replay.convolution_form import MODES, Form, unpadded, 
 from lydite.diff.findings.replay.linear import (
     MAX_WEIGHT,
     NARROW,
+    linear_layer,
     narrow,
     other_bias,
     others,
@@ -69,6 +70,35 @@ def convolution(e: Evidence) -> Replayed | None:
 
         return Replayed("a convolution", source, output, apply, variants)
     return None
+
+
+def part_of_bias(e: Evidence) -> Finding | None:
+    """A layer with another bias: what is added is the same everywhere."""
+    layer = linear_layer(e) or convolution(e)
+    if layer is None:
+        return None
+    e = layer.output
+    added = e.values[1] - layer.apply(layer.source.own)
+    axes = tuple(axis for axis in range(added.ndim) if axis != 1)
+    bias = e.parameters().get("bias")
+    if bias is None or added.ndim < 2 or bias.shape != (added.shape[1],):
+        return None
+    mean = added.mean(axes)
+    shape = [1 if axis != 1 else -1 for axis in range(added.ndim)]
+    if added.size < 2 * mean.size or apart_of(added, mean.reshape(shape) + 0 * added) > allowed(e):
+        return None
+    off = np.flatnonzero(np.abs(mean) > 1e-3 * float(np.abs(bias).max()))
+    own = bias + mean
+    is_zero = float(np.abs(own[off]).max(initial=0.0)) < 1e-3 * float(np.abs(bias).max())
+    words = "zero" if is_zero else "another one"
+    if not off.size:
+        return None
+    return Finding(
+        "other-bias",
+        f"The port is {layer.what} of {layer.source.name} with another bias: it is {words} in "
+        f"{len(off)} of {len(bias)} entries, the first of them {off[0]}.",
+        "Load the whole bias of this layer.",
+    )
 
 
 def _usual(

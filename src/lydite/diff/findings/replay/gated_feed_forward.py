@@ -60,21 +60,31 @@ def other_gate(e: Evidence) -> Finding | None:
 
 def _parts(e: Evidence) -> Iterator[tuple[Source, Source]]:
     """Values that may be the gate and the other part: halves of one value, or two values."""
-    width = e.port.shape[-1]
     near: list[Source] = []
     for source in islice(sources(e), NEAR):
-        if source.x.shape == (*e.port.shape[:-1], 2 * width):
-            first, second = (_half(source, number, width) for number in (0, 1))
+        axis = _doubled(source.x.shape, e.port.shape)
+        if axis is not None:
+            first, second = (_half(source, number, axis) for number in (0, 1))
             yield from ((first, second), (second, first))
         elif source.x.shape == e.port.shape and len(near) < MAX_PARTS:
             near.append(source)
     yield from ((a, b) for a, b in permutations(near, 2))
 
 
-def _half(source: Source, number: int, width: int) -> Source:
-    cut = slice(number * width, (number + 1) * width)
+def _doubled(shape: tuple[int, ...], half: tuple[int, ...]) -> int | None:
+    """The axis of channels that has twice the length: the last, or that of a picture."""
+    for axis in (-1, 1) if len(shape) == len(half) > 2 else (-1,):
+        twice = list(half)
+        twice[axis] *= 2
+        if shape == tuple(twice):
+            return axis
+    return None
+
+
+def _half(source: Source, number: int, axis: int) -> Source:
     name = f"the {('first', 'second')[number]} half of {source.name}"
-    return Source(name, source.x[..., cut], lambda: source.own[..., cut])
+    x = np.split(source.x, 2, axis)[number]
+    return Source(name, x, lambda: np.split(source.own, 2, axis)[number])
 
 
 def _gated(gate: Array, other: Array, name: str, other_name: str) -> Iterator[Candidate]:

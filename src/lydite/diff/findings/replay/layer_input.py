@@ -18,7 +18,7 @@ from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.linear import linear_layer
 from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulated_input
-from lydite.diff.findings.replay.norm_forms import NONE, VARIANTS
+from lydite.diff.findings.replay.norm_forms import NONE, VARIANTS, norms
 from lydite.diff.findings.replay.norms_and_activations import norm_layer, other_activation
 from lydite.diff.findings.replay.relations import with_relation
 from lydite.diff.findings.replay.residuals import sum_gate
@@ -40,6 +40,8 @@ MAX_OFFSETS = 3  # positions by which an input may be displaced
 MAX_SEARCH = 20  # steps in the search for a factor
 MAX_REPLACED = 16  # values that are tried in the place of a joined one
 MAX_TERMS = 12  # recorded values that a sum may consist of
+MAX_PROJECTIONS = 6  # values before a layer of which two or three may be one projection
+NEAR = 40  # values before a layer among which these are
 AS_IT_IS = "in their order"
 UNKNOWN = "what the reference does between the two is missing in the port, or comes later"
 
@@ -57,14 +59,16 @@ def wrong_input(e: Evidence) -> Finding | None:
     )
     if not is_replayable(inner, least=16):
         return None
-    last = (_scaled_norm_input,) if layer.what == "a norm" else (_scaled,)
+    is_norm = layer.what == "a norm"
+    last = (_scaled_norm_input,) if is_norm else (_scaled, _normed_input)
+    last += (_added_too_early, _other_split)
     tried = [(hypothesis, inner) for hypothesis in (*OF_INPUT, *last)]
     if x.ndim == 4:
         tried += [(hypothesis, _as_tokens(inner)) for hypothesis in OF_TOKENS]
     for hypothesis, seen in tried:
         found = hypothesis(seen)
         if found is not None:
-            what = "norm" if layer.what == "a norm" else "layer"
+            what = "norm" if is_norm else "layer"
             text = f"This {what} gives the port's value from another input. {found.evidence}"
             return Finding(found.cause, text, found.fix)
     return None
@@ -140,7 +144,8 @@ def _other_sum(e: Evidence) -> Finding | None:
             if told.wrong == f"{right}{y.name}":
                 cause, fix = "residual-missing", f"Add the residual, {x.name}."
             elif told.wrong == x.name:
-                cause, fix = "branch-missing", f"Add {right}{y.name}."
+                cause = "branch-missing"
+                fix = f"Add {right}{y.name}; the port takes the residual stream before it is added."
             elif right and told.wrong == f"{x.name} + {y.name}":
                 cause = "gate-missing"
             elif told.wrong.startswith(f"{x.name} +") and told.wrong.endswith(f" · {y.name}"):
@@ -185,6 +190,69 @@ def _other_share(e: Evidence, x: Source, y: Source, branch: Array, gate: str) ->
         f"{x.name} + {gate}{y.name}; {e.layer.output.leaves(rest)}.",
         f"Add {gate}{y.name} without the factor {share:.4g} (layer scale, a residual scale).",
     )
+
+
+def _added_too_early(e: Evidence) -> Finding | None:
+    """The layer takes the right value with another recorded one added: a sum made before it."""
+    values = [s for s in sources(e) if s.x.shape == e.port.shape]
+    others = [s for s in values if apart_of(e.values[0], s.x) > e.noise()][:MAX_TERMS]
+    tried = [Candidate(AS_IT_IS, e.values[0])]
+    tried += [Candidate(other.name, e.values[0] + other.x) for other in others]
+    told = told_apart(e, tried, reference_is=AS_IT_IS)
+    if told is None:
+        return None
+    return Finding(
+        "sum-too-early",
+        f"The port has already added {told.wrong} to what it takes, the reference adds it after "
+        f"this (a residual), or not at all; {told.leaves}.",
+        f"Add {told.wrong} after it, where the reference does.",
+    )
+
+
+def _normed_input(e: Evidence) -> Finding | None:
+    """The layer takes a norm, without weights, of the right value."""
+    tried = [Candidate(AS_IT_IS, e.values[0]), *norms(e.values[0], -1)]
+    told = told_apart(e, tried, reference_is=AS_IT_IS)
+    if told is None:
+        return None
+    return Finding(
+        "norm-extra",
+        f"The port takes a {told.wrong} of the reference's input, the reference the input itself, "
+        f"without a norm; {told.leaves}.",
+        "Remove the norm before it.",
+    )
+
+
+def _other_split(e: Evidence) -> Finding | None:
+    """The layer takes a projection that is split by heads from q, k and v side by side.
+
+    Or the reference splits by heads, and the port in two or three parts.
+    """
+    width = e.port.shape[-1] * (e.port.shape[-2] if e.port.ndim == 4 else 1)
+    flat = e.values[0].reshape(*e.port.shape[:2], -1)
+    if flat.shape[-1] != width or e.port.ndim not in (3, 4):
+        return None
+    values = [s.x for s in islice(sources(e), NEAR) if s.x.shape == flat.shape]
+    for count, parts in ((n, p) for n in (2, 3) for p in permutations(values[:MAX_PROJECTIONS], n)):
+        at = next((n for n, x in enumerate(parts) if apart_of(x, flat) <= e.noise()), None)
+        if at is None:
+            continue
+        joined = np.concatenate(parts, -1)
+        tried = [Candidate(AS_IT_IS, e.values[0])]
+        for heads in (n for n in range(2, width // 2 + 1) if width % n == 0):
+            split = joined.reshape(*flat.shape[:2], heads, count, -1)
+            words = f"split into {heads} heads, and each head into its {count} parts"
+            tried += [Candidate(words, split[..., at, :].reshape(e.port.shape))]
+        told = told_apart(e, tried, reference_is=AS_IT_IS)
+        if told is not None:
+            return Finding(
+                "other-split",
+                f"The port takes its part of the fused projection (q, k and v, or k and v) "
+                f"{told.wrong}, the reference splits it into {count} parts first; {told.leaves}.",
+                "Split (reshape) the fused projection as the reference: the parts first, then the "
+                "heads.",
+            )
+    return None
 
 
 def _other_positions(e: Evidence) -> Finding | None:

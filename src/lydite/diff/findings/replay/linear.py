@@ -24,6 +24,8 @@ MAX_ROWS = 256  # of an input that are computed
 MAX_WEIGHT = 2**24  # numbers of a weight that is computed with
 MAX_SOLVED = 1024  # inputs of a layer whose weight is computed from its values
 SPARE_ROWS = 16  # more than a layer has inputs
+ALIKE = 0.95  # cosine of two errors that have one cause
+LEAST_ERRORS = 64  # numbers that show it
 MAX_OTHERS = 64  # parameters of the same shape that are tried
 FUSED = re.compile(r"(.*[._/])(q|k|v)((?:_proj)?)$")  # to_q, q_proj
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -52,7 +54,7 @@ def other_linear(e: Evidence) -> Finding | None:
 def other_weight(e: Evidence) -> Finding | None:
     """That the port is a linear layer of the right input with another weight, which it shows."""
     layer = linear_layer(e)
-    if layer is None:
+    if layer is None or not layer.source.is_known:  # the input itself may be another one
         return None
     weight, bias = (e.parameters().get(name) for name in ("weight", "bias"))
     x = layer.source.own.reshape(-1, layer.source.own.shape[-1])
@@ -121,6 +123,7 @@ def linear_layer(e: Evidence) -> Replayed | None:
             flat = x.reshape(-1, x.shape[-1])[rows]
             yield from _linear(e, flat, weight, bias)
             yield from _other_parts(flat, weight, bias, parts)
+            yield from _others_fused(e, flat, bias, parts)
 
         def apply(x: Array, rows: Array = rows) -> Array:
             y = x.reshape(-1, x.shape[-1])[rows] @ weight.T
@@ -171,6 +174,25 @@ def _other_parts(
             yield Candidate(f"{words}: not {', '.join(parts)}", rows)
 
 
+def _others_fused(
+    e: Evidence, x: Array, bias: Array | None, parts: list[str]
+) -> Iterator[Candidate]:
+    """q, k and v of another module, as one layer, where both have no bias."""
+    match = FUSED.match(e.name)
+    if match is None or not parts or bias is not None:
+        return
+    own = e.parameters().get("weight")
+    weights = dict(e.parameters_like(own.shape)) if own is not None else {}
+    for path in weights:
+        other = FUSED.match(path.removesuffix(".weight"))
+        if other is None or other[2] != parts[0] or other[1] == match[1]:
+            continue
+        names = [f"{other[1]}{part}{other[3]}.weight" for part in parts]
+        if all(name in weights for name in names):
+            value = x @ np.concatenate([weights[name] for name in names]).T
+            yield Candidate(f"with the parameters of {other[1]}{'/'.join(parts)}", value)
+
+
 def told(layer: Replayed) -> Finding | None:
     source, what = layer.source, layer.what
     told = told_apart(
@@ -181,7 +203,7 @@ def told(layer: Replayed) -> Finding | None:
         what=f"forms of {what}",
     )
     if told is None:
-        return None
+        return _rounded_weight(layer)
     cause, fix = FIXES.get(told.wrong.partition(": ")[0], ("", ""))
     if not cause and told.wrong.startswith("with the parameters of"):
         cause, fix = "another-parameter", "Load the module's own parameters."
@@ -206,6 +228,25 @@ def told(layer: Replayed) -> Finding | None:
         f"The port is {what} of {source.name} {told.wrong}, unlike the reference; {told.leaves}.",
         fix,
     )
+
+
+def _rounded_weight(layer: Replayed) -> Finding | None:
+    """That the error has the direction and the size of that of a weight in 16 bits.
+
+    An input that the port does not record may have rounding of its own, which hides the rest.
+    """
+    values = {c.name: c.value for c in layer.variants(layer.source.own)}
+    e, right = layer.output, values["as it is"]
+    wrong = e.values[1] - right
+    for name in NARROW if wrong.size >= LEAST_ERRORS else ():
+        own = values[f"with its weight in {name}"] - right
+        sizes = float(np.linalg.norm(own)), float(np.linalg.norm(wrong))
+        if not min(sizes) or abs(sizes[1] / sizes[0] - 1) > 1 - ALIKE:
+            continue
+        if float(np.vdot(own, wrong)) > ALIKE * sizes[0] * sizes[1]:
+            text = f"The error of the port is that of the weight of this layer in {name}."
+            return Finding("rounded", text, "Load the weight in the reference's precision.")
+    return None
 
 
 def _linear(e: Evidence, x: Array, weight: Array, bias: Array | None) -> Iterator[Candidate]:

@@ -51,14 +51,10 @@ def other_modulation(e: Evidence) -> Finding | None:
         wrong = _scale_and_shift(source.own, port, limit) if right else None
         if right is None:
             continue
-        if wrong is None:
-            if (found := _other_modulated(e, source, right)) is not None:
-                return found
-            continue
         name = source.name
         for table, other in product(tables, tables):
-            expected = _named_chunks(right, table.parts, limit, lacking=True)
-            used = _named_chunks(wrong, other.own, limit, lacking=True) if expected else None
+            expected = _named_chunks(right, table.parts, limit, lacking=True) if wrong else None
+            used = _named_chunks(wrong, other.own, limit, lacking=True) if wrong else None
             if expected is None or used is None or (expected == used and other is table):
                 continue
             if expected == (NOTHING, NOTHING) or (other is not table and used == expected[::-1]):
@@ -77,6 +73,8 @@ def other_modulation(e: Evidence) -> Finding | None:
                 f"the chunks of {table.name}.",
                 f"Compute {_words(name, expected)}.",
             )
+        if (found := _other_modulated(e, source, right)) is not None:
+            return found
     return None
 
 
@@ -107,23 +105,7 @@ def _modulatable(e: Evidence) -> Iterator[Source]:
 def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) -> Finding | None:
     """That the modulated value is another norm of the right input, or the norm of another one."""
     scale, shift = (value[:, None] for value in right)
-    for other in norms(normed.own, -1):
-        if apart_of(e.values[1], other.value * scale + shift) <= allowed(e):
-            return Finding(
-                "norm-extra",
-                f"The port modulates a {other.name.partition(' with ')[0]} of {normed.name}, the "
-                "reference that value itself, without a norm.",
-                "Remove the norm before the modulation.",
-            )
     others = [s for s in _modulatable(e) if s.name != normed.name]
-    for other in others:
-        if apart_of(e.values[1], other.own * scale + shift) <= allowed(e):
-            found = Finding(
-                "another-input",
-                f"The port modulates {other.name}, the reference {normed.name}.",
-                f"Modulate {normed.name}.",
-            )
-            return with_relation(e, found, other.name, normed.name)
     values = [s for s in others if not s.name.startswith("tokens ")]
     for source in values:
         lefts = [(c.name, apart_of(normed.x, c.value)) for c in norms(source.x, -1)]
@@ -155,7 +137,23 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
                     f"Compute the norm from {source.name}.",
                 )
                 return with_relation(e, found, other.name, source.name)
-        return None
+        break
+    for other in others:
+        if apart_of(e.values[1], other.own * scale + shift) <= allowed(e):
+            found = Finding(
+                "another-input",
+                f"The port modulates {other.name}, the reference {normed.name}.",
+                f"Modulate {normed.name}.",
+            )
+            return with_relation(e, found, other.name, normed.name)
+    for other in norms(normed.own, -1):
+        if apart_of(e.values[1], other.value * scale + shift) <= allowed(e):
+            return Finding(
+                "norm-extra",
+                f"The port modulates a {other.name.partition(' with ')[0]} of {normed.name}, the "
+                "reference that value itself, without a norm.",
+                "Remove the norm before the modulation.",
+            )
     return None
 
 
@@ -199,8 +197,27 @@ def _with_parameters(
     found.sort(key=lambda entry: -sum(entry[0].startswith(module) for module in near))
     for parameter, value in found[:MAX_PARAMETERS]:
         rows = value.reshape(-1, width)
-        sides = ([side[n % len(side)] + row for n, row in enumerate(rows)] for side in (parts, own))
-        yield Table(f"{name} + {parameter}", *sides)
+        for words, order in _row_orders(len(rows)):
+            sides = (
+                [side[n % len(side)] + rows[row] for n, row in enumerate(order)]
+                for side in (parts, own)
+            )
+            yield Table(f"{name} + {parameter}{words}", *sides)
+
+
+def _row_orders(count: int) -> Iterator[tuple[str, list[int]]]:
+    """The rows of a parameter in order, and with shift and scale exchanged in each half or third.
+
+    Shift, scale and gate for attention, then for the feed-forward; or shift and scale alone.
+    """
+    yield "", list(range(count))
+    group = 3 if count % 3 == 0 else 2
+    if count % group == 0 and count // group <= 2:
+        firsts = range(0, count, group)
+        order = [n for at in firsts for n in (at + 1, at, *range(at + 2, at + group))]
+        yield f" with the rows in the order {order}: shift and scale exchanged", order
+    if group == 3 and count == 6:
+        yield " with its halves exchanged", [3, 4, 5, 0, 1, 2]
 
 
 def other_modulated_input(e: Evidence) -> Finding | None:
@@ -232,11 +249,13 @@ def other_modulated_input(e: Evidence) -> Finding | None:
             cause = "modulation-missing"
             if used is not None:
                 cause = _modulation_cause((scale, shift), (used[1], used[2] or NOTHING))
-            return Finding(
+            found = Finding(
                 cause,
                 f"The port takes {told.wrong}, the reference {usual}; {told.leaves}.",
                 f"Compute {_words(source.name, (scale, shift))}.",
             )
+            other = told.wrong.partition(", with the chunks of ")[2] or table.name
+            return with_relation(e, found, *(n.partition(" + ")[0] for n in (other, table.name)))
         return None
     return None
 

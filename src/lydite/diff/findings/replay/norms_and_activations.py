@@ -35,6 +35,7 @@ from lydite.diff.result import Finding
 MOST_HEADS = 64
 MAX_WEIGHTS = 64  # of other norms that are tried
 MAX_INPUTS = 64  # recorded values of which the port may be the norm
+APART = "heads apart"
 MAX_LATELY = 8  # values of which a modulated one may be the norm
 
 
@@ -84,11 +85,14 @@ def other_norm(e: Evidence) -> Finding | None:
                 what="norms of its input" + ("" if known else ", with a fitted weight"),
             )
             if told is not None:
+                right = told.right
+                if APART in told.wrong and APART not in right:
+                    right += " over all channels, those of all heads together"
                 return Finding(
                     "other-norm",
-                    f"The port is a {told.wrong}, the reference a {told.right}, of the same input; "
+                    f"The port is a {told.wrong}, the reference a {right}, of the same input; "
                     f"{told.leaves}.",
-                    f"Use a {told.right}.",
+                    f"Use a {right}.",
                 )
             if known is not None:
                 found = _other_affine(e, source, best, channels, known)
@@ -294,5 +298,5 @@ def _norms_of_input(x: Array, channels: int) -> Iterator[Candidate]:
         split = x.reshape(*x.shape[:2], heads, -1)
         for eps in NORM_EPS[:2]:
             root = np.sqrt((split * split).mean(-1, keepdims=True) + eps)
-            words = f"RMS norm with eps {eps:g} with each of {heads} heads apart"
+            words = f"RMS norm with eps {eps:g} with each of {heads} {APART}"
             yield Candidate(words, (split / root).reshape(x.shape))

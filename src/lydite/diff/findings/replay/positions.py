@@ -43,6 +43,7 @@ def other_sinusoid(e: Evidence) -> Finding | None:
                 f"{told.right}; {told.leaves}.",
                 f"Compute it with {told.right}.",
             )
+    times += [(f"the table {name}", table.reshape(-1)) for name, table in e.tables()]
     return next(filter(None, (_other_time(e, *time, times) for time in times)), None)
 
 
@@ -52,10 +53,11 @@ def _other_time(
     """That the port is the reference's sinusoid of another time, which the sinusoid shows."""
     count, width = e.port.shape
     rows = np.resize(time[:count] if time.size >= count else time[:1], count)
-    for period, shift, order in product((1e4, 1e3), (0, 1), ORDERS):
-        if apart_of(e.values[0], sinusoid(rows, width, period, shift, order)) > allowed(e):
+    for unit, period, shift, order in product((1.0, 1000.0), (1e4, 1e3), (0, 1), ORDERS):
+        if apart_of(e.values[0], sinusoid(unit * rows, width, period, shift, order)) > allowed(e):
             continue
         own = times_of(e.values[1].astype(np.float64), period, shift, order)
+        own = None if own is None else own / unit
         if own is None or np.allclose(np.sort(own), np.sort(rows), rtol=1e-4, atol=1e-4):
             return None  # the right times, perhaps in another order
         words = _relation(own, rows, name, times)
@@ -71,22 +73,30 @@ def _other_time(
 
 def _relation(own: Array, right: Array, name: str, times: list[tuple[str, Array]]) -> str:
     """How the port's times follow from the right ones, for people."""
-    other = next(
-        (n for n, t in times if n != name and t.size == own.size and np.allclose(t, own, 1e-4)), ""
+    alike = (n for n, t in times if n != name and t.size == own.size and np.allclose(t, own, 1e-4))
+    entries = (
+        f"entry {at} of {n}: the time of another step"
+        for n, t in times
+        for at in np.flatnonzero(np.isclose(t, own[0], 1e-4))
+        if n.startswith("the table ") and np.ptp(own) <= 1e-4 * abs(own[0])
     )
+    other = next(alike, "") or next(entries, "")
     ratios = own / np.where(right, right, 1.0)
     forms = {
         ", rounded down to a whole number": np.floor(right),
         ", rounded to a whole number": np.round(right),
+        ", rounded down to a whole number of 1000": np.floor(1000 * right) / 1000,
+        ", rounded to a whole number of 1000": np.round(1000 * right) / 1000,
         ", plus 1 (off by one)": right + 1,
         ", minus 1 (off by one)": right - 1,
         ", subtracted from 1000": 1000 - right,
         ": the inverse of it": 1 / np.where(right, right, 1.0),
-        f", times {ratios[0]:.4g}": right * ratios[0],
     }
     found = next((w for w, t in forms.items() if np.allclose(own, t, rtol=1e-4, atol=1e-4)), "")
     if not found and other:
         return f"; the port's is {other}"
+    if not found and np.allclose(own, right * ratios[0], rtol=1e-4, atol=1e-4):
+        found = f", times {ratios[0]:.4g}"
     return f"; the port's is that{found}" if found else ""
 
 

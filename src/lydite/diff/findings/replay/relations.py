@@ -14,6 +14,7 @@ from lydite.diff.result import Finding
 FEWEST = 16  # numbers of a value that may be a factor
 MAX_MODULES = 6  # one after the other that a port may leave out
 CHANGES: dict[str, str] = {"step": "an earlier or later step", "call": "another call"}
+AXES = re.compile(r" with channels (last|first)$")
 NUMBER = re.compile(r"\d+")
 
 
@@ -36,20 +37,43 @@ def site(e: Evidence) -> str:
 def relation(e: Evidence, used: str, right: str) -> str:
     """How the right value follows from the one that is used, in words; empty if unknown."""
     values = {} if used == right else _recorded(e)
-    a, b = values.get(used), values.get(right)
+    a, b = (_in_its_axes(values, name) for name in (used, right))
     if a is None or b is None:
         return of_names(used, right)
-    modules = _modules_between(values, a, b)
-    if modules:
-        text = f"the port's is the value before {_run(modules)}"
-        return f"{text}: not run (skipped), or an earlier layer's"
-    if modules := _modules_between(values, b, a):
-        text = f"the port's is the value after {_run(modules)}"
-        return f"{text}: run too early, or a later layer's"
-    named = of_names(used, right)
-    if named or a.shape != b.shape or a.size > MAX_VALUES:
-        return named
-    return _operation(e, values, a, b)
+    text, modules = "", list[str]()
+    recorded = values[AXES.sub("", used)], values[AXES.sub("", right)]
+    for start, end in ((a, b), recorded):
+        if modules := _modules_between(values, start, end):
+            text = f"the port's is the value before {_run(modules)}: this {_kind(e, modules[-1])} "
+            text += "is not run (skipped), or it is an earlier one's"
+        elif modules := _modules_between(values, end, start):
+            text = f"the port's is the value after {_run(modules)}: run too early, or a later "
+            text += "layer's"
+        if modules:
+            break
+    if a.shape != b.shape or a.size > MAX_VALUES:
+        return text or of_names(used, right)
+    named = text or of_names(used, right)
+    with np.errstate(all="ignore"):  # an activation of another value may overflow
+        operation = "" if named and not modules else _operation(e, values, a, b)
+    return "; ".join(filter(None, (named, operation)))
+
+
+def _in_its_axes(values: dict[str, Array], name: str) -> Array | None:
+    """A recorded value in the order of axes that its name says."""
+    value, words = values.get(AXES.sub("", name)), AXES.search(name)
+    if value is None or words is None:
+        return value
+    return np.moveaxis(value, 1, -1) if words[1] == "last" else np.moveaxis(value, -1, 1)
+
+
+def _kind(e: Evidence, module: str) -> str:
+    """What a module is, by its name and its weight."""
+    if module.rpartition(".")[2].isdigit():
+        return "block"
+    weight = e.parameters_of(module).get("weight")
+    kinds = {1: "norm", 2: "linear layer"}
+    return "layer" if weight is None else kinds.get(weight.ndim, "convolution")
 
 
 def of_names(used: str, right: str) -> str:

@@ -1,5 +1,6 @@
 """Rotations of q and k by position (RoPE), and their tables."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
@@ -82,7 +83,7 @@ def _norm_before(e: Evidence, source: Source, back: Array) -> Finding | None:
         value, start = whole[:, start:end], end
         if value.shape != expected.shape:
             return None
-        module = name.partition(" [")[0]
+        module = re.split(r" \[|, (?:call|step) ", name)[0]
         inner = replace(
             e,
             reference=expected,
@@ -99,6 +100,29 @@ def _norm_before(e: Evidence, source: Source, back: Array) -> Finding | None:
         if found is not None:
             text = f"Before the rotation, at {module}: {found.evidence}"
             return Finding(found.cause, text, found.fix)
+    return None
+
+
+def norm_after_rotation(e: Evidence) -> Finding | None:
+    """The port rotates before this norm, which does not change with a rotation; its weight does."""
+    weight = e.parameters().get("weight")
+    if not is_replayable(e) or e.port.ndim not in (3, 4) or not e.slot.startswith("out"):
+        return None
+    if weight is None or weight.ndim != 1 or e.port.shape[-1] % weight.size or not weight.all():
+        return None
+    limit = fit_tolerance(e)
+    scale = np.tile(weight, e.port.shape[-1] // weight.size)
+    x, y = (value.astype(np.float64) / scale for value in e.values)
+    for heads, pairing in _forms(e.port.shape):
+        table = _rotation(heads(x), heads(y), pairing, limit) if x.shape[-1] % 4 == 0 else None
+        if table is not None and not _is_one(table, limit):
+            return Finding(
+                "norm-after-rotation",
+                f"The port rotates pairs of {pairing} before this norm: it is the norm after the "
+                "rotation; the reference's norm is before the rotation.",
+                "Apply the norm first, then the rotation (RoPE): the weight of the norm is not the "
+                "same for the two numbers of a pair.",
+            )
     return None
 
 
@@ -177,6 +201,8 @@ def other_rotation_table(e: Evidence) -> Finding | None:
 
 def _other_angles(e: Evidence) -> Finding | None:
     """Cosines and sines of other angles: both outputs of one call, or one value and the other."""
+    if e.port.ndim == 2 and (found := _other_pairs(e)) is not None:
+        return found
     for other in e.beside():
         own = other.own()
         if own is None or other.value.size % e.port.size or own.size != e.port.size:
@@ -193,6 +219,15 @@ def _other_angles(e: Evidence) -> Finding | None:
                 name = f"queries and keys (by the table {e.name})"
                 return _compare_tables(name, right, wrong, max(2e-3, 8 * fit_tolerance(e)))
     return None
+
+
+def _other_pairs(e: Evidence) -> Finding | None:
+    """Other angles in a table that has each cosine beside its sine."""
+    right, wrong = (x[:, 0::2] + 1j * x[:, 1::2] for x in e.values)
+    if np.abs(np.abs((right, wrong)) - 1).max() > 2e-2:
+        return None
+    name = f"queries and keys (by the table {e.name})"
+    return _compare_tables(name, right, wrong, max(2e-3, 8 * fit_tolerance(e)))
 
 
 def _once(value: Array, shape: tuple[int, ...]) -> Iterator[Array]:

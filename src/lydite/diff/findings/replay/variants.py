@@ -13,7 +13,7 @@ from lydite.diff.findings.evidence import FEW, Array, Evidence, Recorded, compar
 SHARE = 0.02  # of the error that a variant may leave
 LEAST = 1e-3  # of the value that it may leave in any case: other operations come as close as 4e-3
 CLOSER = 3.0  # times the least: what other variants may leave that cannot be told apart from it
-MAX_SOURCES = 250  # recorded values that an operation may have taken
+MAX_SOURCES = 300  # recorded values that an operation may have taken
 MAX_VALUES = 2**22  # of a value that is computed again
 GLANCE = 256  # values tried first
 MARKS = 97  # numbers that show whether two values are one
@@ -45,6 +45,11 @@ class Source:
     _port: Callable[[], Array | None]
     is_input: bool = False
     grid: tuple[int, ...] | None = None  # height and width of a picture that is read as tokens
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the port has recorded it."""
+        return self._port() is not None
 
     @cached_property
     def own(self) -> Array:
@@ -188,6 +193,8 @@ def apart_of_port(e: Evidence, value: Array) -> float:
     """How far a variant is from the port's value, or from what the layer behind it gave there."""
     if e.layer is None:
         return apart_of(e.values[1], value)
+    if value.shape != e.port.shape:
+        return inf
     return apart_of(e.layer.output.values[1], e.layer.apply(value))
 
 
