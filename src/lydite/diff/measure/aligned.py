@@ -154,7 +154,7 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         return _align_calls(pair, expected, port)
     value = port.read(pair.port_event)
     if pair.event.kind in ("ids", "schedule"):
-        return _align_table(value, expected)
+        return _align_table(_in_direction_of(expected, value), expected)
     fit = fit_dims(
         value.shape,
         pair.dims or pair.port_event.dims,
@@ -335,6 +335,16 @@ def _align_part(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
         part = (cut,) if axis == 0 else (..., cut)
         return AlignedPair(chunk, fit.apply(value), fit, note, part)
     return AlignedPair(expected, value)
+
+
+def _in_direction_of(expected: NDArray[Any], value: NDArray[Any]) -> NDArray[Any]:
+    """A table that falls where the other rises, in reverse: ports list times in either order."""
+    tables = (expected, value)
+    if any(x.ndim != 1 or x.size < 3 or x.dtype.kind not in "fiuV" for x in tables):
+        return value
+    steps = [np.diff(x.astype(np.float64)) for x in tables]
+    opposed = (np.all(a <= 0) and np.all(b >= 0) for a, b in (steps, steps[::-1]))
+    return value[::-1] if any(opposed) else value
 
 
 def _align_table(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
