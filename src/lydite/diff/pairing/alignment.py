@@ -285,7 +285,12 @@ class PairsByPosition:
                 inputs = [site for site in self._inputs(after) if site not in taken]
                 inputs = without_copies(inputs, reference, taken)
                 for site in inputs:
-                    fed = [name for name in gap if same_axes(port[name], reference[site])]
+                    fed = [
+                        name
+                        for name in gap
+                        if same_axes(port[name], reference[site])
+                        and self.comparer.same_form(reference[site], port[name])
+                    ]
                     if is_input(site):
                         fed = [name for name in fed if name in self.inputs] or fed
                     alike = [
@@ -308,7 +313,7 @@ class PairsByPosition:
                 candidates = [
                     site
                     for site in possible
-                    if self.comparer.both_normed(reference[site], port[name])
+                    if self.comparer.same_form(reference[site], port[name])
                     and (not taken_in or is_input(site) == (name in taken_in))
                 ]
                 candidates = without_copies(candidates, reference, taken)

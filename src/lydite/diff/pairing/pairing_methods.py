@@ -379,7 +379,7 @@ def by_sequences(names: NamePairs) -> None:
             if len(group) == len(chosen) > 1 and all(
                 positions.permit(sides[0][name], free[site], 1)
                 and blocks.allows(name, site.name)
-                and names.comparer.both_normed(free[site], sides[0][name])
+                and names.comparer.same_form(free[site], sides[0][name])
                 for name, site in pairs
             ):
                 names.add(dict(pairs), "position")
@@ -506,7 +506,9 @@ def by_shapes(names: NamePairs) -> None:
         sites = {
             names.numbers(other): site
             for site, other in reversed(free.items())
-            if same_axes(other, event) and blocks.same_block(name, site.name)
+            if same_axes(other, event)
+            and blocks.same_block(name, site.name)
+            and names.comparer.same_form(other, event)
         }
         if name not in names.inputs:  # what a module returns, rather than what one takes
             returned = {key: site for key, site in sites.items() if not is_input(site)}
