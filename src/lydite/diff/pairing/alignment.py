@@ -190,9 +190,12 @@ def _groups(reference: ReferenceEvents, trace: Trace) -> list[list[Site]]:
     siblings: dict[tuple[str, ...], list[Site]] = defaultdict(list)
     takers: dict[str, list[Site]] = defaultdict(list)
     inputs: dict[str, set[str]] = defaultdict(set)
+    steps: dict[str, int] = {}  # the first one of each module
     for event in trace.events:
         if is_input(event.site) and event.hash and event.call == 0:
-            inputs[event.name].add(event.hash)
+            steps.setdefault(event.name, event.step)
+            if event.step == steps[event.name]:
+                inputs[event.name].add(event.hash)
     for site, other in reference.items():
         if site.slot == "out" and other.shape:
             siblings[tokens(site.name)[:-1]].append(site)

@@ -54,7 +54,24 @@ def by_spelling(names: NamePairs) -> None:
     by_name = {s.name if s.slot == "out" else f"{s.name}.{s.slot}": s for s in names.free()}
     matched = match_spelling(names.left(), by_name)
     names.add({a: by_name[b] for a, b in matched.items() if a == b}, "name")
-    names.add({a: by_name[b] for a, b in matched.items() if a != b}, "spelling")
+    spelled = {a: by_name[b] for a, b in matched.items() if a != b}
+    spelled = {a: b for a, b in spelled.items() if not _is_of_other_form(names, a, b)}
+    names.add(spelled, "spelling")
+
+
+def _is_of_other_form(names: NamePairs, name: str, site: Site) -> bool:
+    """Whether a value has as many numbers as that of its name, in axes that no order makes equal.
+
+    Latents after the loop may have the name of those in it, which are tokens there. One value
+    that the reference recorded by hand may also equal a later one.
+    """
+    event, other = names.port_events.get(name), names.reference_events.get(site)
+    if event is None or other is None or prod(event.shape) != prod(other.shape):
+        return False
+    if not possible_fits(event.shape, other.shape):
+        return True
+    modules = {e.name for e in names.reference.events if is_input(e.site)}
+    return site.name not in modules and _equal_instead(names, name, site) is not None
 
 
 def by_parameters(names: NamePairs) -> None:
@@ -63,9 +80,13 @@ def by_parameters(names: NamePairs) -> None:
     if not weights or not reference_weights:
         return
     loaded = module_renames(match_weights(weights, reference_weights))
-    modules = without_exchanges(loaded)
-    outputs = (s for s in names.free() if s.slot == "out" and s in names.reference_events)
+    outputs = [s for s in names.free() if s.slot == "out" and s in names.reference_events]
     by_path = _by_path(site.name for site in outputs)
+    places = (
+        {path: names.port_events[n].i for path, n in _by_path(names.port_events).items()},
+        {path: names.reference_events[Site(name)].i for path, name in by_path.items()},
+    )
+    modules = without_exchanges(loaded, places)
     for name in names.left():
         for module in dict.fromkeys((name.rpartition("/")[2], name)):
             target = Site(by_path.get(modules.get(module, ""), ""))

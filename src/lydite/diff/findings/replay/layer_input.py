@@ -140,7 +140,10 @@ def _other_sum(e: Evidence) -> Finding | None:
             if told.wrong == f"{right}{y.name}":
                 cause, fix = "residual-missing", f"Add the residual, {x.name}."
             elif told.wrong == x.name:
-                cause, fix = "branch-missing", f"Add {right}{y.name}."
+                cause, fix = "branch-missing", (
+                    f"Add {right}{y.name}: the port takes the residual stream before this branch "
+                    "is added, or never adds it."
+                )
             elif right and told.wrong == f"{x.name} + {y.name}":
                 cause = "gate-missing"
             elif told.wrong.startswith(f"{x.name} +") and told.wrong.endswith(f" · {y.name}"):
@@ -325,7 +328,7 @@ def _other_order(e: Evidence) -> Finding | None:
         told = told_apart(e, tried, reference_is=", ".join(name for name, _ in chunks))
         cause = "another-value"
     if told is None:
-        return None
+        return _other_part(e, chunks, values, axis)
     return Finding(
         cause,
         f"The port joins {told.wrong} in this order, the reference {told.right}.",
@@ -345,6 +348,33 @@ def _with_another(
             names = [other.name if n == at else words for n, (words, _) in enumerate(chunks)]
             parts = [*joined[:at], other.x, *joined[at + 1 :]]
             yield Candidate(", ".join(names), np.concatenate(parts, axis))
+
+
+def _other_part(
+    e: Evidence, chunks: list[tuple[str, Array]], values: list[Source], axis: int
+) -> Finding | None:
+    """One of the joined values is another activation of a recorded value."""
+    for at, (name, chunk) in enumerate(chunks):
+        for source in (s for s in values if s.x.shape == chunk.shape):
+            labels = [n for n, f in VARIANTS.items() if apart_of(chunk, f(source.x)) <= e.noise()]
+            if not labels or labels[0] == NONE:
+                continue
+            joined = [x for _, x in chunks]
+            tried = (
+                Candidate(
+                    label, np.concatenate([*joined[:at], f(source.x), *joined[at + 1 :]], axis)
+                )
+                for label, f in VARIANTS.items()
+            )
+            told = told_apart(e, tried, reference_is=labels[0])
+            if told is not None:
+                return Finding(
+                    "other-activation",
+                    f"The port joins {told.wrong} of {source.name} with the other part, the "
+                    f"reference {told.right} of it ({name}); {told.leaves}.",
+                    f"Use {told.right} here.",
+                )
+    return None
 
 
 def _joined_axis(parts: tuple[Tile, ...]) -> int | None:
