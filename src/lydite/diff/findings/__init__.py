@@ -39,6 +39,7 @@ from lydite.diff.findings.rearranged import (
 )
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
+from lydite.diff.findings.replay.buckets import other_buckets
 from lydite.diff.findings.replay.convolutions import other_convolution
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
@@ -53,7 +54,6 @@ from lydite.diff.findings.replay.norms_and_activations import (
 )
 from lydite.diff.findings.replay.pictures import other_range
 from lydite.diff.findings.replay.positions import (
-    other_buckets,
     other_position_table,
     other_sinusoid,
 )

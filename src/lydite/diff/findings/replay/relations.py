@@ -42,7 +42,9 @@ def relation(e: Evidence, used: str, right: str) -> str:
     modules = _modules_between(values, a, b)
     if modules:
         text = f"the port's is the value before {_run(modules)}"
-        return f"{text}: not run (skipped), or an earlier layer's"
+        operation = missing_operation(e, a, b) if len(modules) == 1 else ""
+        what = f" ({operation})" if operation else ""
+        return f"{text}: not run (skipped), or an earlier layer's{what}"
     if modules := _modules_between(values, b, a):
         text = f"the port's is the value after {_run(modules)}"
         return f"{text}: run too early, or a later layer's"
