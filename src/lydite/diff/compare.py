@@ -242,7 +242,7 @@ class _Comparer:
             row, evidence, findings = self._other_counterpart(pair, row, evidence)
         ruled_out = () if findings else tuple(dict.fromkeys(evidence.ruled_out))
         if row.error is None:
-            findings = (_shape_finding(pair), *findings)
+            findings = (*findings, _shape_finding(pair))
         if self.reproduce is not None and row.error is not None:
             self.reproduce(self._reproduction(rows, divergence.first, evidence, findings))
         last, unpaired, start = None, (), -1

@@ -41,6 +41,7 @@ from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.buckets import other_buckets
 from lydite.diff.findings.replay.convolutions import other_convolution
+from lydite.diff.findings.replay.embeddings import added_positions, other_embedding
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
@@ -73,6 +74,7 @@ from lydite.diff.findings.replay.token_sources import other_tokens
 from lydite.diff.findings.replay.token_sums import other_terms
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.token_ids import IDS, ids_differ
+from lydite.diff.findings.whole_numbers import other_mask, other_places
 from lydite.diff.result import Finding
 
 __all__ = ["Evidence", "Hypothesis", "HypothesisFailed", "find", "is_another_form", "replayed"]
@@ -85,6 +87,7 @@ CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 
 # The right numbers in other positions; nothing is fitted. One of each line.
 MOVED: tuple[tuple[Hypothesis, ...], ...] = (
+    (other_mask, other_places),
     (another_value, residual_wrong),
     (negated,),
     (
@@ -115,6 +118,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_range,
     other_linear,
     other_convolution,
+    other_embedding,
     wrong_input,
     other_weight,
     other_activation,
@@ -139,6 +143,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_assembly,
     other_tokens,
     other_terms,
+    added_positions,
     rearranged_branch,
     extra_norm,
     dropout,
