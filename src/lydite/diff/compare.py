@@ -14,7 +14,7 @@ from lydite.diff import preconditions
 from lydite.diff.divergence.first import Divergence, coverage, unpaired_between
 from lydite.diff.divergence.injected_verdict import wrong_sites
 from lydite.diff.divergence.search import DivergenceSearch
-from lydite.diff.findings import Evidence, find, is_another_form, replayed
+from lydite.diff.findings import Evidence, find, in_another_order, is_another_form, replayed
 from lydite.diff.measure.aligned import Layouts
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
@@ -152,6 +152,7 @@ class _Comparer:
         self.search = DivergenceSearch(
             self.traces, self.pairing, self.pairs, rows, self.reader, self.layouts
         )
+        self.search.turned = {module_of(name) for name, _ in self.turned}
         divergence = self.search.run()
         self.remarks += self.search.remarks
         for failed in self.failed:
@@ -235,9 +236,15 @@ class _Comparer:
         assert divergence.first is not None
         pair, row = self.pairs[divergence.first], rows[divergence.first]
         row = replace(row, site=self._wrong_part(pair, row))
-        findings = (*more, *self._turned_weight(row))
         evidence = self.reader.evidence(pair, row.floor or 0.0)
-        findings += find(evidence) or self._of_the_same_call(rows, divergence.first)
+        turned = self._turned_weight(row)
+        found = find(evidence) or (in_another_order(evidence) if turned else ())
+        found = found or self._of_the_same_call(rows, divergence.first)
+        if turned and evidence.parameters():  # then the layer was computed again
+            worth: Confidence = "certain" if _is_of_weight(found) else "observed"
+            turned = (*found, replace(turned[0], confidence=worth))
+            found = ()
+        findings = (*more, *turned, *found)
         if not findings and pair.how in (*GUESSES, "order", "siblings"):
             row, evidence, findings = self._other_counterpart(pair, row, evidence)
         ruled_out = () if findings else tuple(dict.fromkeys(evidence.ruled_out))
@@ -409,6 +416,11 @@ class _Comparer:
             health=tuple(health),
             **fields,
         )
+
+
+def _is_of_weight(findings: Sequence[Finding]) -> bool:
+    """Whether what a layer gives shows that its weight is in another order."""
+    return any(f.cause in ("weight-transposed", "weight-reordered") for f in findings)
 
 
 def _cannot_compare(reason: str, gate: Gate, pairing: Pairing | None = None) -> Verdict:

@@ -5,6 +5,7 @@ Each hypothesis is a function of the evidence; a new cause is a new function in 
 
 import warnings
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 
@@ -77,7 +78,15 @@ from lydite.diff.findings.token_ids import IDS, ids_differ
 from lydite.diff.findings.whole_numbers import other_mask, other_places
 from lydite.diff.result import Finding
 
-__all__ = ["Evidence", "Hypothesis", "HypothesisFailed", "find", "is_another_form", "replayed"]
+__all__ = [
+    "Evidence",
+    "Hypothesis",
+    "HypothesisFailed",
+    "find",
+    "in_another_order",
+    "is_another_form",
+    "replayed",
+]
 
 MAX_FINDINGS = 5
 FAR_OFF = 0.5  # relative error from which a layout may be taken for another
@@ -225,6 +234,20 @@ def _in_another_layout(e: Evidence) -> tuple[Finding, ...]:
         return ()
     turned = replace(e, port=np.moveaxis(e.port, -1, 1), ruled_out=[])
     return _tried(REPLAYED, turned, one=True)
+
+
+def in_another_order(e: Evidence) -> tuple[Finding, ...]:
+    """What a replay tells of a layer whose outputs the port has in two or three other parts."""
+    for count in (2, 3):
+        if not e.same_shape or e.port.shape[-1] % count:
+            continue
+        parts = np.split(e.port, count, -1)
+        for order in permutations(range(count)):
+            moved = replace(e, port=np.concatenate([parts[n] for n in order], -1), ruled_out=[])
+            found = replayed(moved) if order != tuple(range(count)) else ()
+            if found:
+                return found
+    return ()
 
 
 def _tried(
