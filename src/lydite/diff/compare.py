@@ -272,7 +272,7 @@ class _Comparer:
         else:
             answer = "diverge"
             sentence = divergence_text(
-                rows, row, last, findings, unpaired, follows_inputs=follows_inputs
+                rows, row, last, findings, unpaired, self._own_step(pair), follows_inputs=follows_inputs
             )
             if ruled_out:
                 sentence += f" No known variant explains it; ruled out: {', '.join(ruled_out)}."
@@ -287,11 +287,20 @@ class _Comparer:
             slot=row.slot,
             port_slot=row.port_slot,
             step=row.step,
+            port_step=self._own_step(pair),
             error=row.error,
             floor=row.floor,
             limit=row.limit,
             last_agreement=last.site if last else None,
         )
+
+    def _own_step(self, pair: Pair) -> int | None:
+        """The port's number of a step, where it has other steps than the reference.
+
+        A port may count from 1, or have two calls of the network in a step.
+        """
+        steps = {(each.event.step, each.port_event.step) for each in self.pairs}
+        return pair.port_event.step if any(a != b for a, b in steps) else None
 
     def _of_the_same_call(self, rows: Sequence[Row], first: int) -> tuple[Finding, ...]:
         """What explains another output of the same call, as an attention's result."""

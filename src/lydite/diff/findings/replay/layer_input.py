@@ -39,6 +39,7 @@ from lydite.diff.result import Finding
 MAX_OFFSETS = 3  # positions by which an input may be displaced
 MAX_SEARCH = 20  # steps in the search for a factor
 MAX_REPLACED = 16  # values that are tried in the place of a joined one
+MAX_PIECES = 64  # of fused projections
 MAX_TERMS = 12  # recorded values that a sum may consist of
 AS_IT_IS = "in their order"
 UNKNOWN = "what the reference does between the two is missing in the port, or comes later"
@@ -301,6 +302,12 @@ def _rearrangements(x: Array) -> Iterator[Candidate]:
             yield Candidate(
                 f"with axis {axis} read as {rows} × {size // rows} and transposed", turned
             )
+    if x.ndim == 4 and min(x.shape[2:]) > 1:
+        a, b = x.shape[2:]
+        words = f"with the width read as {b} × {a} and transposed: heads as its inner axis"
+        yield Candidate(words, x.reshape(*x.shape[:2], b, a).swapaxes(2, 3))
+        words = "with heads and tokens split without moving their axis (reshape, no transpose)"
+        yield Candidate(words, x.swapaxes(1, 2).reshape(x.shape))
     for axis in range(1, x.ndim - 1):
         if x.shape[axis] == x.shape[axis + 1]:
             words = f"with axes {axis} and {axis + 1} exchanged"
@@ -388,6 +395,33 @@ def _joined_axis(parts: tuple[Tile, ...]) -> int | None:
     return axes.pop() if len(axes) == 1 else None
 
 
+def _another_part(e: Evidence) -> Finding | None:
+    """The layer takes other numbers of a fused projection, of which the reference takes some."""
+    batch, tokens = e.port.shape[:2]
+    width = e.values[0].size // (batch * tokens)
+    if e.port.ndim not in (3, 4):
+        return None
+    parts: list[tuple[str, Array]] = []
+    for source in sources(e):
+        count, rest = divmod(source.x.shape[-1], width) if source.x.ndim == 3 else (0, 1)
+        if not rest and source.x.shape[:2] == (batch, tokens):
+            for n, part in enumerate(np.split(source.x, count, -1)):
+                where = f"part {n} of {count} of " if count > 1 else ""
+                parts.append((where + source.name, part))
+    tried = [Candidate(AS_IT_IS, e.values[0])]
+    tried += [Candidate(name, part.reshape(e.port.shape)) for name, part in parts[:MAX_PIECES]]
+    told = told_apart(e, tried, reference_is=AS_IT_IS)
+    if told is None:
+        return None
+    right = next((n for n, x in parts if apart_of(e.values[0].reshape(x.shape), x) <= e.noise()), "")
+    return Finding(
+        "another-value",
+        f"The port takes {told.wrong}{', the reference ' * bool(right)}{right}: a fused projection "
+        f"is split in another order; {told.leaves}.",
+        "Split the fused projection (q, k, v, MLP) in the order in which its weights are joined.",
+    )
+
+
 def _scaled(e: Evidence) -> Finding | None:
     """The layer takes a · x + b instead of the reference's x, or of a recorded value."""
     assert e.layer is not None
@@ -454,4 +488,5 @@ OF_INPUT: tuple[Hypothesis, ...] = (
     _other_order,
     _rearranged,
     *OF_TOKENS,
+    _another_part,
 )
