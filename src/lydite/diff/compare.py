@@ -272,7 +272,13 @@ class _Comparer:
         else:
             answer = "diverge"
             sentence = divergence_text(
-                rows, row, last, findings, unpaired, self._own_step(pair), follows_inputs=follows_inputs
+                rows,
+                row,
+                last,
+                findings,
+                unpaired,
+                self._own_step(pair),
+                follows_inputs=follows_inputs,
             )
             if ruled_out:
                 sentence += f" No known variant explains it; ruled out: {', '.join(ruled_out)}."

@@ -130,7 +130,11 @@ class DivergenceSearch:
         Or what a layer gives whose weight the port has in another order.
         """
         how = self.pairs[index].how
-        return how in GUESSES or self._is_turned(index) or (self.rows[index].error is None and how not in SAME_MODULE)
+        return (
+            how in GUESSES
+            or self._is_turned(index)
+            or (self.rows[index].error is None and how not in SAME_MODULE)
+        )
 
     def _has_own_order(self, index: int) -> bool:
         """Whether the port has the parts of a value in an order of its own.

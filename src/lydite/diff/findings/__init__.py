@@ -96,7 +96,7 @@ CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 
 # The right numbers in other positions; nothing is fitted. One of each line.
 MOVED: tuple[tuple[Hypothesis, ...], ...] = (
-    (other_mask, other_places),
+    (other_places,),
     (another_value, residual_wrong),
     (negated,),
     (
@@ -206,6 +206,8 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
         return ()
     if evidence.kind == "ids":
         return (*_tried(IDS, evidence, one=True), *_tried((ids_differ,), evidence))
+    if masks := _tried((other_mask,), evidence):
+        return masks
     if conclusive := _tried(CONCLUSIVE, evidence, one=True):
         return conclusive
     if not evidence.wrong:

@@ -8,6 +8,7 @@ from lydite.diff.findings.evidence import Array, Evidence
 from lydite.diff.result import Finding
 
 FEWEST = 8  # entries of a mask or of positions
+MIN_RUN = 4  # tokens that show how they are counted
 MAX_AXES = 8  # of positions
 
 
@@ -16,6 +17,8 @@ def other_mask(e: Evidence) -> Finding | None:
     reference, port = e.values
     is_mask = all(np.isin(x, (0.0, 1.0)).all() for x in (reference, port))
     if not e.same_shape or not is_mask or reference.size < FEWEST or reference.ndim < 2:
+        return None
+    if not (reference > 0).any(-1).all() or reference.all():
         return None
     words = next((w for w, mask in _masks(reference > 0) if np.array_equal(mask, port > 0)), None)
     if words is None:
@@ -58,6 +61,8 @@ def other_places(e: Evidence) -> Finding | None:
     if not 2 <= count <= MAX_AXES or e.kind == "ids" or np.isin(reference, (0.0, 1.0)).all():
         return None
     right, wrong = (x.reshape(-1, reference.shape[-2], count)[0] for x in (reference, port))
+    if len(right) < FEWEST or not all(_counts(right[:, n]) for n in range(count)):
+        return None
     axes = [n for n in range(count) if not np.array_equal(right[:, n], wrong[:, n])]
     told = [_column(right, wrong, n) for n in axes]
     if not axes or not all(told):
@@ -70,6 +75,11 @@ def other_places(e: Evidence) -> Finding | None:
     )
 
 
+def _counts(column: Array) -> bool:
+    """Whether an axis of positions has all whole numbers from its first to its last."""
+    return bool((np.diff(np.unique(column)) == 1).all())
+
+
 def _column(right: Array, wrong: Array, axis: int) -> str | None:
     """How one axis of positions differs, in words."""
     expected, actual = right[:, axis], wrong[:, axis]
@@ -80,12 +90,16 @@ def _column(right: Array, wrong: Array, axis: int) -> str | None:
     start, stop = int(differ[0]), int(differ[-1]) + 1
     tokens = f"axis {axis} of tokens {start} to {stop - 1}"
     before, after = expected[start:stop], actual[start:stop]
+    if len(before) < MIN_RUN:
+        return None
     if np.ptp(after - before) == 0:
         return f"{tokens} is {after[0] - before[0]:+g} off"
-    if len(before) < 2:
-        return None
     if np.ptp(before) == 0 and (np.diff(after) == 1).all():
-        return f"{tokens} counts from {after[0]:g} in the port, and is {before[0]:g} in the reference"
+        return (
+            f"{tokens} counts from {after[0]:g} in the port, and is {before[0]:g} in the reference"
+        )
     if np.ptp(after) == 0 and (np.diff(before) == 1).all():
-        return f"{tokens} is {after[0]:g} in the port, and counts from {before[0]:g} in the reference"
+        return (
+            f"{tokens} is {after[0]:g} in the port, and counts from {before[0]:g} in the reference"
+        )
     return None

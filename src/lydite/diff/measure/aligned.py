@@ -153,8 +153,10 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
     if len(pair.port) > 1:
         return _align_calls(pair, expected, port)
     value = port.read(pair.port_event)
+    if pair.scope == BETWEEN:
+        value = _in_direction_of(expected, value)
     if pair.event.kind in ("ids", "schedule"):
-        return _align_table(_in_direction_of(expected, value), expected)
+        return _align_table(value, expected)
     fit = fit_dims(
         value.shape,
         pair.dims or pair.port_event.dims,

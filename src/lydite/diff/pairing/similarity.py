@@ -86,7 +86,6 @@ class ValueReader:
                 self.normed[event.i] = bool(np.ptp(sizes) < ONE_SIZE * sizes.max())
         return self.normed[event.i]
 
-
     def is_probability(self, event: Event) -> bool:
         """Whether the numbers along an axis add up to one, or are all zero, and none is negative."""
         if event.i not in self.probabilities:

@@ -65,7 +65,7 @@ def added_positions(e: Evidence) -> Finding | None:
     left = float(np.linalg.norm(added - table))
     varies = float(np.linalg.norm(reference - reference.mean(0))) > 0.1 * e.norms[0]
     by_place = float(np.linalg.norm(table - table.mean(0))) > 0.1 * float(np.linalg.norm(table))
-    if left > e.noise() or not varies or not by_place:
+    if left > e.noise() or not e.explains(left, free=table.size) or not varies or not by_place:
         return None
     what = "a table of positions"
     if _is_sinusoid(table):

@@ -141,9 +141,12 @@ def _other_sum(e: Evidence) -> Finding | None:
             if told.wrong == f"{right}{y.name}":
                 cause, fix = "residual-missing", f"Add the residual, {x.name}."
             elif told.wrong == x.name:
-                cause, fix = "branch-missing", (
-                    f"Add {right}{y.name}: the port takes the residual stream before this branch "
-                    "is added, or never adds it."
+                cause, fix = (
+                    "branch-missing",
+                    (
+                        f"Add {right}{y.name}: the port takes the residual stream before this branch "
+                        "is added, or never adds it."
+                    ),
                 )
             elif right and told.wrong == f"{x.name} + {y.name}":
                 cause = "gate-missing"
@@ -413,7 +416,9 @@ def _another_part(e: Evidence) -> Finding | None:
     told = told_apart(e, tried, reference_is=AS_IT_IS)
     if told is None:
         return None
-    right = next((n for n, x in parts if apart_of(e.values[0].reshape(x.shape), x) <= e.noise()), "")
+    right = next(
+        (n for n, x in parts if apart_of(e.values[0].reshape(x.shape), x) <= e.noise()), ""
+    )
     return Finding(
         "another-value",
         f"The port takes {told.wrong}{', the reference ' * bool(right)}{right}: a fused projection "

@@ -193,7 +193,10 @@ def told(layer: Replayed) -> Finding | None:
     if not cause and "quantized to" in told.wrong:
         cause, fix = "quantized", "Load the weight in the reference's precision."
     if not cause and "of its weight in another order" in told.wrong:
-        cause, fix = "weight-reordered", "Move the axes of the weight (heads, channels) when loading."
+        cause, fix = (
+            "weight-reordered",
+            "Move the axes of the weight (heads, channels) when loading.",
+        )
     if not cause and "of its input joined" in told.wrong or "of its input split" in told.wrong:
         cause, fix = "heads-not-moved", "Move the axis of heads before the reshape (transpose)."
     if not cause and told.wrong.startswith("with its parts"):

@@ -29,8 +29,9 @@ def quantized(weight: Array) -> Iterator[tuple[str, Array]]:
             half = _symmetric(groups, bits, np.float16).reshape(weight.shape)
             yield f"{words} (symmetric, scales in float16)", half
             if inputs % size == 0:
-                yield f"{words} (with a shift, as MLX)", _shifted(groups, bits).reshape(
-                    weight.shape
+                yield (
+                    f"{words} (with a shift, as MLX)",
+                    _shifted(groups, bits).reshape(weight.shape),
                 )
     for bits in (8, 4):
         rows = _symmetric(weight.astype(np.float32), bits)

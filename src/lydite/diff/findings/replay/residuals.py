@@ -166,9 +166,9 @@ def _other_term(e: Evidence, values: list[Source]) -> Finding | None:
 
 
 def _left_out(e: Evidence, values: list[Source]) -> Finding | None:
-    """That a recorded value is missing from a sum of three or more."""
+    """That what a part of the module gives is missing from a sum of three or more."""
     reference, port = e.values
-    for source in values:
+    for source in (s for s in values if s.name.startswith(f"{e.name}.")):
         size = float(np.linalg.norm(source.x))
         if size > 1e-3 * e.norms[0] and apart_of(reference - port, source.x) <= allowed(e):
             return Finding(
