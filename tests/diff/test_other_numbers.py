@@ -97,3 +97,12 @@ def test_what_stands_for_infinity_overflows_no_distance() -> None:
     lowest = np.finfo(np.float64).min
     assert distance(np.array([lowest, 1.0]), np.array([lowest, 1.0])).error == 0.0
     assert distance(np.array([lowest, 1.0]), np.array([-1.0, 1.0])).error > 1e100
+
+
+def test_a_number_against_a_row_is_another_shape(tmp_path: Path) -> None:
+    """A module that is given the timestep in the reference, and its embedding in the port."""
+    reference = write(tmp_path / "r", {"net/x": SCORES, "net/time": 501.0})
+    port = write(tmp_path / "p", {"net/x": SCORES, "net/time": np.ones((1, 16))})
+    found = compare(reference, port)
+    assert (found.verdict, found.site) == ("diverge", "net/time")
+    assert [finding.cause for finding in found.findings] == ["other-shape"]

@@ -3,8 +3,9 @@
 The `_plain_…` functions are the definitions. A kernel reads every value once, computes in float32
 and rounds what it writes, so it differs from the plain form by rounding only. It is used where it
 was measured to be faster: on CUDA (benchmarks/README.md). Metal has the same bodies, but nobody has
-run them: there they are off until a Mac has passed `benchmarks/step.py --check-kernels`.
-LYDITE_KERNELS=off takes the plain form everywhere, LYDITE_KERNELS=on also tries Metal.
+run them: there they are off until a Mac has passed `benchmarks/step.py --check-kernels`. Layer norm
+with weights and GEGLU have not been measured on CUDA either, and are off as well.
+LYDITE_KERNELS=off takes the plain form everywhere, LYDITE_KERNELS=on also what is not measured.
 
 A norm that is recorded or exchanged is of another class, and is called: whoever observes a network
 sees its norms.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from threading import Thread
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,6 +26,7 @@ from lydite.models import cpu
 
 VARIABLE = "LYDITE_KERNELS"
 MODES = ("auto", "on", "off")
+Network = Literal["transformer", "unet"]  # with kernels of its own
 DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 WARP = 32  # threads that add up without shared memory
 PIECES = 2  # runs of 16 bytes that a thread holds of a row
@@ -40,9 +42,10 @@ CUDA_HEADER = """
 #define BARRIER __syncthreads()
 template <int N, typename T>
 __device__ inline void load(const T* row, int64_t stride, int first, int width, float* values) {
+  row += first * stride;
+  width -= first;
 #pragma unroll
-  for (int k = 0; k < N; ++k)
-    values[k] = first + k < width ? static_cast<float>(row[(first + k) * stride]) : 0.0f;
+  for (int k = 0; k < N; ++k) values[k] = k < width ? static_cast<float>(row[k * stride]) : 0.0f;
 }
 template <int N, typename T>
 __device__ inline void load_wide(const T* row, int64_t, int first, int width, float* values) {
@@ -54,9 +57,11 @@ __device__ inline void load_wide(const T* row, int64_t, int first, int width, fl
 }
 template <int N, typename T>
 __device__ inline void store(T* row, int first, int width, const float* values) {
+  row += first;
+  width -= first;
 #pragma unroll
   for (int k = 0; k < N; ++k)
-    if (first + k < width) row[first + k] = static_cast<T>(values[k]);
+    if (k < width) row[k] = static_cast<T>(values[k]);
 }
 template <int N, typename T>
 __device__ inline void store_wide(T* row, int first, int width, const float* values) {
@@ -77,21 +82,20 @@ __device__ inline float sigmoid(float value) {  // in few instructions where T k
   if (sizeof(T) == 2) return __fdividef(1.0f, 1.0f + __expf(-value));
   return 1.0f / (1.0f + expf(-value));
 }
-template <int WARPS>
-__device__ inline float sum_over_group(float value, float* shared, int lane) {
+__device__ inline float sum_over_group(float value, float* shared, int lane, int threads) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
-  if (WARPS == 1) return value;
+  if (threads == 32) return value;
   if (lane % 32 == 0) shared[lane / 32] = value;
   BARRIER;
   value = 0.0f;
-#pragma unroll
-  for (int warp = 0; warp < WARPS; ++warp) value += shared[warp];
+  for (int warp = 0; warp < threads / 32; ++warp) value += shared[warp];
   return value;
 }
 """
 CUDA_INDEX = """
-  const int lane = threadIdx.x, token = blockIdx.x, batch = blockIdx.y, length = gridDim.x;
+  const int lane = threadIdx.x, token = blockIdx.x, batch = blockIdx.y;
+  const int threads = blockDim.x, length = gridDim.x;
 """
 METAL_HEADER = """
 #define SHARED threadgroup
@@ -110,83 +114,124 @@ template <typename T>
 inline float sigmoid(float value) {
   return 1.0f / (1.0f + exp(-value));
 }
-template <int WARPS>
-inline float sum_over_group(float value, threadgroup float* shared, int lane) {
+inline float sum_over_group(float value, threadgroup float* shared, int lane, int threads) {
   value = simd_sum(value);
-  if (WARPS == 1) return value;
+  if (threads == 32) return value;
   if (lane % 32 == 0) shared[lane / 32] = value;
   BARRIER;
   value = 0.0f;
-  for (int warp = 0; warp < WARPS; ++warp) value += shared[warp];
+  for (int warp = 0; warp < threads / 32; ++warp) value += shared[warp];
   return value;
 }
 """
 METAL_INDEX = """
   const int lane = thread_position_in_threadgroup.x, token = threadgroup_position_in_grid.x;
-  const int batch = threadgroup_position_in_grid.y, length = threadgroups_per_grid.x;
+  const int batch = threadgroup_position_in_grid.y, threads = threads_per_threadgroup.x;
+  const int length = threadgroups_per_grid.x;
 """
 
-# A group of THREADS threads has one row of D channels.
+# A group of threads has one row of D channels, each thread COUNT runs of N. The width is no
+# constant: a U-Net has several, and each compilation takes more than a second.
 READ_ROW = """
-  constexpr int COUNT = (D + N * THREADS - 1) / (N * THREADS);
+  const int D = x_shape[2];
   const int64_t row = (int64_t(batch) * length + token) * D;
   float values[COUNT * N];
   for (int piece = 0; piece < COUNT; ++piece) {
-    const int first = (piece * THREADS + lane) * N;
+    const int first = (piece * threads + lane) * N;
     load<N>(x + batch * x_strides[0] + token * x_strides[1], x_strides[2], first, D,
             &values[piece * N]);
   }
 """
-ADD_GATED = """
-  float branch[COUNT * N], gates[COUNT * N];
+READ_SECOND = """
+  float second[COUNT * N];
   for (int piece = 0; piece < COUNT; ++piece) {
-    const int first = (piece * THREADS + lane) * N;
+    const int first = (piece * threads + lane) * N;
     load<N>(y + batch * y_strides[0] + token * y_strides[1], y_strides[2], first, D,
-            &branch[piece * N]);
+            &second[piece * N]);
+  }
+"""
+GATE_SECOND = """
+  float gates[COUNT * N];
+  for (int piece = 0; piece < COUNT; ++piece) {
+    const int first = (piece * threads + lane) * N;
     load<N>(gate + batch * gate_strides[0], gate_strides[1], first, D, &gates[piece * N]);
   }
-  for (int k = 0; k < COUNT * N; ++k) {
-    const float value = values[k] + branch[k] * gates[k];
-    values[k] = static_cast<float>(static_cast<T>(value));
-  }
-  for (int piece = 0; piece < COUNT; ++piece)
-    store<N>(total + row, (piece * THREADS + lane) * N, D, &values[piece * N]);
+  for (int k = 0; k < COUNT * N; ++k) second[k] *= gates[k];
 """
-NORM_MODULATE = """
-  constexpr int WARPS = THREADS / 32;
-  SHARED float sums[WARPS];
-  SHARED float squares[WARPS];
+ADD = """
+  for (int k = 0; k < COUNT * N; ++k)
+    values[k] = static_cast<float>(static_cast<T>(values[k] + second[k]));
+  for (int piece = 0; piece < COUNT; ++piece)
+    store<N>(total + row, (piece * threads + lane) * N, D, &values[piece * N]);
+"""
+READ_SCALE = """
   float scales[COUNT * N], shifts[COUNT * N];
   for (int piece = 0; piece < COUNT; ++piece) {
-    const int first = (piece * THREADS + lane) * N;
+    const int first = (piece * threads + lane) * N;
     load<N>(scale + batch * scale_strides[0], scale_strides[1], first, D, &scales[piece * N]);
     load<N>(shift + batch * shift_strides[0], shift_strides[1], first, D, &shifts[piece * N]);
   }
+"""
+SCALE_FROM_ONE = """
+  for (int k = 0; k < COUNT * N; ++k) scales[k] = 1.0f + scales[k];
+"""
+NORM = """
+  SHARED float sums[32];
+  SHARED float squares[32];
   float part = 0.0f;
   for (int k = 0; k < COUNT * N; ++k) part += values[k];
-  const float mean = sum_over_group<WARPS>(part, sums, lane) / D;
+  const float mean = sum_over_group(part, sums, lane, threads) / D;
   part = 0.0f;
   for (int k = 0; k < COUNT * N; ++k) {
     const float away = values[k] - mean;
-    const int channel = (k / N * THREADS + lane) * N + k % N;
+    const int channel = (k / N * threads + lane) * N + k % N;
     part += channel < D ? away * away : 0.0f;
   }
-  const float inverse = 1.0f / sqrt(sum_over_group<WARPS>(part, squares, lane) / D + EPS);
-  for (int k = 0; k < COUNT * N; ++k) {
-    const float normal = (values[k] - mean) * inverse;
-    values[k] = normal * (1.0f + scales[k]) + shifts[k];
-  }
+  const float inverse = 1.0f / sqrt(sum_over_group(part, squares, lane, threads) / D + EPS);
+  for (int k = 0; k < COUNT * N; ++k)
+    values[k] = (values[k] - mean) * inverse * scales[k] + shifts[k];
   for (int piece = 0; piece < COUNT; ++piece)
-    store<N>(normed + row, (piece * THREADS + lane) * N, D, &values[piece * N]);
+    store<N>(normed + row, (piece * threads + lane) * N, D, &values[piece * N]);
 """
 GELU_TANH = """
   for (int k = 0; k < COUNT * N; ++k) {
     const float slope = 1.5957691216f + 0.0713548162726f * (values[k] * values[k]);
     values[k] = values[k] * sigmoid<T>(values[k] * slope);
   }
-  for (int piece = 0; piece < COUNT; ++piece)
-    store<N>(out + row, (piece * THREADS + lane) * N, D, &values[piece * N]);
 """
+# Metal has no erf. The normal distribution function Φ(g) is σ(g·slope), where slope is a polynomial
+# in g², fitted so that g·Φ(g) is off by 1e-8 at most: less than float32 rounds.
+GEGLU = """
+  for (int k = 0; k < COUNT * N; ++k) {
+    const float gate = second[k], square = gate * gate;
+    float slope = 3.08425892e-13f * square - 3.04487686e-11f;
+    slope = slope * square + 1.14972931e-9f;
+    slope = slope * square - 1.79717823e-8f;
+    slope = slope * square - 4.93699446e-8f;
+    slope = slope * square + 6.76210129e-6f;
+    slope = slope * square - 1.07317144e-4f;
+    slope = slope * square - 6.95332346e-5f;
+    slope = slope * square + 7.26682395e-2f;
+    slope = slope * square + 1.59576976f;
+    values[k] = values[k] * (gate * sigmoid<T>(gate * slope));
+  }
+"""
+WRITE_ROW = """
+  for (int piece = 0; piece < COUNT; ++piece)
+    store<N>(out + row, (piece * threads + lane) * N, D, &values[piece * N]);
+"""
+BY_ROWS = {
+    "norm_modulate": (READ_ROW, READ_SCALE, SCALE_FROM_ONE, NORM),
+    "add_gated": (READ_ROW, READ_SECOND, GATE_SECOND, ADD),
+    "add_norm_modulate": (
+        *(READ_ROW, READ_SECOND, GATE_SECOND, ADD),
+        *(READ_SCALE, SCALE_FROM_ONE, NORM),
+    ),
+    "layer_norm": (READ_ROW, READ_SCALE, NORM),
+    "add_layer_norm": (READ_ROW, READ_SECOND, ADD, READ_SCALE, NORM),
+    "gelu_tanh": (READ_ROW, GELU_TANH, WRITE_ROW),
+    "geglu": (READ_ROW, READ_SECOND, GEGLU, WRITE_ROW),
+}
 
 # Group norm of (B, positions, C). A group of threads has some positions at a time, each thread N
 # channels of one. `options` are the number of groups, of positions at a time, and whether SiLU
@@ -281,6 +326,29 @@ def add_norm_modulate(
     return total, _norm_without_kernel(norm, total, shift, scale)
 
 
+def layer_norm(norm: nn.LayerNorm, x: mx.array) -> mx.array:
+    """`norm(x)` of (B, L, D), where the norm has a weight and a bias."""
+    weighted = _is_plain_norm(norm, weighted=True)
+    if weighted and _all_on() and _fit((x,), (norm.weight, norm.bias)):
+        return _layer_norm(norm.eps)(x, norm.bias, norm.weight)
+    return norm(x)
+
+
+def add_layer_norm(norm: nn.LayerNorm, x: mx.array, y: mx.array) -> tuple[mx.array, mx.array]:
+    """x plus y (B, L, D), and `layer_norm` of that sum."""
+    weighted = _is_plain_norm(norm, weighted=True)
+    if weighted and _all_on() and _fit((x, y), (norm.weight, norm.bias)):
+        total, normed = _add_layer_norm(norm.eps)(x, y, norm.bias, norm.weight)
+        return total, normed
+    total = x + y
+    return total, norm(total)
+
+
+def geglu(x: mx.array) -> mx.array | None:
+    """The first half of the channels times the GELU of the second; None where no kernel is used."""
+    return _geglu()(x) if _all_on() and _fit((x,), ()) else None
+
+
 def gelu_tanh(x: mx.array) -> mx.array | None:
     """The tanh approximation of GELU; None where no kernel is in use."""
     return _gelu_tanh()(x) if _fit((x,), ()) else None
@@ -323,6 +391,11 @@ def _plain_gelu(x: mx.array) -> mx.array:
     return nn.gelu_approx(x.astype(mx.float32)).astype(x.dtype)
 
 
+def _plain_geglu(x: mx.array) -> mx.array:
+    first, second = mx.split(x.astype(mx.float32), 2, axis=-1)
+    return (first * nn.gelu(second)).astype(x.dtype)
+
+
 def _plain_group_norm(
     groups: int, eps: float, silu: bool, x: mx.array, weight: mx.array, bias: mx.array
 ) -> mx.array:
@@ -340,16 +413,21 @@ def in_use() -> bool:
     return on_gpu and mode != "off" and (mx.cuda.is_available() or mode == "on")
 
 
+def _all_on() -> bool:
+    """Whether kernels that no GPU has measured are used."""
+    return os.environ.get(VARIABLE) == "on"
+
+
 @contextmanager
-def compiled_meanwhile(width: int, dtype: mx.Dtype) -> Generator[None]:
-    """Compile the kernels of a transformer of this width while the block runs.
+def compiled_meanwhile(network: Network, dtype: mx.Dtype) -> Generator[None]:
+    """Compile the kernels of such a network and of its VAE while the block runs.
 
     MLX compiles a kernel at its first use, about a second each, in every process.
     """
     if not in_use():
         yield
         return
-    thread = Thread(target=_run_each, args=(width, dtype))
+    thread = Thread(target=_run_each, args=(network, dtype))
     thread.start()
     try:
         yield
@@ -357,41 +435,48 @@ def compiled_meanwhile(width: int, dtype: mx.Dtype) -> Generator[None]:
         thread.join()
 
 
-def _run_each(width: int, dtype: mx.Dtype) -> None:
+def _run_each(network: Network, dtype: mx.Dtype) -> None:
     with mx.stream(mx.new_stream(mx.gpu)):
-        x, vector = mx.zeros((1, 1, width), dtype), mx.zeros((1, width), dtype)
-        wide = mx.zeros((1, 1, 4 * width), dtype)
-        results = [
-            _norm_modulate(1e-6)(x, vector, vector),
-            _add_gated()(x, x, vector),
-            _add_norm_modulate(1e-6)(x, x, vector, vector, vector),
-            _gelu_tanh()(wide),
-            _group_norm(1, 1e-6, False)(x, vector[0], vector[0]),
-        ]
+        x, vector = mx.zeros((1, 1, 64), dtype), mx.zeros((64,), dtype)
+        results: list[Any] = [_group_norm(1, 1e-6, False)(x, vector, vector)]
+        if network == "unet":
+            results.append(_group_norm(1, 1e-5, False)(x, vector, vector))
+            if _all_on():
+                results += [
+                    _layer_norm(1e-5)(x, vector, vector),
+                    _add_layer_norm(1e-5)(x, x, vector, vector),
+                    _geglu()(x),
+                ]
+        else:
+            results += [
+                _norm_modulate(1e-6)(x, vector, vector),
+                _add_gated()(x, x, vector),
+                _add_norm_modulate(1e-6)(x, x, vector, vector, vector),
+                _gelu_tanh()(x),
+            ]
         for result in results:
             mx.eval(result)
 
 
-def _is_plain_norm(norm: nn.Module) -> bool:
-    """Whether it is MLX's layer norm without weights: not one that is recorded."""
-    return type(norm) is nn.LayerNorm and "weight" not in norm
+def _is_plain_norm(norm: nn.Module, *, weighted: bool = False) -> bool:
+    """Whether it is MLX's layer norm, with or without weight and bias: not one that is recorded."""
+    held = "weight" in norm, "bias" in norm
+    return type(norm) is nn.LayerNorm and held == (weighted, weighted)
 
 
 def _fit(rows: Sequence[mx.array], vectors: Sequence[mx.array]) -> bool:
-    """Whether a kernel takes rows (B, L, D) and vectors (B or 1, D): one shape and dtype each."""
+    """Whether a kernel takes rows (B, L, D) and vectors (D,), (1, D) or (B, D) of one dtype."""
     x = rows[0]
+    B, D = x.shape[0], x.shape[-1]
     return (
         in_use()
         and x.ndim == 3
         and x.size > 0
-        and x.shape[-1] <= WIDEST
+        and D <= WIDEST
         and x.dtype in DTYPES
         and all(array.dtype == x.dtype for array in (*rows, *vectors))
         and all(array.shape == x.shape for array in rows)
-        and all(
-            array.shape[-1] == x.shape[-1] and array.shape[0] in (1, x.shape[0])
-            for array in vectors
-        )
+        and all(array.shape in ((D,), (1, D), (B, D)) for array in vectors)
     )
 
 
@@ -439,7 +524,6 @@ def _kernel(
 
 def _by_rows(
     name: str,
-    fragments: tuple[str, ...],
     rows: Mapping[str, mx.array],
     vectors: Mapping[str, mx.array],
     outputs: tuple[str, ...],
@@ -450,15 +534,17 @@ def _by_rows(
     B, L, D = x.shape
     run = _run(x.dtype)
     threads = threads_of(D, run)
+    count = max(-(-D // (run * threads)), PIECES)
     conditions = [
-        "D % N == 0",
+        "x_shape[2] % N == 0",
         *(f"is_wide<N>({name}, {name}_strides, 3)" for name in rows),
         *(f"is_wide<N>({name}, {name}_strides, 2)" for name in vectors),
     ]
-    kernel = _kernel(name, fragments, " && ".join(conditions), (*rows, *vectors), outputs, eps)
+    wide = " && ".join(conditions)
+    kernel = _kernel(name, BY_ROWS[name], wide, (*rows, *vectors), outputs, eps)
     return kernel(
         inputs=[*rows.values(), *(mx.broadcast_to(each, (B, D)) for each in vectors.values())],
-        template=[("T", x.dtype), ("D", D), ("N", run), ("THREADS", threads)],
+        template=[("T", x.dtype), ("N", run), ("COUNT", count)],
         grid=(threads * L, B, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[x.shape] * len(outputs),
@@ -469,11 +555,11 @@ def _by_rows(
 @cache
 def _norm_modulate(eps: float) -> Any:
     def fused(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
-        fragments, vectors = (READ_ROW, NORM_MODULATE), {"shift": shift, "scale": scale}
-        return _by_rows("norm_modulate", fragments, {"x": x}, vectors, ("normed",), eps)[0]
+        vectors = {"shift": shift, "scale": scale}
+        return _by_rows("norm_modulate", {"x": x}, vectors, ("normed",), eps)[0]
 
     def plain(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
-        return _plain_norm(partial(_layer_norm, eps), x, shift, scale)
+        return _plain_norm(partial(_normed, eps), x, shift, scale)
 
     return _with_gradient(fused, plain)
 
@@ -481,8 +567,7 @@ def _norm_modulate(eps: float) -> Any:
 @cache
 def _add_gated() -> Any:
     def fused(x: mx.array, y: mx.array, gate: mx.array) -> mx.array:
-        fragments, rows = (READ_ROW, ADD_GATED), {"x": x, "y": y}
-        return _by_rows("add_gated", fragments, rows, {"gate": gate}, ("total",))[0]
+        return _by_rows("add_gated", {"x": x, "y": y}, {"gate": gate}, ("total",))[0]
 
     return _with_gradient(fused, _plain_sum)
 
@@ -492,16 +577,39 @@ def _add_norm_modulate(eps: float) -> Any:
     def fused(
         x: mx.array, y: mx.array, gate: mx.array, shift: mx.array, scale: mx.array
     ) -> tuple[mx.array, ...]:
-        fragments, rows = (READ_ROW, ADD_GATED, NORM_MODULATE), {"x": x, "y": y}
-        vectors = {"gate": gate, "shift": shift, "scale": scale}
-        outputs = "total", "normed"
-        return tuple(_by_rows("add_norm_modulate", fragments, rows, vectors, outputs, eps))
+        rows, vectors = {"x": x, "y": y}, {"gate": gate, "shift": shift, "scale": scale}
+        return tuple(_by_rows("add_norm_modulate", rows, vectors, ("total", "normed"), eps))
 
     def plain(
         x: mx.array, y: mx.array, gate: mx.array, shift: mx.array, scale: mx.array
     ) -> tuple[mx.array, ...]:
         total = _plain_sum(x, y, gate)
-        return total, _plain_norm(partial(_layer_norm, eps), total, shift, scale)
+        return total, _plain_norm(partial(_normed, eps), total, shift, scale)
+
+    return _with_gradient(fused, plain)
+
+
+@cache
+def _layer_norm(eps: float) -> Any:
+    def fused(x: mx.array, bias: mx.array, weight: mx.array) -> mx.array:
+        vectors = {"shift": bias, "scale": weight}
+        return _by_rows("layer_norm", {"x": x}, vectors, ("normed",), eps)[0]
+
+    def plain(x: mx.array, bias: mx.array, weight: mx.array) -> mx.array:
+        return mx.fast.layer_norm(x, weight, bias, eps)
+
+    return _with_gradient(fused, plain)
+
+
+@cache
+def _add_layer_norm(eps: float) -> Any:
+    def fused(x: mx.array, y: mx.array, bias: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
+        rows, vectors = {"x": x, "y": y}, {"shift": bias, "scale": weight}
+        return tuple(_by_rows("add_layer_norm", rows, vectors, ("total", "normed"), eps))
+
+    def plain(x: mx.array, y: mx.array, bias: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
+        total = x + y
+        return total, mx.fast.layer_norm(total, weight, bias, eps)
 
     return _with_gradient(fused, plain)
 
@@ -509,9 +617,18 @@ def _add_norm_modulate(eps: float) -> Any:
 @cache
 def _gelu_tanh() -> Any:
     def fused(x: mx.array) -> mx.array:
-        return _by_rows("gelu_tanh", (READ_ROW, GELU_TANH), {"x": x}, {}, ("out",))[0]
+        return _by_rows("gelu_tanh", {"x": x}, {}, ("out",))[0]
 
     return _with_gradient(fused, _plain_gelu)
+
+
+@cache
+def _geglu() -> Any:
+    def fused(x: mx.array) -> mx.array:
+        first, second = mx.split(x, 2, axis=-1)  # parts of x, not copies
+        return _by_rows("geglu", {"x": first, "y": second}, {}, ("out",))[0]
+
+    return _with_gradient(fused, _plain_geglu)
 
 
 @cache
@@ -552,7 +669,7 @@ def _group_norm(groups: int, eps: float, silu: bool) -> Any:
     return _with_gradient(fused, partial(_plain_group_norm, groups, eps, silu))
 
 
-def _layer_norm(eps: float, x: mx.array) -> mx.array:
+def _normed(eps: float, x: mx.array) -> mx.array:
     return mx.fast.layer_norm(x, None, None, eps)
 
 
