@@ -16,7 +16,8 @@ from lydite.diff.findings.replay.quantized_weight import quantized
 from support.findings import evidence
 
 torch.manual_seed(1)
-X, Y, Z = (torch.randn(2, 12, 32) for _ in range(3))
+X, Y = torch.randn(2, 12, 32), torch.randn(2, 12, 32)
+Z = torch.randn(2, 12, 96)
 WEIGHT, BIAS = torch.randn(24, 32), torch.randn(24)
 TABLE = torch.randn(10, 4)
 IDS = torch.randint(0, 10, (12, 12))
@@ -177,8 +178,6 @@ def normed(x: Tensor) -> Tensor:
     ],
 )
 def test_heads_and_parts_before_a_norm(wrong: Callable[[Tensor], Tensor], says: str) -> None:
-    global Z
-    Z = torch.randn(2, 12, 96) if Z.shape[-1] == 32 else Z
     q = X.unflatten(-1, (4, 8))
     named = {"net.m [in.0]": q, "net/to_q": X, "net/fused": Z}
     e = seen(normed(q), normed(wrong(X)), named, {"weight": torch.ones(8)})

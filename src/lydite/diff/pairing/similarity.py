@@ -87,7 +87,7 @@ class ValueReader:
         return self.normed[event.i]
 
     def is_probability(self, event: Event) -> bool:
-        """Whether the numbers along an axis add up to one, or are all zero, and none is negative."""
+        """Whether no number is negative, and those along an axis add up to one or are all zero."""
         if event.i not in self.probabilities:
             self.probabilities[event.i] = self._adds_up(event)
         return self.probabilities[event.i]
@@ -145,8 +145,8 @@ class Comparer:
     def same_form(self, reference: Event, port: Event) -> bool:
         """False where one value is normed or holds probabilities, and the other does not.
 
-        A norm is one without weights. Probabilities may be wrong: the reference's has the counterpart
-        of a value that does not add up to one.
+        A norm is one without weights. The port's probabilities may be wrong and add up to another
+        number than one.
         """
         sides = (self.reference.is_normed(reference), self.port.is_normed(port))
         if None not in sides and sides[0] != sides[1]:

@@ -99,7 +99,7 @@ def _other_masks(usual: Form, lengths: Iterable[int]) -> Changes:
         yield words, {"shown": shown.swapaxes(-1, -2)}
         yield from _other_causal(usual, shown)
     if n == m:
-        queries = shown.any(-2, keepdims=True).swapaxes(-1, -2)
+        queries = np.swapaxes(shown.any(-2, keepdims=True), -1, -2)
         if not queries.all():
             words = "mask: with zero for queries that are hidden as keys (padding)"
             yield words, {"kept": queries}

@@ -36,13 +36,14 @@ def _tanh_gelu(factor: float, cubic: float) -> Callable[[Array], Array]:
 
 
 ROOT, CUBIC = sqrt(2 / pi), 0.044715
+FACTORS = {"2/π": 2 / pi, "√2/π": sqrt(2) / pi, "√(π/2)": sqrt(pi / 2), "1": 1.0}
 OTHER_NUMBERS: dict[str, Callable[[Array], Array]] = {  # activations with a wrong constant
     f"gelu with tanh and a constant of {cubic:.6g}, not {CUBIC},": _tanh_gelu(ROOT, cubic)
     for cubic in (0.0044715, 0.44715, 0.04715, 0.0447, 0.045, 0.0)
 } | {
     f"gelu with tanh and a factor of {words}, not √(2/π),": _tanh_gelu(factor, CUBIC)
-    for words, factor in (("2/π", 2 / pi), ("√2/π", sqrt(2) / pi), ("√(π/2)", sqrt(pi / 2)), ("1", 1))
-}  # fmt: skip
+    for words, factor in FACTORS.items()
+}
 
 
 def other_gate(e: Evidence) -> Finding | None:

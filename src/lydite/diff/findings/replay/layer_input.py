@@ -144,8 +144,8 @@ def _other_sum(e: Evidence) -> Finding | None:
                 cause, fix = (
                     "branch-missing",
                     (
-                        f"Add {right}{y.name}: the port takes the residual stream before this branch "
-                        "is added, or never adds it."
+                        f"Add {right}{y.name}: the port takes the residual stream before "
+                        "this branch is added, or never adds it."
                     ),
                 )
             elif right and told.wrong == f"{x.name} + {y.name}":

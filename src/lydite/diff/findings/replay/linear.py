@@ -197,7 +197,7 @@ def told(layer: Replayed) -> Finding | None:
             "weight-reordered",
             "Move the axes of the weight (heads, channels) when loading.",
         )
-    if not cause and "of its input joined" in told.wrong or "of its input split" in told.wrong:
+    if (not cause and "of its input joined" in told.wrong) or "of its input split" in told.wrong:
         cause, fix = "heads-not-moved", "Move the axis of heads before the reshape (transpose)."
     if not cause and told.wrong.startswith("with its parts"):
         cause, fix = "qkv-exchanged", "Join the weights of q, k and v in the reference's order."

@@ -12,7 +12,6 @@ from lydite.diff.findings.replay.variants import (
     Candidate,
     allowed,
     apart_of,
-    fit_tolerance,
     is_replayable,
     sources,
     told_apart,
