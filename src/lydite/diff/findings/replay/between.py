@@ -14,6 +14,7 @@ MAX_SIZE = 2**21  # numbers of a value that norms are tried with
 MIN_ROWS = 8  # of a value whose scale and shift per channel are fitted
 
 
+@np.errstate(all="ignore")  # an activation of large numbers may overflow
 def missing_operation(e: Evidence, used: Array, wanted: Array) -> str:
     """What makes the reference's value from the one that the port uses, or the reverse, in words.
 

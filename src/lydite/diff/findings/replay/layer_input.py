@@ -400,10 +400,10 @@ def _joined_axis(parts: tuple[Tile, ...]) -> int | None:
 
 def _another_part(e: Evidence) -> Finding | None:
     """The layer takes other numbers of a fused projection, of which the reference takes some."""
-    batch, tokens = e.port.shape[:2]
-    width = e.values[0].size // (batch * tokens)
     if e.port.ndim not in (3, 4):
         return None
+    batch, tokens = e.port.shape[:2]
+    width = e.values[0].size // (batch * tokens)
     parts: list[tuple[str, Array]] = []
     for source in sources(e):
         count, rest = divmod(source.x.shape[-1], width) if source.x.ndim == 3 else (0, 1)
