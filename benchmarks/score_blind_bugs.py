@@ -136,7 +136,8 @@ def named(name: str, step: int, verdict: Any) -> bool:
     """Whether the verdict's place has this name; a name may contain the step itself."""
     own_step = re.search(r"step(\d+)", name)
     if verdict.port_site == name:
-        return own_step is not None or verdict.step in (None, step)
+        at = verdict.step if verdict.port_step is None else verdict.port_step
+        return own_step is not None or at in (None, step)
     if own_step is None or verdict.port_site is None:
         return False
     rest = name.replace(own_step[0], "").strip("/")

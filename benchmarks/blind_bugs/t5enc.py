@@ -313,7 +313,7 @@ def port(
         net.conditioning(net(ids, mask), mask)
 
 
-NO_COUNTERPART: tuple[str, ...] = ("enc.blk.?.kq_soft_max",)
+NO_COUNTERPART: tuple[str, ...] = (r"enc\.blk\.\d\.kq_soft_max",)
 
 LOADED = r"load|checkpoint|conver|\bweights?\b|parameter"
 SWAPPED = r"swap|exchang|\border\b|permut|revers|mixed up|interchang"

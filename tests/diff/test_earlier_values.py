@@ -217,6 +217,14 @@ def test_exchanged_parameters(loaded: str, right: str) -> None:
     assert without_exchanges(modules(loaded)) == modules(right)
 
 
+@pytest.mark.parametrize("runs_from_end", [False, True])
+def test_two_blocks_are_exchanged_unless_they_run_in_that_order(runs_from_end: bool) -> None:
+    loaded = {"b.0.w": "net.1.to", "b.1.w": "net.0.to"}
+    own = {"b.0.w": 2 if runs_from_end else 1, "b.1.w": 1 if runs_from_end else 2}
+    found = without_exchanges(loaded, (own, {"net.0.to": 5, "net.1.to": 9}))
+    assert found == (loaded if runs_from_end else {"b.0.w": "net.0.to", "b.1.w": "net.1.to"})
+
+
 def test_complex_rotations_are_no_counterpart_of_cosines(tmp_path: Path) -> None:
     draw = np.random.default_rng(2)
     x = draw.standard_normal((2, TOKENS, WIDTH))

@@ -68,7 +68,7 @@ WRONG = X + 1
         ({"sigmas": (1.0, 0.75, 0.0)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, 0.5001, 0.0)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, 0.5, 0.25, 0.0)}, "pipeline/sigmas"),
-        ({"sigmas": (0.0, 0.5, 1.0)}, "pipeline/sigmas"),
+        ({"sigmas": (0.1, 0.5, 1.0)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, 0.5, 0.0, 0.25)}, "pipeline/sigmas"),
         ({"sigmas": (1.0, np.nan, 0.0)}, "pipeline/sigmas"),
         ({"weight": W * 2}, "net/proj.weight"),
@@ -85,6 +85,7 @@ def test_a_failing_gate_is_the_site(tmp_path: Path, changes: dict[str, Any], sit
 @pytest.mark.parametrize(
     "changes",
     [
+        {"sigmas": (0.0, 0.5, 1.0)},  # as ldm lists its timesteps
         {"sigmas": (1.0, 0.5)},  # without the final zero
         {"sigmas": np.array((1.0, 0.5, 0.0), np.float32) * np.float32(1 + 1e-7)},
         {"ids": np.array([[1], [2], [0]])},

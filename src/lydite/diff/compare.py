@@ -14,7 +14,7 @@ from lydite.diff import preconditions
 from lydite.diff.divergence.first import Divergence, coverage, unpaired_between
 from lydite.diff.divergence.injected_verdict import wrong_sites
 from lydite.diff.divergence.search import DivergenceSearch
-from lydite.diff.findings import Evidence, find, is_another_form, replayed
+from lydite.diff.findings import Evidence, find, in_another_order, is_another_form, replayed
 from lydite.diff.measure.aligned import Layouts
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rounding import UNIT
@@ -153,6 +153,7 @@ class _Comparer:
         self.search = DivergenceSearch(
             self.traces, self.pairing, self.pairs, rows, self.reader, self.layouts
         )
+        self.search.turned = {module_of(name) for name, _ in self.turned}
         divergence = self.search.run()
         self.remarks += self.search.remarks
         for failed in self.failed:
@@ -236,14 +237,20 @@ class _Comparer:
         assert divergence.first is not None
         pair, row = self.pairs[divergence.first], rows[divergence.first]
         row = replace(row, site=self._wrong_part(pair, row))
-        findings = (*more, *self._turned_weight(row))
         evidence = self.reader.evidence(pair, row.floor or 0.0)
-        findings += find(evidence) or self._of_the_same_call(rows, divergence.first)
+        turned = self._turned_weight(row)
+        found = find(evidence) or (in_another_order(evidence) if turned else ())
+        found = found or self._of_the_same_call(rows, divergence.first)
+        if turned and evidence.parameters():  # then the layer was computed again
+            worth: Confidence = "certain" if _is_of_weight(found) else "observed"
+            turned = (*found, replace(turned[0], confidence=worth))
+            found = ()
+        findings = (*more, *turned, *found)
         if not findings:
             row, evidence, findings = self._other_counterpart(pair, row, evidence)
         ruled_out = () if findings else tuple(dict.fromkeys(evidence.ruled_out))
         if row.error is None:
-            findings = (_shape_finding(pair), *findings)
+            findings = (*findings, _shape_finding(pair))
         if self.reproduce is not None and row.error is not None:
             self.reproduce(self._reproduction(rows, divergence.first, evidence, findings))
         last, unpaired, start = None, (), -1
@@ -266,7 +273,13 @@ class _Comparer:
         else:
             answer = "diverge"
             sentence = divergence_text(
-                rows, row, last, findings, unpaired, follows_inputs=follows_inputs
+                rows,
+                row,
+                last,
+                findings,
+                unpaired,
+                self._own_step(pair),
+                follows_inputs=follows_inputs,
             )
             if ruled_out:
                 sentence += f" No known variant explains it; ruled out: {', '.join(ruled_out)}."
@@ -281,11 +294,20 @@ class _Comparer:
             slot=row.slot,
             port_slot=row.port_slot,
             step=row.step,
+            port_step=self._own_step(pair),
             error=row.error,
             floor=row.floor,
             limit=row.limit,
             last_agreement=last.site if last else None,
         )
+
+    def _own_step(self, pair: Pair) -> int | None:
+        """The port's number of a step, where it has other steps than the reference.
+
+        A port may count from 1, or have two calls of the network in a step.
+        """
+        steps = {(each.event.step, each.port_event.step) for each in self.pairs}
+        return pair.port_event.step if any(a != b for a, b in steps) else None
 
     def _of_the_same_call(self, rows: Sequence[Row], first: int) -> tuple[Finding, ...]:
         """What explains another output of the same call, as an attention's result."""
@@ -420,6 +442,11 @@ class _Comparer:
             health=tuple(health),
             **fields,
         )
+
+
+def _is_of_weight(findings: Sequence[Finding]) -> bool:
+    """Whether what a layer gives shows that its weight is in another order."""
+    return any(f.cause in ("weight-transposed", "weight-reordered") for f in findings)
 
 
 def _cannot_compare(reason: str, gate: Gate, pairing: Pairing | None = None) -> Verdict:

@@ -1,6 +1,6 @@
 """What both traces know about one wrong value: the evidence for `findings`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -36,11 +36,11 @@ class EvidenceReader:
     ) -> None:
         self.reference, self.port, self.pairing = reference, port, pairing
         self.layouts, self.parameters = layouts, parameters
-        # By the number of the reference's event, where that is the whole pair.
+        # By the number of the reference's event, where that or its other calls are the whole pair.
         self._pair_of = {
             pair.event.i: pair
             for pair in pairing.pairs
-            if len(pair.reference) == 1 == len(pair.port)
+            if len(pair.port) == 1 and (len(pair.reference) == 1 or _are_calls(pair.reference))
         }
         content = {pair.event.hash: pair for pair in self._pair_of.values() if pair.event.hash}
         for event in reference.events:  # what a module takes is what another one returned
@@ -71,7 +71,7 @@ class EvidenceReader:
             inputs=self._inputs(event),
             others=lambda: self._nearby(pair.event),
             near=lambda: self._nearby(pair.event, any_size=True),
-            before=lambda: self._before(event),
+            before=lambda: self._before(event, pair.reference),
             beside=lambda: self._beside(pair.event),
             parameters=lambda: self.parameters.of_module(event.name),
             parameters_of=self.parameters.of_module,
@@ -97,11 +97,13 @@ class EvidenceReader:
         near = values_nearby(self.reference, event, any_size=any_size)
         return ((str(other), value) for other, value in near)
 
-    def _before(self, event: Event) -> Iterator[Recorded]:
+    def _before(self, event: Event, calls_of: Sequence[Event] = ()) -> Iterator[Recorded]:
         """The reference's values before one in its step, the last first, and what came before it.
 
-        That is the same value in the step before, and what the run began with.
+        That is the same value in the step before, and what the run began with. Where the port runs
+        several calls of the reference as one batch, theirs are joined.
         """
+        joined = calls_of if _are_calls(calls_of) else ()
         earlier = [other for other in self.reference.events if other.i < event.i]
         same_step = [other for other in earlier if other.step == event.step]
         steps = (event.step - 1, event.step - 2)
@@ -124,11 +126,26 @@ class EvidenceReader:
         begun = [*calls[-MAX_CALLS:], *begun]  # a layer may keep what an earlier call of it took
         for other in (*outer, *reversed(same_step[-MAX_BEFORE:]), *begun):
             if other.kind in ("activation", "input") and self.reference.has_values(other):
-                value = wide(self.reference.read(other))
+                value = wide(self._joined(other, joined) if joined else self.reference.read(other))
                 step = "" if other.step == event.step else f", step {other.step}"
                 name, is_input = f"{other}{step}", other.kind == "input"
                 own = lambda i=other.i: self._ports_value(i)  # noqa: E731
                 yield Recorded(name, value, own, is_input)
+
+    def _joined(self, event: Event, calls_of: Sequence[Event]) -> NDArray[Any]:
+        """A value with those of the other calls, where each call has it; else the value alone.
+
+        Positions of one row are the same in each call, and belong to each row of the batch.
+        """
+        found = [
+            self.reference.find(event.name, event.slot, other.step, other.call)
+            for other in calls_of
+        ]
+        parts = [self.reference.read(e) for e in found if e and self.reference.has_values(e)]
+        whole = len(parts) == len(calls_of) and parts[0].ndim and event in found
+        if whole and len(parts[0]) == 1 and all(np.array_equal(p, parts[0]) for p in parts):
+            return parts[0]
+        return np.concatenate(parts) if whole else self.reference.read(event)
 
     def _beside(self, event: Event) -> Iterator[Recorded]:
         """The other outputs of the call that returns a value."""
@@ -167,3 +184,8 @@ class EvidenceReader:
                 if values.reference is not None and values.port is not None:
                     inputs[event.slot] = (wide(values.reference), wide(values.port))
         return inputs
+
+
+def _are_calls(events: Sequence[Event]) -> bool:
+    """Whether values are those of several calls of one module, or of several steps."""
+    return len(events) > 1 and len({event.site for event in events}) == 1

@@ -116,7 +116,8 @@ class Verdict:
     port_site: str | None = None
     slot: str | None = None
     port_slot: str | None = None
-    step: int | None = None
+    step: int | None = None  # the reference's
+    port_step: int | None = None  # where the port counts its steps otherwise
     last_agreement: str | None = None
     error: float | None = None
     floor: float | None = None

@@ -18,6 +18,7 @@ def divergence_text(
     last: Row | None,
     findings: Sequence[Finding],
     unpaired_between: Sequence[str] = (),
+    port_step: int | None = None,
     *,
     follows_inputs: bool = False,
 ) -> str:
@@ -26,6 +27,8 @@ def divergence_text(
     It `follows_inputs` where no compared value lies between the run's inputs and it.
     """
     step = f" at step {row.step}" if len({other.step for other in rows}) > 1 else ""
+    if step and port_step not in (None, row.step):
+        step += f" (step {port_step} of the port)"
     if row.error is None:
         parts = [f"{row.full_name} is the first wrong value{step}: the shapes differ"]
     else:

@@ -25,6 +25,7 @@ from lydite.diff.measure.rows import Comparison, measure_rows
 from lydite.diff.pairing.alignment import merges_axes, same_axes
 from lydite.diff.pairing.blocks import last_word, numbered_variants
 from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, Pair, same_kind
+from lydite.diff.pairing.similarity import Comparer
 from lydite.diff.result import Row
 from lydite.trace.events import Event
 
@@ -45,6 +46,7 @@ class EarlierValues:
     ) -> None:
         """`rows` are those of `pairs`; `given` are pairs of inputs that agree."""
         self.traces, self.flow = traces, traces.flow
+        self.comparer = Comparer.of(traces.reference, traces.port)
         self.paired = {event.i for pair in pairs for event in pair.reference}
         self.paired_port = {event.i for pair in pairs for event in pair.port}
         agreeing = [pair for pair, row in zip(pairs, rows, strict=True) if row.agrees]
@@ -140,6 +142,8 @@ class EarlierValues:
 
     def _fits(self, event: Event, own: Event) -> bool:
         """Whether a value has the axes of one of the reference's, or is that in a wrong shape."""
+        if not self.comparer.same_form(event, own):
+            return False
         if own.kind != event.kind:  # what the port marks as given, the reference's network takes
             same = _long_axes(event) == _long_axes(own) or _is_part_of_batch(event, own)
             fits = event.slot.startswith("in") and same

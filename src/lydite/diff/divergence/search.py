@@ -36,6 +36,7 @@ from lydite.diff.verdict_text import ignored_text
 from lydite.trace.events import Event
 
 IN_ORDER = 0.8  # of neighbouring pairs that a port computes in the reference's order
+OF_CHUNKS = ("scale-shift-exchanged", "other-chunks", "other-gate", "another-value")
 SAME_ERROR = 0.999  # cosine between the errors of two values
 
 
@@ -58,6 +59,7 @@ class DivergenceSearch:
         self.pairs, self.rows, self.reader = pairs, rows, reader
         self.remarks: list[str] = []
         self.ignored_rows: tuple[Row, ...] = ()
+        self.turned: set[str] = set()  # modules of the reference with a parameter in another order
 
     def run(self) -> Divergence:
         """The first row that is the bug, and the wrong rows before it that are not."""
@@ -124,26 +126,42 @@ class DivergenceSearch:
         return divergence
 
     def _is_guess(self, index: int) -> bool:
-        """Whether a pair may be none: a guess, or values of different shapes with other names."""
+        """Whether a pair may be none: a guess, or values of different shapes with other names.
+
+        Or what a layer gives whose weight the port has in another order.
+        """
         how = self.pairs[index].how
-        return how in GUESSES or (self.rows[index].error is None and how not in SAME_MODULE)
+        return (
+            how in GUESSES
+            or self._is_turned(index)
+            or (self.rows[index].error is None and how not in SAME_MODULE)
+        )
 
     def _has_own_order(self, index: int) -> bool:
-        """Whether a port that fuses layers has their values side by side in an order of its own.
+        """Whether the port has the parts of a value in an order of its own.
 
+        They are layers that it fuses, or the chunks of a layer whose weight it loads in that order.
         It takes them apart in that order: the next wrong value has another cause, or there is none.
         """
         pair = self.pairs[index]
-        if len(pair.reference) < 2 or self.rows[index].error is None:
+        is_turned = self._is_turned(index)
+        if self.rows[index].error is None or (len(pair.reference) < 2 and not is_turned):
             return False
         found = parts_reordered(self.reader.evidence(pair, self.rows[index].floor or 0.0))
-        if found is None or found.confidence != "certain":
+        if found is None or (found.confidence != "certain" and not is_turned):
             return False
         later = (at for at in range(index + 1, len(self.rows)) if self.rows[at].wrong)
         if (after := next(later, None)) is None:
             return True
         causes = replayed(self.reader.evidence(self.pairs[after], self.rows[after].floor or 0.0))
+        if len(pair.reference) < 2:
+            return not causes or causes[0].cause not in OF_CHUNKS
         return bool(causes) and not _is_exchange(causes[0], pair)
+
+    def _is_turned(self, index: int) -> bool:
+        """Whether the layer that gives a value has a parameter in another order in the port."""
+        name = self.pairs[index].event.name
+        return not self.turned.isdisjoint((name, name.partition("/")[2]))
 
     def _first_of_inputs(self) -> dict[tuple[str, int, int], int]:
         """Where the reference first has an input that agrees, for each call of the port."""

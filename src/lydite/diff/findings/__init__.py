@@ -5,6 +5,7 @@ Each hypothesis is a function of the evidence; a new cause is a new function in 
 
 import warnings
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 
@@ -40,7 +41,9 @@ from lydite.diff.findings.rearranged import (
 from lydite.diff.findings.regions import border, slice_of_axis
 from lydite.diff.findings.replay.attention import other_attention
 from lydite.diff.findings.replay.batch_norm import other_batch_norm
+from lydite.diff.findings.replay.buckets import other_buckets
 from lydite.diff.findings.replay.convolutions import other_convolution, part_of_bias
+from lydite.diff.findings.replay.embeddings import added_positions, other_embedding
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
@@ -54,7 +57,6 @@ from lydite.diff.findings.replay.norms_and_activations import (
 )
 from lydite.diff.findings.replay.pictures import other_range
 from lydite.diff.findings.replay.positions import (
-    other_buckets,
     other_position_table,
     other_sinusoid,
 )
@@ -79,9 +81,18 @@ from lydite.diff.findings.replay.token_sources import other_tokens
 from lydite.diff.findings.replay.token_sums import other_terms
 from lydite.diff.findings.schedules import SCHEDULES
 from lydite.diff.findings.token_ids import IDS, ids_differ
+from lydite.diff.findings.whole_numbers import other_mask, other_places
 from lydite.diff.result import Finding
 
-__all__ = ["Evidence", "Hypothesis", "HypothesisFailed", "find", "is_another_form", "replayed"]
+__all__ = [
+    "Evidence",
+    "Hypothesis",
+    "HypothesisFailed",
+    "find",
+    "in_another_order",
+    "is_another_form",
+    "replayed",
+]
 
 MAX_FINDINGS = 5
 FAR_OFF = 0.5  # relative error from which a layout may be taken for another
@@ -91,6 +102,7 @@ CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 
 # The right numbers in other positions; nothing is fitted. One of each line.
 MOVED: tuple[tuple[Hypothesis, ...], ...] = (
+    (other_places,),
     (another_value, residual_wrong),
     (negated,),
     (
@@ -121,6 +133,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_range,
     other_linear,
     other_convolution,
+    other_embedding,
     wrong_input,
     part_of_bias,
     other_weight,
@@ -149,6 +162,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_assembly,
     other_tokens,
     other_terms,
+    added_positions,
     rearranged_branch,
     extra_norm,
     dropout,
@@ -202,6 +216,8 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
         return ()
     if evidence.kind == "ids":
         return (*_tried(IDS, evidence, one=True), *_tried((ids_differ,), evidence))
+    if masks := _tried((other_mask,), evidence):
+        return masks
     if conclusive := _tried(CONCLUSIVE, evidence, one=True):
         return conclusive
     if not evidence.wrong:
@@ -230,6 +246,20 @@ def _in_another_layout(e: Evidence) -> tuple[Finding, ...]:
         return ()
     turned = replace(e, port=np.moveaxis(e.port, -1, 1), ruled_out=[])
     return _tried(REPLAYED, turned, one=True)
+
+
+def in_another_order(e: Evidence) -> tuple[Finding, ...]:
+    """What a replay tells of a layer whose outputs the port has in two or three other parts."""
+    for count in (2, 3):
+        if not e.same_shape or e.port.shape[-1] % count:
+            continue
+        parts = np.split(e.port, count, -1)
+        for order in permutations(range(count)):
+            moved = replace(e, port=np.concatenate([parts[n] for n in order], -1), ruled_out=[])
+            found = replayed(moved) if order != tuple(range(count)) else ()
+            if found:
+                return found
+    return ()
 
 
 def _tried(

@@ -33,7 +33,7 @@ def another_value(e: Evidence) -> Finding | None:
         left = matches(e, value)
         if left is not None:
             taken = "" if name.startswith(f"{e.name} [in") else _input_that_is(e, other)
-            own_input = name.startswith(f"{e.name} [in") or taken
+            own_input = e.slot.startswith("out") and (name.startswith(f"{e.name} [in") or taken)
             found = explanation(
                 "another-value",
                 f"The port equals the reference's {name}{taken}; {e.leaves(left)}.",

@@ -1,4 +1,4 @@
-"""Tables of sigmas and timesteps: reversed, one entry short, another flow shift, another unit."""
+"""Tables of sigmas and timesteps: one entry short, another flow shift, another unit."""
 
 from math import log, log2
 from typing import Any
@@ -18,19 +18,6 @@ BETAS = {  # Stable Diffusion 1, 2 and XL; DDPM
     "√β even from 0.00085 to 0.012": (0.00085**0.5, 0.012**0.5, 2),
     "β even from 0.0001 to 0.02": (1e-4, 0.02, 1),
 }
-
-
-def reversed_table(e: Evidence) -> Finding | None:
-    """The reference backwards."""
-    right, wrong = _tables(e)
-    if right.size < 3 or not _agree(e, wrong, right[::-1]):
-        return None
-    return Finding(
-        "reversed",
-        f"The port is the reference in reverse: it starts at {wrong[0]:g}, the reference at "
-        f"{right[0]:g}.",
-        "Reverse the table: sampling goes from high noise to none.",
-    )
 
 
 def other_length(e: Evidence) -> Finding | None:
@@ -311,7 +298,6 @@ def evenly_spaced(e: Evidence) -> Finding | None:
 
 
 SCHEDULES: tuple[Hypothesis, ...] = (
-    reversed_table,
     other_length,
     off_by_one,
     coarse_table,

@@ -156,6 +156,8 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
     if len(pair.port) > 1:
         return _align_calls(pair, expected, port)
     value = port.read(pair.port_event)
+    if pair.scope == BETWEEN:
+        value = _in_direction_of(expected, value)
     if pair.event.kind in ("ids", "schedule"):
         return _align_table(value, expected)
     fit = fit_dims(
@@ -353,6 +355,16 @@ def _align_rotations(pair: Pair, reference: Trace, port: Trace) -> AlignedPair:
     both = (np.stack((np.real(x), np.imag(x)), -1).reshape(len(x), -1) for x in (expected, own))
     right, value = (x.astype(np.float32) for x in both)
     return AlignedPair(right, value, note="rotations with each cosine beside its sine")
+
+
+def _in_direction_of(expected: NDArray[Any], value: NDArray[Any]) -> NDArray[Any]:
+    """A table that falls where the other rises, in reverse: ports list times in either order."""
+    tables = (expected, value)
+    if any(x.ndim != 1 or x.size < 3 or x.dtype.kind not in "fiuV" for x in tables):
+        return value
+    steps = [np.diff(x.astype(np.float64)) for x in tables]
+    opposed = (np.all(a <= 0) and np.all(b >= 0) for a, b in (steps, steps[::-1]))
+    return value[::-1] if any(opposed) else value
 
 
 def _align_table(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:

@@ -190,9 +190,12 @@ def _groups(reference: ReferenceEvents, trace: Trace) -> list[list[Site]]:
     siblings: dict[tuple[str, ...], list[Site]] = defaultdict(list)
     takers: dict[str, list[Site]] = defaultdict(list)
     inputs: dict[str, set[str]] = defaultdict(set)
+    steps: dict[str, int] = {}  # the first one of each module
     for event in trace.events:
         if is_input(event.site) and event.hash and event.call == 0:
-            inputs[event.name].add(event.hash)
+            steps.setdefault(event.name, event.step)
+            if event.step == steps[event.name]:
+                inputs[event.name].add(event.hash)
     for site, other in reference.items():
         if site.slot == "out" and other.shape:
             siblings[tokens(site.name)[:-1]].append(site)
@@ -285,7 +288,12 @@ class PairsByPosition:
                 inputs = [site for site in self._inputs(after) if site not in taken]
                 inputs = without_copies(inputs, reference, taken)
                 for site in inputs:
-                    fed = [name for name in gap if same_axes(port[name], reference[site])]
+                    fed = [
+                        name
+                        for name in gap
+                        if same_axes(port[name], reference[site])
+                        and self.comparer.same_form(reference[site], port[name])
+                    ]
                     if is_input(site):
                         fed = [name for name in fed if name in self.inputs] or fed
                     alike = [
@@ -308,7 +316,7 @@ class PairsByPosition:
                 candidates = [
                     site
                     for site in possible
-                    if self.comparer.both_normed(reference[site], port[name])
+                    if self.comparer.same_form(reference[site], port[name])
                     and (not taken_in or is_input(site) == (name in taken_in))
                 ]
                 candidates = without_copies(candidates, reference, taken)

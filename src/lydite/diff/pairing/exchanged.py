@@ -15,13 +15,20 @@ from lydite.diff.pairing.similarity import name_similarity
 FEWEST_BLOCKS = 3  # that show an order: two that are exchanged may be counted from the other end
 
 
-def without_exchanges(modules: Mapping[str, str]) -> dict[str, str]:
+Places = tuple[Mapping[str, int], Mapping[str, int]]  # when modules of port and reference ran
+
+
+def without_exchanges(modules: Mapping[str, str], places: Places = ({}, {})) -> dict[str, str]:
     """Port module → reference module, as it would be if nothing had been exchanged."""
-    return _inside_of_blocks(_blocks_in_order(modules))
+    return _inside_of_blocks(_blocks_in_order(modules, places), places)
 
 
-def _blocks_in_order(modules: Mapping[str, str]) -> dict[str, str]:
-    """Blocks in the reference's order, where theirs is neither that nor its reverse."""
+def _blocks_in_order(modules: Mapping[str, str], places: Places) -> dict[str, str]:
+    """Blocks in the reference's order, where theirs is another.
+
+    That is the order in which they run; where it is not known that of their numbers, or its
+    reverse.
+    """
     groups: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     for name, target in modules.items():
         for template, number in numbered_variants(name):
@@ -30,16 +37,33 @@ def _blocks_in_order(modules: Mapping[str, str]) -> dict[str, str]:
     result = dict(modules)
     for (_, other), members in groups.items():
         members.sort()
-        numbers = [number for _, number, _ in members]
-        rises = {b > a for a, b in pairwise(numbers)}
-        if len(members) >= FEWEST_BLOCKS and len(rises) > 1 and len({*numbers}) == len(numbers):
-            for (_, _, name), number in zip(members, sorted(numbers), strict=True):
-                result[name] = other.replace(NUMBER, str(number))
+        names, numbers = [name for *_, name in members], [number for _, number, _ in members]
+        targets = {number: other.replace(NUMBER, str(number)) for number in numbers}
+        if len(targets) < len(members):
+            continue
+        own, right = places
+        if all(n in own for n in names) and all(t in right for t in targets.values()):
+            names.sort(key=lambda name: own[name])
+            wanted = sorted(targets, key=lambda number: right[targets[number]])
+        elif len(members) >= FEWEST_BLOCKS and len({b > a for a, b in pairwise(numbers)}) > 1:
+            wanted = sorted(numbers)
+        else:
+            continue
+        result |= {name: targets[number] for name, number in zip(names, wanted, strict=True)}
     return result if len({*result.values()}) == len({*modules.values()}) else dict(modules)
 
 
-def _inside_of_blocks(modules: Mapping[str, str]) -> dict[str, str]:
-    """Two modules of a block in the order that they have in most blocks, or by their names."""
+def _inside_of_blocks(modules: Mapping[str, str], places: Places) -> dict[str, str]:
+    """Two modules of a block in the order that they have in most blocks, or by their names.
+
+    Of two blocks the one is right in which they run in the reference's order.
+    """
+    own_places, right_places = places
+
+    def in_order(*pairs: tuple[str, str]) -> bool:
+        runs = [(own_places.get(a, 0), right_places.get(b, 0)) for a, b in pairs]
+        return (runs[0][0] - runs[1][0]) * (runs[0][1] - runs[1][1]) > 0
+
     votes: dict[str, Counter[str]] = defaultdict(Counter)
     for name, target in modules.items():
         for template, _ in numbered_variants(name):
@@ -62,9 +86,12 @@ def _inside_of_blocks(modules: Mapping[str, str]) -> dict[str, str]:
                         continue
                     straight = votes[template][other] + votes[rivals[0]][own]
                     crossed = votes[template][own] + votes[rivals[0]][other]
-                    if (straight, _likeness(name, wanted, rival, target)) > (
+                    chosen = (name, wanted), (rival, target)
+                    loaded = (name, target), (rival, wanted)
+                    if (straight, in_order(*chosen), _likeness(*chosen[0], *chosen[1])) > (
                         crossed,
-                        _likeness(name, target, rival, wanted),
+                        in_order(*loaded),
+                        _likeness(*loaded[0], *loaded[1]),
                     ) and votes[rivals[0]][own]:
                         result[name], result[rival] = wanted, target
     return result

@@ -152,7 +152,7 @@ class _RoleComparer:
             and bool(fits_of(port.shape, reference.shape)[0])
             and self.blocks.allows(port.name, reference.name)
             and self.positions.permit(port, reference)
-            and self.comparer.both_normed(reference, port)
+            and self.comparer.same_form(reference, port)
         )
 
 

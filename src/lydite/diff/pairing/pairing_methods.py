@@ -3,7 +3,7 @@
 Each takes what is paired so far and adds to it; `by_siblings` also corrects what others guessed.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, takewhile
@@ -31,9 +31,8 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
-from lydite.diff.pairing.exchanged import without_exchanges
+from lydite.diff.pairing.module_names import by_parameters, by_spelling
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
-from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
 from lydite.diff.pairing.paired_events import same_kind
 from lydite.diff.pairing.results import by_ends_of_steps, by_last_values, by_results
@@ -47,48 +46,6 @@ Method = Callable[[NamePairs], None]
 SOON_TAKEN = 8  # paired values after one among which it is taken
 ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
-
-
-def by_spelling(names: NamePairs) -> None:
-    """Names that are equal, or differ in spelling or leading scopes only."""
-    by_name = {s.name if s.slot == "out" else f"{s.name}.{s.slot}": s for s in names.free()}
-    matched = match_spelling(names.left(), by_name)
-    names.add({a: by_name[b] for a, b in matched.items() if a == b}, "name")
-    names.add({a: by_name[b] for a, b in matched.items() if a != b}, "spelling")
-
-
-def by_parameters(names: NamePairs) -> None:
-    """Modules that have the same parameters."""
-    weights, reference_weights = names.port.weights(), names.reference.weights()
-    if not weights or not reference_weights:
-        return
-    loaded = module_renames(match_weights(weights, reference_weights))
-    modules = without_exchanges(loaded)
-    outputs = (s for s in names.free() if s.slot == "out" and s in names.reference_events)
-    by_path = _by_path(site.name for site in outputs)
-    for name in names.left():
-        for module in dict.fromkeys((name.rpartition("/")[2], name)):
-            target = Site(by_path.get(modules.get(module, ""), ""))
-            if target.name and names.is_possible(name, (target,)):
-                is_loaded = modules[module] == loaded[module] and name in names.port_events
-                equal = _equal_instead(names, name, target) if is_loaded else None
-                how = "equal" if equal else "weights"
-                names.found[name] = Rename((equal or target,), how=how)
-                break
-
-
-def _equal_instead(names: NamePairs, name: str, site: Site) -> Site | None:
-    """A later output that a value equals, where it is not that of the layer with its parameters.
-
-    A port may record what it makes of the layer's output, as a sum with positions. An earlier one
-    is what the layer takes: the port leaves it out.
-    """
-    port, layer, comparer = names.port_events[name], names.reference_events[site], names.comparer
-    if comparer.are_equal([layer], [port]) is not False:
-        return None
-    later = {s: e for s, e in names.free_events(inputs=False).items() if e.i > layer.i}
-    same_size = (s for s, e in later.items() if prod(e.shape) == prod(port.shape))
-    return next((s for s in same_size if comparer.are_equal([later[s]], [port])), None)
 
 
 def by_fused_values(names: NamePairs) -> None:
@@ -379,7 +336,7 @@ def by_sequences(names: NamePairs) -> None:
             if len(group) == len(chosen) > 1 and all(
                 positions.permit(sides[0][name], free[site], 1)
                 and blocks.allows(name, site.name)
-                and names.comparer.both_normed(free[site], sides[0][name])
+                and names.comparer.same_form(free[site], sides[0][name])
                 for name, site in pairs
             ):
                 names.add(dict(pairs), "position")
@@ -506,7 +463,9 @@ def by_shapes(names: NamePairs) -> None:
         sites = {
             names.numbers(other): site
             for site, other in reversed(free.items())
-            if same_axes(other, event) and blocks.same_block(name, site.name)
+            if same_axes(other, event)
+            and blocks.same_block(name, site.name)
+            and names.comparer.same_form(other, event)
         }
         if name not in names.inputs:  # what a module returns, rather than what one takes
             returned = {key: site for key, site in sites.items() if not is_input(site)}
@@ -587,14 +546,6 @@ def _is_copy(names: NamePairs, name: str, other: str | None) -> bool:
         return False
     content = names.comparer.port.content
     return content(names.port_events[name]) == content(names.port_events[other])
-
-
-def _by_path(names: Iterable[str]) -> dict[str, str]:
-    """Names by themselves, and by what follows the component where only one has it."""
-    names = list(names)
-    counts = Counter(name.rpartition("/")[2] for name in names)
-    unique = {path: name for name in names if counts[path := name.rpartition("/")[2]] == 1}
-    return unique | {name: name for name in names}
 
 
 def _joins(whole: Event, parts: Sequence[Event]) -> bool:

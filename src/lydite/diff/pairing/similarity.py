@@ -33,6 +33,7 @@ EQUAL_FINE = 1e-4  # the same in float32, where rounding is far smaller
 FINE = ("", "f32", "f64")  # precisions of a run; "": no value shows it
 MAX_VALUES = 2**22  # larger values are compared by their statistics only
 MIN_ROWS = 8  # of a value whose rows show whether it is normed
+ONE = 2e-2  # by how much a sum of bfloat16 probabilities misses one
 ONE_SIZE = 0.02  # of the largest mean square of a row: by how much rows of one size differ
 MAX_CACHED = 32  # values in memory while they are compared with others
 
@@ -45,6 +46,7 @@ class ValueReader:
         self.cache: dict[int, NDArray[Any]] = {}
         self.known_stats: dict[int, Stats | None] = {}
         self.normed: dict[int, bool | None] = {}
+        self.probabilities: dict[int, bool] = {}
 
     def can_read(self, event: Event) -> bool:
         return prod(event.shape) <= MAX_VALUES and self.trace.has_values(event)
@@ -83,6 +85,22 @@ class ValueReader:
                 sizes = np.square(rows.astype(np.float64)).mean(-1)
                 self.normed[event.i] = bool(np.ptp(sizes) < ONE_SIZE * sizes.max())
         return self.normed[event.i]
+
+    def is_probability(self, event: Event) -> bool:
+        """Whether no number is negative, and those along an axis add up to one or are all zero."""
+        if event.i not in self.probabilities:
+            self.probabilities[event.i] = self._adds_up(event)
+        return self.probabilities[event.i]
+
+    def _adds_up(self, event: Event) -> bool:
+        stats = self.stats(event) if event.kind == "activation" and len(event.shape) > 2 else None
+        if stats is None or stats.min is None or stats.max is None or not self.can_read(event):
+            return False
+        if stats.min < 0 or not 0.1 < stats.max <= 1 + ONE:
+            return False
+        value = self.read(event).astype(np.float32)
+        sums = (value.sum(axis) for axis in (-1, -2))
+        return any(((np.abs(x - 1) < ONE) | (x == 0)).all() for x in sums)
 
 
 @dataclass(frozen=True)
@@ -124,10 +142,16 @@ class Comparer:
             return score + (near if error < CLOSE else 0.0), error
         return score + (1.0 if similar and cut == WHOLE else 0.0), inf
 
-    def both_normed(self, reference: Event, port: Event) -> bool:
-        """Whether both values come from a norm without weights, or neither; True if not known."""
+    def same_form(self, reference: Event, port: Event) -> bool:
+        """False where one value is normed or holds probabilities, and the other does not.
+
+        A norm is one without weights. The port's probabilities may be wrong and add up to another
+        number than one.
+        """
         sides = (self.reference.is_normed(reference), self.port.is_normed(port))
-        return None in sides or sides[0] == sides[1]
+        if None not in sides and sides[0] != sides[1]:
+            return False
+        return not self.port.is_probability(port) or self.reference.is_probability(reference)
 
     def correlation(self, reference: Event, port: Event) -> float:
         """The correlation of two values in the axis order that fits best."""

@@ -25,7 +25,6 @@ from lydite.trace.events import Event, Site
 ONE = 2e-2  # by how much squares of bfloat16 cosines and sines miss one
 FEWEST = 16  # numbers of a table
 MOST = 2**20
-MOST_SCORES = 2**24  # numbers of probabilities that are added up
 SAME = 2e-3  # between the angles of two equal tables
 NEAR = 4  # values between the cosines and the sines of a table
 
@@ -65,7 +64,7 @@ def by_tables(names: NamePairs) -> None:
                 names.found[name] = Rename((site,), how="similarity")
     _pair_sinusoids(names)
     _pair_in_order(names, _is_rotation)
-    _pair_in_order(names, _is_probability)
+    _pair_in_order(names, ValueReader.is_probability)
 
 
 def _pair_in_order(names: NamePairs, is_one: Callable[[ValueReader, Event], bool]) -> None:
@@ -226,17 +225,6 @@ def _is_rotation(reader: ValueReader, event: Event) -> bool:
         return False
     value = reader.read(event).astype(np.float64)
     return _add_up(value[..., 0::2], value[..., 1::2])
-
-
-def _is_probability(reader: ValueReader, event: Event) -> bool:
-    """Whether the numbers along an axis add up to one, and none is negative."""
-    stats = reader.stats(event) if event.kind == "activation" and len(event.shape) > 2 else None
-    if stats is None or stats.min is None or stats.max is None or not reader.can_read(event):
-        return False
-    if prod(event.shape) > MOST_SCORES or stats.min < 0 or not 0.1 < stats.max <= 1 + ONE:
-        return False
-    value = reader.read(event).astype(np.float32)
-    return any(np.abs(value.sum(axis) - 1).max() < ONE for axis in (-1, -2))
 
 
 def _add_up(x: NDArray[Any], y: NDArray[Any]) -> bool:

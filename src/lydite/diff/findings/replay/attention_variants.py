@@ -81,6 +81,8 @@ def _other_masks(usual: Form, lengths: Iterable[int]) -> Changes:
         words = f"mask: with {first}, not {other}, for queries that see no key"
         yield words, {"zero_unseeing": not usual.zero_unseeing}
     bias = 0.0 if usual.bias is None else usual.bias
+    words = "softmax: with the softmax over the queries, and zero for hidden keys"
+    yield words, {"axis": -2, "kept": shown}
     yield f"mask: without {recorded}", {"shown": None}
     yield f"mask: with {recorded} after the softmax", {"shown": None, "kept": shown}
     yield f"mask: with {recorded} inverted", {"shown": hidden}
@@ -96,6 +98,14 @@ def _other_masks(usual: Form, lengths: Iterable[int]) -> Changes:
         words = f"mask: with {recorded} transposed, so that tokens see those after them"
         yield words, {"shown": shown.swapaxes(-1, -2)}
         yield from _other_causal(usual, shown)
+    if n == m:
+        queries = np.swapaxes(shown.any(-2, keepdims=True), -1, -2)
+        if not queries.all():
+            words = "mask: with zero for queries that are hidden as keys (padding)"
+            yield words, {"kept": queries}
+        causal = shown & np.tri(n, dtype=bool)
+        if not np.array_equal(causal, np.broadcast_to(shown, causal.shape)):
+            yield f"mask: with a causal mask beside {recorded}: no later keys", {"shown": causal}
     if len(shown) > 1:
         yield f"mask: with {recorded} of the first row for the whole batch", {"shown": shown[:1]}
         yield f"mask: with {recorded} of the batch backwards", {"shown": shown[::-1]}

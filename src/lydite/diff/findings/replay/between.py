@@ -14,6 +14,7 @@ MAX_SIZE = 2**21  # numbers of a value that norms are tried with
 MIN_ROWS = 8  # of a value whose scale and shift per channel are fitted
 
 
+@np.errstate(all="ignore")  # an activation of large numbers may overflow
 def missing_operation(e: Evidence, used: Array, wanted: Array) -> str:
     """What makes the reference's value from the one that the port uses, or the reverse, in words.
 
@@ -35,7 +36,10 @@ def missing_operation(e: Evidence, used: Array, wanted: Array) -> str:
     if kind := _activated_norm(e, wanted, used):
         return f"the port takes the normed value ({kind}), the reference the value before the norm"
     if term := _term(e, wanted - used, wanted):
-        return f"{term} is not added in the port: a residual or a branch is missing from the sum"
+        return (
+            f"{term} is not added in the port before this: a residual or a branch is missing from "
+            "the sum, or is added after it"
+        )
     if term := _term(e, used - wanted, wanted):
         return f"the port has already added {term}; the reference takes the value before that sum"
     if term := _term(e, wanted - used, wanted, gated=True):
@@ -140,7 +144,20 @@ def _term(e: Evidence, rest: Array, whole: Array, *, gated: bool = False) -> str
             value = (value * rest).sum(1, keepdims=True) / np.maximum(power, 1e-300) * value
         if apart_of(value, rest) <= limit:
             return source.name
-    return ""
+    row = None if gated else _one_per_row(rest, limit)
+    if row is None:
+        return ""
+    limit *= (row.size / rest.size) ** 0.5
+    return next((s.name for s in _alike(e, row) if apart_of(s.x, row) <= limit), "")
+
+
+def _one_per_row(value: Array, limit: float) -> Array | None:
+    """What a picture or tokens have at all places: (batch, channels), as an embedding of time."""
+    if value.ndim not in (3, 4):
+        return None
+    places = (1,) if value.ndim == 3 else (2, 3)
+    mean = value.mean(places, keepdims=True)
+    return mean.reshape(len(value), -1) if apart_of(value, mean + 0 * value) <= limit else None
 
 
 def _alike(e: Evidence, value: Array) -> Iterator[Source]:

@@ -183,6 +183,7 @@ def _convolutions(e: Evidence, x: Array, at: Array, usual: Form) -> Iterator[Can
     for name, dtype in NARROW.items():
         rounded = replace(usual, weight=narrow(weight, dtype))
         yield Candidate(f"with its weight in {name}", rounded.at(x, at))
+        yield Candidate(f"with its input in {name}", usual.at(narrow(x, dtype), at))
         low = rounded.at(narrow(x, dtype), at)
         yield Candidate(f"with its weight and input in {name}", low)
         yield Candidate(f"with its weight, input and result in {name}", narrow(low, dtype))

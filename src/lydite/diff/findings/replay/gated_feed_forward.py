@@ -31,6 +31,21 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def _tanh_gelu(factor: float, cubic: float) -> Callable[[Array], Array]:
+    return lambda x: 0.5 * x * (1 + np.tanh(factor * (x + cubic * x**3)))
+
+
+ROOT, CUBIC = sqrt(2 / pi), 0.044715
+FACTORS = {"2/π": 2 / pi, "√2/π": sqrt(2) / pi, "√(π/2)": sqrt(pi / 2), "1": 1.0}
+OTHER_NUMBERS: dict[str, Callable[[Array], Array]] = {  # activations with a wrong constant
+    f"gelu with tanh and a constant of {cubic:.6g}, not {CUBIC},": _tanh_gelu(ROOT, cubic)
+    for cubic in (0.0044715, 0.44715, 0.04715, 0.0447, 0.045, 0.0)
+} | {
+    f"gelu with tanh and a factor of {words}, not √(2/π),": _tanh_gelu(factor, CUBIC)
+    for words, factor in FACTORS.items()
+}
+
+
 def other_gate(e: Evidence) -> Finding | None:
     """The reference is act(a) · b of two recorded values, the port another form of them."""
     if not is_replayable(e, least=16) or e.port.ndim < 2:
@@ -93,6 +108,11 @@ def _gated(gate: Array, other: Array, name: str, other_name: str) -> Iterator[Ca
         yield Candidate(f"{label}({name}) · {other_name}", active * other)
         yield Candidate(f"{label}({name}) + {other_name}", active + other)
         yield Candidate(f"{label}({other_name}) · {name}", f(other) * gate)
+    for label in ("silu", "gelu with tanh", "gelu"):
+        words = f"{label}({name} · {other_name}), of the product, not of {name} alone"
+        yield Candidate(words, ACTIVATIONS[label](gate * other))
+    for words, f in OTHER_NUMBERS.items():
+        yield Candidate(f"{words}({name}) · {other_name}", f(gate) * other)
     yield Candidate(f"{name} · {other_name}", gate * other)
     joined = np.concatenate((gate, other), -1)
     for label in ("silu", "gelu with tanh", "gelu"):

@@ -39,6 +39,7 @@ from lydite.diff.result import Finding
 MAX_OFFSETS = 3  # positions by which an input may be displaced
 MAX_SEARCH = 20  # steps in the search for a factor
 MAX_REPLACED = 16  # values that are tried in the place of a joined one
+MAX_PIECES = 64  # of fused projections
 MAX_TERMS = 12  # recorded values that a sum may consist of
 MAX_PROJECTIONS = 6  # values before a layer of which two or three may be one projection
 NEAR = 40  # values before a layer among which these are
@@ -145,7 +146,10 @@ def _other_sum(e: Evidence) -> Finding | None:
                 cause, fix = "residual-missing", f"Add the residual, {x.name}."
             elif told.wrong == x.name:
                 cause = "branch-missing"
-                fix = f"Add {right}{y.name}; the port takes the residual stream before it is added."
+                fix = (
+                    f"Add {right}{y.name}: the port takes the residual stream before it is added, "
+                )
+                fix += "or never adds it."
             elif right and told.wrong == f"{x.name} + {y.name}":
                 cause = "gate-missing"
             elif told.wrong.startswith(f"{x.name} +") and told.wrong.endswith(f" · {y.name}"):
@@ -366,6 +370,12 @@ def _rearrangements(x: Array) -> Iterator[Candidate]:
             yield Candidate(
                 f"with axis {axis} read as {rows} × {size // rows} and transposed", turned
             )
+    if x.ndim == 4 and min(x.shape[2:]) > 1:
+        a, b = x.shape[2:]
+        words = f"with the width read as {b} × {a} and transposed: heads as its inner axis"
+        yield Candidate(words, x.reshape(*x.shape[:2], b, a).swapaxes(2, 3))
+        words = "with heads and tokens split without moving their axis (reshape, no transpose)"
+        yield Candidate(words, x.swapaxes(1, 2).reshape(x.shape))
     for axis in range(1, x.ndim - 1):
         if x.shape[axis] == x.shape[axis + 1]:
             words = f"with axes {axis} and {axis + 1} exchanged"
@@ -393,7 +403,7 @@ def _other_order(e: Evidence) -> Finding | None:
         told = told_apart(e, tried, reference_is=", ".join(name for name, _ in chunks))
         cause = "another-value"
     if told is None:
-        return None
+        return _other_part(e, chunks, values, axis)
     return Finding(
         cause,
         f"The port joins {told.wrong} in this order, the reference {told.right}.",
@@ -415,6 +425,33 @@ def _with_another(
             yield Candidate(", ".join(names), np.concatenate(parts, axis))
 
 
+def _other_part(
+    e: Evidence, chunks: list[tuple[str, Array]], values: list[Source], axis: int
+) -> Finding | None:
+    """One of the joined values is another activation of a recorded value."""
+    for at, (name, chunk) in enumerate(chunks):
+        for source in (s for s in values if s.x.shape == chunk.shape):
+            labels = [n for n, f in VARIANTS.items() if apart_of(chunk, f(source.x)) <= e.noise()]
+            if not labels or labels[0] == NONE:
+                continue
+            joined = [x for _, x in chunks]
+            tried = (
+                Candidate(
+                    label, np.concatenate([*joined[:at], f(source.x), *joined[at + 1 :]], axis)
+                )
+                for label, f in VARIANTS.items()
+            )
+            told = told_apart(e, tried, reference_is=labels[0])
+            if told is not None:
+                return Finding(
+                    "other-activation",
+                    f"The port joins {told.wrong} of {source.name} with the other part, the "
+                    f"reference {told.right} of it ({name}); {told.leaves}.",
+                    f"Use {told.right} here.",
+                )
+    return None
+
+
 def _joined_axis(parts: tuple[Tile, ...]) -> int | None:
     """The only axis along which parts lie one behind the other."""
     axes = {
@@ -424,6 +461,35 @@ def _joined_axis(parts: tuple[Tile, ...]) -> int | None:
         if s != t
     }
     return axes.pop() if len(axes) == 1 else None
+
+
+def _another_part(e: Evidence) -> Finding | None:
+    """The layer takes other numbers of a fused projection, of which the reference takes some."""
+    if e.port.ndim not in (3, 4):
+        return None
+    batch, tokens = e.port.shape[:2]
+    width = e.values[0].size // (batch * tokens)
+    parts: list[tuple[str, Array]] = []
+    for source in sources(e):
+        count, rest = divmod(source.x.shape[-1], width) if source.x.ndim == 3 else (0, 1)
+        if not rest and source.x.shape[:2] == (batch, tokens):
+            for n, part in enumerate(np.split(source.x, count, -1)):
+                where = f"part {n} of {count} of " if count > 1 else ""
+                parts.append((where + source.name, part))
+    tried = [Candidate(AS_IT_IS, e.values[0])]
+    tried += [Candidate(name, part.reshape(e.port.shape)) for name, part in parts[:MAX_PIECES]]
+    told = told_apart(e, tried, reference_is=AS_IT_IS)
+    if told is None:
+        return None
+    right = next(
+        (n for n, x in parts if apart_of(e.values[0].reshape(x.shape), x) <= e.noise()), ""
+    )
+    return Finding(
+        "another-value",
+        f"The port takes {told.wrong}{', the reference ' * bool(right)}{right}: a fused projection "
+        f"is split in another order; {told.leaves}.",
+        "Split the fused projection (q, k, v, MLP) in the order in which its weights are joined.",
+    )
 
 
 def _scaled(e: Evidence) -> Finding | None:
@@ -492,4 +558,5 @@ OF_INPUT: tuple[Hypothesis, ...] = (
     _other_order,
     _rearranged,
     *OF_TOKENS,
+    _another_part,
 )

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.quantized_weight import quantized
 from lydite.diff.findings.replay.variants import (
     Candidate,
     Replayed,
@@ -26,6 +27,7 @@ MAX_SOLVED = 1024  # inputs of a layer whose weight is computed from its values
 SPARE_ROWS = 16  # more than a layer has inputs
 ALIKE = 0.95  # cosine of two errors that have one cause
 LEAST_ERRORS = 64  # numbers that show it
+MOST_HEADS = 64
 MAX_OTHERS = 64  # parameters of the same shape that are tried
 FUSED = re.compile(r"(.*[._/])(q|k|v)((?:_proj)?)$")  # to_q, q_proj
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -124,6 +126,9 @@ def linear_layer(e: Evidence) -> Replayed | None:
             yield from _linear(e, flat, weight, bias)
             yield from _other_parts(flat, weight, bias, parts)
             yield from _others_fused(e, flat, bias, parts)
+            for words, moved in _other_heads(x):
+                y = moved.reshape(-1, x.shape[-1])[rows] @ weight.T
+                yield Candidate(words, y if bias is None else y + bias)
 
         def apply(x: Array, rows: Array = rows) -> Array:
             y = x.reshape(-1, x.shape[-1])[rows] @ weight.T
@@ -207,6 +212,15 @@ def told(layer: Replayed) -> Finding | None:
     cause, fix = FIXES.get(told.wrong.partition(": ")[0], ("", ""))
     if not cause and told.wrong.startswith("with the parameters of"):
         cause, fix = "another-parameter", "Load the module's own parameters."
+    if not cause and "quantized to" in told.wrong:
+        cause, fix = "quantized", "Load the weight in the reference's precision."
+    if not cause and "of its weight in another order" in told.wrong:
+        cause, fix = (
+            "weight-reordered",
+            "Move the axes of the weight (heads, channels) when loading.",
+        )
+    if (not cause and "of its input joined" in told.wrong) or "of its input split" in told.wrong:
+        cause, fix = "heads-not-moved", "Move the axis of heads before the reshape (transpose)."
     if not cause and told.wrong.startswith("with its parts"):
         cause, fix = "qkv-exchanged", "Join the weights of q, k and v in the reference's order."
     if not cause and told.wrong.endswith(tuple(f" in {name}" for name in NARROW)):
@@ -261,14 +275,41 @@ def _linear(e: Evidence, x: Array, weight: Array, bias: Array | None) -> Iterato
     elif outputs > 1 < inputs:
         raw = weight.reshape(inputs, outputs).T
         yield Candidate("with its weight in another order", result(raw))
+    for words, other in quantized(weight):
+        yield Candidate(f"with its weight {words}", result(other))
+    for heads in _head_counts(inputs):
+        moved = weight.reshape(outputs, heads, -1).swapaxes(1, 2).reshape(outputs, inputs)
+        words = f"its inputs read as {inputs // heads} × {heads}, not {heads} × {inputs // heads}"
+        yield Candidate(f"with the inputs of its weight in another order: {words}", result(moved))
     for name, dtype in NARROW.items():
         rounded = narrow(weight, dtype)
         yield Candidate(f"with its weight in {name}", result(rounded))
+        given = narrow(x, dtype) @ weight.T + (0.0 if bias is None else bias)
+        yield Candidate(f"with its input in {name}", given)
         low = narrow(x, dtype) @ rounded.T + (0.0 if bias is None else bias)
         yield Candidate(f"with its weight and input in {name}", low)
         yield Candidate(f"with its weight, input and result in {name}", narrow(low, dtype))
     for name, other, shift in others(e, weight, bias):
         yield Candidate(f"with the parameters of {name}", result(other, shift))
+
+
+def _other_heads(x: Array) -> Iterator[tuple[str, Array]]:
+    """The input (batch, tokens, width) with its heads in another order, or not moved back."""
+    if x.ndim != 3:
+        return
+    batch, tokens, width = x.shape
+    for heads in _head_counts(width):
+        split = x.reshape(batch, tokens, heads, -1)
+        words = f"with {heads} heads of its input"
+        joined = split.swapaxes(1, 2).reshape(x.shape)
+        yield f"{words} joined without moving their axis back", joined
+        apart = split.swapaxes(1, 2).reshape(batch, tokens, heads, -1)
+        yield f"{words} split without moving their axis", apart.swapaxes(1, 2).reshape(x.shape)
+
+
+def _head_counts(width: int) -> list[int]:
+    """Into how many heads a width may be split."""
+    return [n for n in range(2, min(width // 2, MOST_HEADS) + 1) if width % n == 0]
 
 
 def other_bias(result: Callable[[Array | None], Array], bias: Array | None) -> Iterator[Candidate]:

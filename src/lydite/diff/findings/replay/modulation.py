@@ -127,7 +127,7 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
                 f"{told.right}; {told.leaves}.",
                 f"Use a {told.right}.",
             )
-        for other in values:
+        for other in others:
             value = next(c.value for c in norms(other.own, -1) if c.name == kind)
             if other is not source and apart_of(e.values[1], value * scale + shift) <= allowed(e):
                 found = Finding(

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from lydite.diff.findings.evidence import Array
-from lydite.diff.findings.replay.gated_feed_forward import ACTIVATIONS
+from lydite.diff.findings.replay.gated_feed_forward import ACTIVATIONS, OTHER_NUMBERS
 from lydite.diff.findings.replay.variants import Candidate
 
 NORM_EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -25,6 +25,7 @@ VARIANTS: dict[str, Callable[[Array], Array]] = {
     "softplus": lambda x: np.logaddexp(x, 0),
     "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     NONE: lambda x: x,
+    **OTHER_NUMBERS,
 }
 
 

@@ -70,6 +70,8 @@ def other_norm(e: Evidence) -> Finding | None:
     if not is_replayable(e) or not e.slot.startswith("out") or e.port.ndim < 2:
         return None
     inputs = [source for source in inputs_of(e) if source.x.shape == e.reference.shape]
+    if not e.parameters() and (found := _other_modulated_norm(e)) is not None:
+        return found
     for source, channels in ((source, axis) for source in inputs for axis in (-1, 1)):
         if channels == 1 and e.port.ndim < 3:
             continue
@@ -100,6 +102,28 @@ def other_norm(e: Evidence) -> Finding | None:
                 found = found or _norm_of_another(e, source, best, channels, known)
                 if found is not None:
                     return found
+    return None
+
+
+def _other_modulated_norm(e: Evidence) -> Finding | None:
+    """A norm with scale and shift for each row of the batch, of another kind or eps."""
+    for source in _lately(e):
+        best, left, scale, shift = _best_norm(e, source, -1, None, by_row=True)
+        if not best or left > allowed(e):
+            continue
+        told = told_apart(
+            e,
+            _scaled_norms(source.x, -1, scale, shift),
+            partial(_scaled_norms, source.own, -1, scale, shift),
+            reference_is=best,
+        )
+        if told is not None:
+            return Finding(
+                "other-norm",
+                f"The port modulates a {told.wrong} of {source.name}, the reference a "
+                f"{told.right}; {told.leaves}.",
+                f"Use a {told.right}.",
+            )
     return None
 
 

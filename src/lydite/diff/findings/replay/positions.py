@@ -1,8 +1,8 @@
-"""Positions: sinusoids of timesteps, tables that are added, buckets of T5."""
+"""Positions: sinusoids of timesteps, and tables that are added."""
 
 from collections.abc import Iterator
 from itertools import islice, product
-from math import isqrt, log, pi
+from math import isqrt, pi
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from lydite.diff.findings.replay.variants import (
     Candidate,
     allowed,
     apart_of,
-    fit_tolerance,
     is_replayable,
     sources,
     told_apart,
@@ -199,45 +198,6 @@ def _sincos(table: Array) -> tuple[str, Array] | None:
     return None
 
 
-def other_buckets(e: Evidence) -> Finding | None:
-    """The buckets of T5's relative positions, with another direction or other limits."""
-    if not e.same_shape or min(e.port.shape, default=0) < 1:
-        return None
-    right, wrong = _whole_numbers(e) if e.port.ndim == 2 else _rows_of_table(e)
-    if right is None or wrong is None or min(right.shape) < 4:
-        return None
-    tried = list(_buckets(*right.shape))
-    names = [
-        next((c.name for c in tried if np.array_equal(c.value, side)), None)
-        for side in (right, wrong)
-    ]
-    if names[0] is None or names[1] is None or names[0] == names[1]:
-        return None
-    return Finding(
-        "other-buckets",
-        f"The port has buckets of relative positions {names[1]}, the reference {names[0]}.",
-        f"Compute the buckets {names[0]}.",
-    )
-
-
-def _whole_numbers(e: Evidence) -> tuple[Array | None, Array | None]:
-    """Both values, where the reference's are whole numbers."""
-    right, wrong = e.values
-    whole = bool((right == np.rint(right)).all()) and float(right.min()) >= 0
-    return (right, wrong) if whole else (None, None)
-
-
-def _rows_of_table(e: Evidence) -> tuple[Array | None, Array | None]:
-    """Which row of the module's table each position has, for both values (queries, keys, width)."""
-    weight = e.parameters().get("weight")
-    if e.port.ndim != 3 or weight is None or weight.shape[1:] != e.port.shape[2:]:
-        return None, None
-    near = fit_tolerance(e) * float(np.linalg.norm(weight, axis=-1).max())
-    sides = (_found_rows(value.reshape(-1, value.shape[2]), weight, near) for value in e.values)
-    right, wrong = (rows.reshape(e.port.shape[:2]) for rows in sides)
-    return (None, None) if min(right.min(), wrong.min()) < 0 else (right, wrong)
-
-
 def _sinusoids(times: Array, width: int) -> Iterator[Candidate]:
     for unit, period, shift, order in product(
         (1.0, 1000.0, 0.001), (1e4, 1e3, 1e5, 1e2), (0, 1), ORDERS
@@ -271,7 +231,7 @@ def _other_rows(
             known, sizes = rows, _square(len(rows))  # of which the reference's is a part
     if sizes is None:
         return None
-    places = [_found_rows(table, known, near) for table in (right, wrong)]
+    places = [found_rows(table, known, near) for table in (right, wrong)]
     both = (places[0] >= 0) & (places[1] >= 0)
     if not (places[0] >= 0).all() or not both.any():
         return None
@@ -292,7 +252,7 @@ def _other_rows(
     )
 
 
-def _found_rows(table: Array, known: Array, near: float) -> Array:
+def found_rows(table: Array, known: Array, near: float) -> Array:
     """For each row of a table the row of a known one that it equals, or −1."""
     columns = np.linspace(0, table.shape[1] - 1, min(COLUMNS, table.shape[1])).astype(int)
     found = np.full(len(table), -1)
@@ -301,34 +261,3 @@ def _found_rows(table: Array, known: Array, near: float) -> Array:
         best = int(apart.argmin())
         found[at] = best if apart[best] <= near else -1
     return found
-
-
-def _buckets(queries: int, keys: int) -> Iterator[Candidate]:
-    distance = np.arange(keys)[None] - np.arange(queries)[:, None]
-    for count in (32, 16, 64, 8):
-        for furthest in (128, 64, 32, 256, 20, 12, 16, 512):
-            for words, both, sign in (
-                ("of both directions", True, 1),
-                ("of one direction", False, 1),
-                ("of both directions with the other sign", True, -1),
-                ("of one direction with the other sign", False, -1),
-            ):
-                if furthest <= count // 2:
-                    continue
-                value = _t5_bucket(sign * distance, both, count, furthest)
-                yield Candidate(f"{words}, {count} up to a distance of {furthest}", value)
-
-
-def _t5_bucket(distance: Array, both: bool, count: int, furthest: int) -> Array:
-    """As in transformers' T5Attention: half of the buckets exact, the others logarithmic."""
-    start = np.zeros_like(distance)
-    if both:
-        count //= 2
-        start = np.where(distance > 0, count, 0)
-        distance = np.abs(distance)
-    else:
-        distance = np.maximum(-distance, 0)
-    exact = count // 2
-    far = np.log(np.maximum(distance, 1) / exact) / log(furthest / exact) * (count - exact)
-    far = np.minimum(exact + np.trunc(far).astype(int), count - 1)
-    return start + np.where(distance < exact, distance, far)

@@ -37,7 +37,7 @@ def other_residual(e: Evidence) -> Finding | None:
     limit = fit_tolerance(e)
     values = [source for source in sources(e) if source.x.shape == e.port.shape]
     if e.port.ndim != 3 or e.port.shape[1] < 4:
-        return _other_term(e, values)
+        return _other_term(e, values) or _left_out(e, values)
     tables = list(chunk_tables(e))
     for x, y in _ordered_pairs(values):
         gate = _factors(y.x, reference - x.x, limit)
@@ -66,6 +66,8 @@ def other_residual(e: Evidence) -> Finding | None:
             return Finding(cause, text, fix)
         scaled = own[right][:, None]
         sums = [(f"{_term(right, x.name)} + {y.name}", scaled * x.own + y.own, "", x, x)]
+        both = f"{right} · ({x.name} + {y.name}), gated as a whole"
+        sums.append((both, scaled * (x.own + y.own), "", x, x))
         for other in values:
             if other.name not in (x.name, y.name):
                 ours = f"{other.name} + {term}", f"{x.name} + {_term(right, other.name)}"
@@ -160,6 +162,20 @@ def _other_term(e: Evidence, values: list[Source]) -> Finding | None:
                     )
                     return with_relation(e, found, other.name, lost.name)
         return None
+    return None
+
+
+def _left_out(e: Evidence, values: list[Source]) -> Finding | None:
+    """That what a part of the module gives is missing from a sum of three or more."""
+    reference, port = e.values
+    for source in (s for s in values if s.name.startswith(f"{e.name}.")):
+        size = float(np.linalg.norm(source.x))
+        if size > 1e-3 * e.norms[0] and apart_of(reference - port, source.x) <= allowed(e):
+            return Finding(
+                "branch-missing",
+                f"The reference is the port's value plus {source.name}.",
+                f"Add {source.name}: {source.name.rpartition('.')[2]} is missing from the sum.",
+            )
     return None
 
 

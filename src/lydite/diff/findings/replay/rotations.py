@@ -47,7 +47,8 @@ def other_rotation(e: Evidence) -> Finding | None:
                 continue
             found = _compare_rotations(e, source, heads, pairing, right, limit)
             if found is None and heads.kept is None:
-                found = _norm_before(e, source, _turned_back(e, heads, pairing, right))
+                back = _turned_back(e, heads, pairing, right)
+                found = _joined_otherwise(e, source, back) or _norm_before(e, source, back)
             if found is None:
                 e.ruled_out.append(f"rotations of {source.name}")
             return found
@@ -64,6 +65,27 @@ def _turned_back(e: Evidence, heads: "Heads", pairing: str, table: Table) -> Arr
     if e.port.ndim == 4 and heads.token_axis == 2:
         back = back.swapaxes(1, 2)
     return back.reshape(e.port.shape)
+
+
+def _joined_otherwise(e: Evidence, source: Source, back: Array) -> Finding | None:
+    """That the port joins two streams in the other order before it rotates them."""
+    for axis in (1, 2) if " and " in source.name else ():
+        own = source.own
+        for by in range(1, own.shape[axis]):
+            start = (slice(None),) * axis + (slice(0, 1),)
+            piece = (slice(None),) * axis + (slice(by, by + 1),)
+            if apart_of(back[start], own[piece]) > 0.02 * float(np.linalg.norm(own[piece])):
+                continue
+            left = apart_of(back, np.roll(own, -by, axis))
+            if left <= allowed(e):
+                first, second = source.name.split(" and ", 1)
+                return Finding(
+                    "parts-reordered",
+                    f"The port joins {second} and {first} in this order and rotates them by the "
+                    f"positions of {first} and {second}; {e.leaves(left)}.",
+                    "Join the two streams (text and image) in the order of the positions.",
+                )
+    return None
 
 
 def _norm_before(e: Evidence, source: Source, back: Array) -> Finding | None:

@@ -1,0 +1,87 @@
+"""Pair modules by their names, or by the parameters that they have.
+
+The first methods of `pairing_methods`: each takes what is paired so far and adds to it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from math import prod
+
+from lydite.diff.measure.axes import possible_fits
+from lydite.diff.name_map import Rename
+from lydite.diff.pairing.exchanged import without_exchanges
+from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
+from lydite.diff.pairing.pair_names import NamePairs
+from lydite.diff.pairing.similarity import is_input
+from lydite.trace.events import Site
+
+
+def by_spelling(names: NamePairs) -> None:
+    """Names that are equal, or differ in spelling or leading scopes only."""
+    by_name = {s.name if s.slot == "out" else f"{s.name}.{s.slot}": s for s in names.free()}
+    matched = match_spelling(names.left(), by_name)
+    names.add({a: by_name[b] for a, b in matched.items() if a == b}, "name")
+    spelled = {a: by_name[b] for a, b in matched.items() if a != b}
+    spelled = {a: b for a, b in spelled.items() if not _is_of_other_form(names, a, b)}
+    names.add(spelled, "spelling")
+
+
+def _is_of_other_form(names: NamePairs, name: str, site: Site) -> bool:
+    """Whether a value has as many numbers as that of its name, in axes that no order makes equal.
+
+    Latents after the loop may have the name of those in it, which are tokens there. One value
+    that the reference recorded by hand may also equal a later one.
+    """
+    event, other = names.port_events.get(name), names.reference_events.get(site)
+    if event is None or other is None or prod(event.shape) != prod(other.shape):
+        return False
+    if not possible_fits(event.shape, other.shape):
+        return True
+    modules = {e.name for e in names.reference.events if is_input(e.site)}
+    return site.name not in modules and _equal_instead(names, name, site) is not None
+
+
+def by_parameters(names: NamePairs) -> None:
+    """Modules that have the same parameters."""
+    weights, reference_weights = names.port.weights(), names.reference.weights()
+    if not weights or not reference_weights:
+        return
+    loaded = module_renames(match_weights(weights, reference_weights))
+    outputs = [s for s in names.free() if s.slot == "out" and s in names.reference_events]
+    by_path = _by_path(site.name for site in outputs)
+    places = (
+        {path: names.port_events[n].i for path, n in _by_path(names.port_events).items()},
+        {path: names.reference_events[Site(name)].i for path, name in by_path.items()},
+    )
+    modules = without_exchanges(loaded, places)
+    for name in names.left():
+        for module in dict.fromkeys((name.rpartition("/")[2], name)):
+            target = Site(by_path.get(modules.get(module, ""), ""))
+            if target.name and names.is_possible(name, (target,)):
+                is_loaded = modules[module] == loaded[module] and name in names.port_events
+                equal = _equal_instead(names, name, target) if is_loaded else None
+                how = "equal" if equal else "weights"
+                names.found[name] = Rename((equal or target,), how=how)
+                break
+
+
+def _equal_instead(names: NamePairs, name: str, site: Site) -> Site | None:
+    """A later output that a value equals, where it is not that of the layer with its parameters.
+
+    A port may record what it makes of the layer's output, as a sum with positions. An earlier one
+    is what the layer takes: the port leaves it out.
+    """
+    port, layer, comparer = names.port_events[name], names.reference_events[site], names.comparer
+    if comparer.are_equal([layer], [port]) is not False:
+        return None
+    later = {s: e for s, e in names.free_events(inputs=False).items() if e.i > layer.i}
+    same_size = (s for s, e in later.items() if prod(e.shape) == prod(port.shape))
+    return next((s for s in same_size if comparer.are_equal([later[s]], [port])), None)
+
+
+def _by_path(names: Iterable[str]) -> dict[str, str]:
+    """Names by themselves, and by what follows the component where only one has it."""
+    names = list(names)
+    counts = Counter(name.rpartition("/")[2] for name in names)
+    unique = {path: name for name in names if counts[path := name.rpartition("/")[2]] == 1}
+    return unique | {name: name for name in names}
