@@ -150,8 +150,11 @@ def test_positions_of_tokens() -> None:
     right[6:, 1], right[6:, 2] = torch.arange(6) // 3, torch.arange(6) % 3
     counted, exchanged = right.clone(), right[:, [0, 2, 1]]
     counted[:6, 0] = torch.arange(6)
+    moved, stretched = right + torch.tensor([0, 2, 0]), right * torch.tensor([1, 1, 2])
     assert "counts from 1 in the port" in first(seen(right, counted))[1]
     assert "axis 1 has the positions of the reference's axis 2" in first(seen(right, exchanged))[1]
+    assert "displaced by +2 (offset)" in first(seen(right, moved))[1]
+    assert "times 2" in first(seen(right, stretched))[1]
 
 
 def test_an_activation_of_one_of_two_joined_values() -> None:

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lydite.diff.findings.replay.rotation_angles import compare_angles, other_ids
-from support.findings import evidence
+from lydite.diff.findings.replay.rotation_angles import compare_angles
 
 Array = NDArray[np.float64]
 TEXT, GRID = np.zeros((5, 3)), np.stack(np.meshgrid([33], range(4), range(6), indexing="ij"), -1)
@@ -77,16 +76,3 @@ def test_angles_that_are_no_rotation_of_the_same_tokens() -> None:
     assert compare_angles("q", table(), other) is None
     assert compare_angles("q", other, table()) is None
     assert compare_angles("q", table(), table()) is None
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (IDS + np.array((0, 2, 0)), "token 0 has 2, in the reference 0: displaced by +2 (offset)"),
-        (IDS[:, [0, 2, 1]], "axis 1 has those of axis 2: the axes are exchanged"),
-        (IDS * (1, 1, 2), "of axis 2: token 6 has 2, in the reference 1: times 2"),
-    ],
-)
-def test_positions_themselves(wrong: Array, says: str) -> None:
-    found = other_ids(evidence(IDS, wrong))
-    assert found is not None and found.cause == "rotation-positions" and says in found.evidence

@@ -61,7 +61,6 @@ from lydite.diff.findings.replay.positions import (
     other_sinusoid,
 )
 from lydite.diff.findings.replay.residuals import other_residual, rearranged_branch
-from lydite.diff.findings.replay.rotation_angles import other_ids
 from lydite.diff.findings.replay.rotations import (
     norm_after_rotation,
     other_rotation,
@@ -148,7 +147,6 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_gate,
     other_rotation,
     other_rotation_table,
-    other_ids,
     other_solver_step,
     other_combination,
     other_step,

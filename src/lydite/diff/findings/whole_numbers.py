@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.replay.rotation_angles import law_of_positions
 from lydite.diff.result import Finding
 
 FEWEST = 8  # entries of a mask or of positions
@@ -92,8 +93,6 @@ def _column(right: Array, wrong: Array, axis: int) -> str | None:
     before, after = expected[start:stop], actual[start:stop]
     if len(before) < MIN_RUN:
         return None
-    if np.ptp(after - before) == 0:
-        return f"{tokens} is {after[0] - before[0]:+g} off"
     if np.ptp(before) == 0 and (np.diff(after) == 1).all():
         return (
             f"{tokens} counts from {after[0]:g} in the port, and is {before[0]:g} in the reference"
@@ -102,4 +101,7 @@ def _column(right: Array, wrong: Array, axis: int) -> str | None:
         return (
             f"{tokens} is {after[0]:g} in the port, and counts from {before[0]:g} in the reference"
         )
-    return None
+    off = np.flatnonzero(expected != actual)
+    if not (law := law_of_positions(actual[off], expected[off])):
+        return None
+    return f"{tokens} is {after[0]:g} in the port, {before[0]:g} in the reference{law}"

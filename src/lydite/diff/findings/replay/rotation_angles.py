@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from lydite.diff.findings.evidence import Array, Evidence
+from lydite.diff.findings.evidence import Array
 from lydite.diff.result import Finding
 
 SAME = 0.02  # positions or pairs of positions that are no farther apart are equal
@@ -343,7 +343,7 @@ def _other_places(name: str, moved: list[tuple[Axis, Array]], count: int) -> Fin
         at = "all tokens" if len(off) == len(places) else _listed(off.tolist(), "token")
         text = f"{at} have other positions{where}: token {token} has {places[token]:.4g}, in the "
         text += f"reference {axis.places[token]:.4g}"
-        parts.append(text + _law(places[off], axis.places[off]))
+        parts.append(text + law_of_positions(places[off], axis.places[off]))
     return Finding(
         "rotation-offset" if is_offset else "rotation-positions",
         f"The port rotates {name} with the reference's frequencies at other positions: "
@@ -353,36 +353,7 @@ def _other_places(name: str, moved: list[tuple[Axis, Array]], count: int) -> Fin
     )
 
 
-def other_ids(e: Evidence) -> Finding | None:
-    """The positions of tokens themselves, (tokens, axes), where a port records them."""
-    right, wrong = (v.reshape(-1, v.shape[-1]).astype(np.float64) for v in e.values)
-    if e.port.ndim not in (2, 3) or not 1 < right.shape[1] <= MAX_AXES or len(right) < 4:
-        return None
-    if right.shape != wrong.shape or (right != np.round(right)).any():
-        return None
-    parts: list[str] = []
-    for axis in np.flatnonzero((right != wrong).any(0)):
-        other = next(
-            (n for n, places in enumerate(right.T) if (places == wrong[:, axis]).all()), -1
-        )
-        if other >= 0:
-            parts.append(f"axis {axis} has those of axis {other}: the axes are exchanged")
-            continue
-        off = np.flatnonzero(right[:, axis] != wrong[:, axis])
-        token, ours, theirs = int(off[0]), wrong[off, axis], right[off, axis]
-        parts.append(
-            f"{_listed(off.tolist(), 'token')} of axis {axis}: token {token} has {ours[0]:.4g}, in "
-            f"the reference {theirs[0]:.4g}{_law(ours, theirs)}"
-        )
-    return Finding(
-        "rotation-positions",
-        f"The positions (ids) of tokens differ, {'; '.join(parts)}.",
-        "Compute the positions as the reference: where each stream and each axis (index, row, "
-        "column) starts, their order, and their scale.",
-    )
-
-
-def _law(places: Array, right: Array) -> str:
+def law_of_positions(places: Array, right: Array) -> str:
     """How positions follow from the right ones, in words."""
     by = places - right
     near = SAME * max(float(np.abs(right).max()), 1.0) / 4
