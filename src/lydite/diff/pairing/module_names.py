@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from math import prod
 
-from lydite.diff.measure.axes import possible_fits
+from lydite.diff.measure.axes import is_packed, possible_fits
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.exchanged import without_exchanges
 from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
@@ -36,6 +36,8 @@ def _is_of_other_form(names: NamePairs, name: str, site: Site) -> bool:
     if event is None or other is None or prod(event.shape) != prod(other.shape):
         return False
     if not possible_fits(event.shape, other.shape):
+        return True
+    if is_packed(event.shape, other.shape) and event.step > other.step:
         return True
     modules = {e.name for e in names.reference.events if is_input(e.site)}
     return site.name not in modules and _equal_instead(names, name, site) is not None
