@@ -31,7 +31,7 @@ from lydite.pipelines.memory import (
     fit_in_memory,
 )
 from lydite.pipelines.model import Model, folder_component
-from lydite.pipelines.picture import read_pixels
+from lydite.pipelines.picture import read_pixels, read_record
 from lydite.pipelines.pipeline import Pipeline
 from lydite.pipelines.tiles import check_tile, decode_tiles
 from lydite.weights.load import parameters
@@ -108,6 +108,8 @@ def test_a_picture_remembers_bits_and_tiles(tmp_path: Path) -> None:
     assert run("generate", *request, "-o", plain).exit_code == 0
     assert np.array_equal(read_pixels(first), read_pixels(again))
     assert not np.array_equal(read_pixels(first), read_pixels(plain))
+    records = [read_record(path) for path in (first, again, plain)]
+    assert [(record.bits, record.tile) for record in records] == [(4, 128), (4, 128), (None, None)]
 
 
 def test_eight_bits_are_closer_than_four() -> None:

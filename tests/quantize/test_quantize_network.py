@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from lydite.quantize.quantize_blocks import (
     quantize_blocks,
     round_layers,
 )
+from lydite.quantize.quantize_model import Quantization
 from lydite.quantize.quantize_network import (
     _changed,
     count_steps,
@@ -36,6 +38,7 @@ from lydite.quantize.quantize_network import (
     sample_bytes,
 )
 from lydite.quantize.quantized_weight import QuantizedWeight
+from lydite.quantize.work import Work, work_folder
 from lydite.trace.mlx_capture import walk
 from lydite.weights.load import parameter_specs
 from lydite.weights.quantized_format import DIVISOR
@@ -251,3 +254,19 @@ def test_nearest_takes_the_whole_range_and_the_others_search_one(method: Any, se
     assert not np.allclose(grid.scales, other.scales, rtol=1e-2)
     assert _grid(weight, LayerPlan(4, 0), settings).scales.shape == (8, 1)
     assert _grid(weight, LayerPlan(4, 16, "nvfp4"), settings).mode == "nvfp4"
+
+
+def test_a_begun_quantization_is_resumed_with_as_many_samples(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    plan = uniform_plan(parameter_specs(pipeline.model.network("transformer")), 4, 64)
+    with Work.open(work_folder(tmp_path / "out")) as work:
+
+        def begin(samples: int) -> Quantization:
+            rows: Any = [None] * samples
+            return Quantization("m", pipeline, None, rows, Settings("rtn", plan), work, 0)
+
+        begin(8)
+        begin(8)
+        with pytest.raises(InputError, match="begun with another value of --samples or --memory"):
+            begin(4)

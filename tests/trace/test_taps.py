@@ -204,8 +204,9 @@ def test_one_thread_at_a_time_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("given", ["LYDITE_INJECT", "LYDITE_INJECT_AT"])
 def test_half_of_an_injection_is_an_error(tmp_path: Path, given: str) -> None:
-    done = run(SCRIPT, **{given: "x"})
-    assert done.returncode == 1 and "given together" in done.stderr
+    for folder in ({}, {"LYDITE_TRACE": tmp_path / "run"}):
+        done = run(SCRIPT, **{given: "x"}, **folder)
+        assert done.returncode == 1 and "given together" in done.stderr
 
 
 def test_importing_taps_brings_neither_mlx_nor_torch() -> None:

@@ -67,7 +67,7 @@ def check_charsmap(charsmap: bytes) -> None:
     nodes = np.flatnonzero(units < 2**31)  # the others are leaves
     offset = (units[nodes] >> 10) << ((units[nodes] & 2**9) >> 6)
     target = nodes ^ offset
-    if (target | 255).max(initial=0) >= len(units):
+    if target.max(initial=0) >= len(units):  # a node has 256 children, which lie in one piece
         raise ValueError("the trie of the character map leads outside")
     leaves = units[target[(units[nodes] >> 8) & 1 == 1]] & (2**31 - 1)
     starts = np.frombuffer(text, np.uint8)
