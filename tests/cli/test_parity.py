@@ -284,6 +284,12 @@ def test_points_that_name_no_value_are_an_error_of_the_command(
     assert isinstance(result.exception, InputError) and "nothing/*" in str(result.exception)
 
 
+def test_traces_that_nobody_keeps_are_removed() -> None:
+    with _folder(None) as folder:
+        (folder / "port").mkdir()
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("name", TRACES)
 def test_a_folder_with_one_earlier_trace_is_refused(name: str, tmp_path: Path) -> None:
     with _folder(tmp_path) as folder:
