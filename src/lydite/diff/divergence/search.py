@@ -126,16 +126,9 @@ class DivergenceSearch:
         return divergence
 
     def _is_guess(self, index: int) -> bool:
-        """Whether a pair may be none: a guess, or values of different shapes with other names.
-
-        Or what a layer gives whose weight the port has in another order.
-        """
+        """Whether a pair may be none: a guess, or values of different shapes with other names."""
         how = self.pairs[index].how
-        return (
-            how in GUESSES
-            or self._is_turned(index)
-            or (self.rows[index].error is None and how not in SAME_MODULE)
-        )
+        return how in GUESSES or (self.rows[index].error is None and how not in SAME_MODULE)
 
     def _has_own_order(self, index: int) -> bool:
         """Whether the port has the parts of a value in an order of its own.
@@ -155,7 +148,7 @@ class DivergenceSearch:
             return True
         causes = replayed(self.reader.evidence(self.pairs[after], self.rows[after].floor or 0.0))
         if len(pair.reference) < 2:
-            return not causes or causes[0].cause not in OF_CHUNKS
+            return bool(causes) and causes[0].cause not in OF_CHUNKS
         return bool(causes) and not _is_exchange(causes[0], pair)
 
     def _is_turned(self, index: int) -> bool:
