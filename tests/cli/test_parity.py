@@ -165,6 +165,7 @@ def test_a_reference_that_differs_from_itself_proves_nothing() -> None:
 def unrecorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The command without its runs: the traces hold one value, the verdict is a given one."""
     stub = SimpleNamespace(given=[], planned=[], verdict=Verdict("agree", ""), name="vae/x")
+    stub.captures = []
     stub.model = SimpleNamespace(path=tmp_path)
 
     def plan(prompt: str, options: dict[str, Any], dtype: str) -> tuple[Any, None, int]:
@@ -172,6 +173,7 @@ def unrecorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespa
         return SimpleNamespace(model=stub.model), None, 0
 
     def record(*words: Any, quiet: bool) -> None:
+        stub.captures.append(words[5])
         for name in TRACES:
             with TraceWriter(words[4] / name, Header(side=name)) as writer:
                 if stub.name:
@@ -229,6 +231,11 @@ def test_the_command_compares_with_both_runs_of_the_reference(
         assert isinstance(result.exception, ReferenceFailed)
     else:
         assert result.exit_code == 0 and "picture: not compared" in result.stdout
+
+
+def test_what_is_recorded_is_what_was_asked_for(unrecorded: SimpleNamespace) -> None:
+    assert run("--points", "vae/*", "--points", "vae/x", "--budget", "3MB").exit_code == 0
+    assert unrecorded.captures == [Capture("full", ("vae/*", "vae/x"), budget=3_000_000)]
 
 
 def test_a_single_file_has_no_folder_to_look_into(

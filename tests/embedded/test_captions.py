@@ -1,11 +1,12 @@
 """Captions: what the words say, read back without the code that wrote them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lydite.embedded.captions import (
@@ -20,9 +21,10 @@ from lydite.embedded.captions import (
     caption,
     held_out_prompts,
     split,
+    training_prompts,
     words,
 )
-from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, sample_scenes
+from lydite.embedded.scenes import BACKGROUNDS, COLORS, SIZES, Scene, is_held_out, sample_scenes
 from lydite.embedded.shapes import SHAPES
 
 SCENES = sample_scenes(4000, 11)
@@ -92,6 +94,20 @@ def test_a_seed_gives_the_same_captions_again() -> None:
     assert _captions(1, 500) == _captions(1, 500) != _captions(2, 500)
     for make in (held_out_prompts, bare_nouns):
         assert make(50, 3) == make(50, 3) != make(50, 4)
+
+
+@pytest.mark.parametrize(("make", "unseen"), [(held_out_prompts, True), (training_prompts, False)])
+def test_two_objects_are_a_pair_of_training_or_an_unseen_one(
+    make: Callable[[int, int], list[Prompt]], unseen: bool
+) -> None:
+    said = [p.says.things for p in make(500, 6) if len(p.says.things) == 2]
+    told = [
+        [np.array([getattr(thing, name) for thing in things]) for name in ("color", "shape")]
+        for things in said
+        if all(None not in (thing.color, thing.shape) for thing in things)
+    ]
+    assert len(told) > 50
+    assert all(is_held_out(color, shape) == unseen for color, shape in told)
 
 
 def test_captions_fit_and_use_known_words_only() -> None:
