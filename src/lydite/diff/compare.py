@@ -241,6 +241,7 @@ class _Comparer:
         turned = self._turned_weight(row)
         found = find(evidence) or (in_another_order(evidence) if turned else ())
         found = found or self._of_the_same_call(rows, divergence.first)
+        found = found or self._of_other_order(rows, divergence.instead_of)
         if turned and evidence.parameters():  # then the layer was computed again
             worth: Confidence = "certain" if _is_of_weight(found) else "observed"
             turned = (*found, replace(turned[0], confidence=worth))
@@ -321,6 +322,13 @@ class _Comparer:
                 if found:
                     return found
         return ()
+
+    def _of_other_order(self, rows: Sequence[Row], other: int | None) -> tuple[Finding, ...]:
+        """What explains the reference's first wrong value, where the port computes it later."""
+        if other is None:
+            return ()
+        found = replayed(self.reader.evidence(self.pairs[other], rows[other].floor or 0.0))
+        return tuple(finding for finding in found if finding.confidence == "certain")
 
     def _other_counterpart(
         self, pair: Pair, row: Row, evidence: Evidence

@@ -54,6 +54,27 @@ def test_guidance(
     assert result[0] == cause and says in result[1]
 
 
+@pytest.mark.parametrize(
+    ("parts", "weight", "part", "cause", "says"),
+    [
+        ((U, C), 3.0, 0.0, "other-guidance", "a part of 0.7 of it rescaled"),
+        ((U, C), 3.0, 0.4, "other-guidance", "the port rescales a part of 0.4"),
+        ((C, U), 3.0, 0.7, "guidance-exchanged", "exchanged"),
+        ((U, C), 5.0, 0.7, "guidance-weight", "the port has the weight 5"),
+    ],
+)
+def test_guidance_with_a_rescaled_deviation(
+    parts: tuple[torch.Tensor, ...], weight: float, part: float, cause: str, says: str
+) -> None:
+    def rescaled(u: torch.Tensor, c: torch.Tensor, w: float, share: float) -> torch.Tensor:
+        both = guided(u, c, w)
+        return share * both * (c.std() / both.std()) + (1 - share) * both
+
+    right, wrong = rescaled(U, C, 3.0, 0.7), rescaled(parts[0], parts[1], weight, part)
+    result = found(right, wrong, {"net [out]": OUTPUT})
+    assert result[0] == cause and says in result[1]
+
+
 def test_channels_of_a_prediction() -> None:
     right = guided(U, C, 3.0)
     for cut, says in ((slice(4, None), "second half"), (slice(0, None, 2), "every second channel")):

@@ -51,6 +51,7 @@ class Divergence:
     first: int | None
     ignored: tuple[int, ...] = ()  # wrong rows that are not the bug
     undecided: bool = False  # the first wrong row may be within the limit, which is an estimate
+    instead_of: int | None = None  # the reference's first wrong row, which the port computes later
 
 
 Test = Callable[[int], bool]  # of a row by its index
@@ -81,7 +82,8 @@ def first_divergence(
     something that is computed from it is compared, `is_whole` whether all that its module returns
     is compared. With `estimated` limits, and in 16 bits, where a
     port may round between operations that the reference computes as one, a value a little above
-    its limit is ignored when no later value is. `port_order` has the number of each row's event
+    its limit is ignored when no later value is; so is a small error where not all that comes in is
+    known. `port_order` has the number of each row's event
     in the port: of two wrong values that the sides compute in another order, neither is
     computed from the other, and the port's first is named.
     """
@@ -99,6 +101,11 @@ def first_divergence(
     def shows_all(index: int, at: int) -> bool:
         return is_whole(at) or (is_guessed(index) and rows[at].slot == "out")
 
+    def may_be_too_low(index: int) -> bool:
+        """Whether the limit may be: a port may subtract large values, and the reference not."""
+        row = rows[index]
+        return estimated or row.dtype not in FINE or (_is_small(row) and not is_anchored(index))
+
     def is_ignored(index: int) -> bool:
         row = rows[index]
         agrees_after = not spoils(index) and _agrees_after(rows, index, is_doubled)
@@ -106,7 +113,7 @@ def first_divergence(
             _is_lost_in_rounding(row)
             or is_impossible(index)
             or (agrees_after and (row.error is None or is_misplaced(index)))
-            or ((estimated or row.dtype not in FINE) and _is_marginal(rows, index))
+            or (may_be_too_low(index) and _is_marginal(rows, index))
             or is_false_guess(index, agrees_after)
             or _is_overtaken(rows, index, is_guessed, estimated=estimated)
             or _was_ignored(rows, index, ignored)
@@ -119,7 +126,7 @@ def first_divergence(
         if is_ignored(index):
             ignored.append(index)
             continue
-        small = estimated or _is_small(rows[index])
+        small, first_of_reference = estimated or _is_small(rows[index]), index
         # Two values that have nothing in common may be no counterparts.
         certain = [
             rows[at]
@@ -135,11 +142,12 @@ def first_divergence(
                 if rows[at].wrong
                 and (rows[at].step, rows[at].scope) == (row.step, row.scope)
                 and port_order[at] < port_order[index]
-                and (not is_guessed(at) or _same_call(rows[at], row) or _same_value(rows[at], row))
+                and (is_guessed(index) or not is_guessed(at) or _is_same(rows[at], row))
                 and not is_ignored(at)
             ]
             index = min((*earlier, index), key=lambda at: port_order[at])
-        return Divergence(index, tuple(ignored), unsure)
+        instead_of = None if index == first_of_reference else first_of_reference
+        return Divergence(index, tuple(ignored), unsure, instead_of)
     return Divergence(None, tuple(ignored))
 
 
@@ -172,6 +180,11 @@ def _same_call(one: Row, other: Row) -> bool:
     """
     inner = other.site.startswith(f"{one.site}.") and one.slot.startswith("out.")
     return (inner or one.site == other.site) and one.call == other.call
+
+
+def _is_same(one: Row, other: Row) -> bool:
+    """Whether one call returned both, or both are one value of a module."""
+    return _same_call(one, other) or _same_value(one, other)
 
 
 def _same_value(one: Row, other: Row) -> bool:

@@ -21,6 +21,7 @@ _BITS = {**{name: bits for name, (_, bits) in _GRIDS.items()}, "f32": 24, "f64":
 _WORDS = {"bf16": "bfloat16", "f16": "float16", "f8_e4m3": "float8 e4m3", "f8_e5m2": "float8 e5m2"}
 _BOUNDS = {1.0: "±1", 65504.0: "the end of float16", 448.0: "the end of float8 e4m3"}
 MIN_DISTINCT = 32  # values: fewer may lie on any grid
+FEW_ROUNDED = 8  # the same where the values are the reference's, rounded
 
 
 def rounded(e: Evidence) -> Finding | None:
@@ -37,7 +38,7 @@ def rounded(e: Evidence) -> Finding | None:
         once = _as(reference, dtype)
         same = float(np.mean(port == once))
         left = apart(port, once)
-        if same > 0.9 and left < 0.3 * e.lost and _fine_enough(e):
+        if same > 0.9 and left < 0.3 * e.lost and _fine_enough(e, FEW_ROUNDED):
             return explanation(
                 "rounded",
                 f"{same:.1%} of the port's values are the reference rounded once to "
@@ -159,9 +160,9 @@ def _fine(array: NDArray[Any], dtype: Any) -> bool:
     return not np.array_equal(_as(array, dtype), array)
 
 
-def _fine_enough(e: Evidence) -> bool:
+def _fine_enough(e: Evidence, distinct: int = MIN_DISTINCT) -> bool:
     return (
-        2 ** min(e.variety, 12) >= MIN_DISTINCT
+        2 ** min(e.variety, 12) >= distinct
         and e.port.size >= MIN_DISTINCT
         and norm(e.values[1]) > 0
     )

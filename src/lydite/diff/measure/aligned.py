@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
+from lydite.diff.measure.axes import Fit, Shape, best_fit, fit_dims, part_of, possible_fits
 from lydite.diff.measure.distance import Distance, distance, relative_error
 from lydite.diff.measure.rotations import rotations
 from lydite.diff.measure.streams import Joined, in_other_order, joined_streams, other_orders
@@ -62,6 +62,7 @@ class Layouts:
 
     orders: dict[tuple[int, ...], set[Site]] = field(default_factory=lambda: defaultdict(set))
     by_site: dict[Site, Fit] = field(default_factory=dict)  # one order for all steps and calls
+    by_shapes: dict[tuple[Shape, Shape], Fit] = field(default_factory=dict)  # of close values
     joined: Joined = field(default_factory=dict)  # streams that the port joins in the other order
 
     def add(self, fit: Fit, site: Site) -> None:
@@ -243,8 +244,12 @@ def _searched_fit(
         layouts.add(chosen, event.site)
         fits = tuple(fit for fit in fits if layouts.permit(fit, event.site)) or fits
         chosen, error = best_fit(fits, value, expected)
-    if error < CLOSE:
+    shapes = value.shape, expected.shape
+    if error < CLOSE and chosen is not None:
+        layouts.by_shapes.setdefault(shapes, chosen)
         return chosen
+    if (known := layouts.by_shapes.get(shapes)) is not None:
+        return known
     others = [fit for fit in fits if fit is not chosen]
     if error < CLEARLY * best_fit(others, value, expected)[1]:
         return chosen

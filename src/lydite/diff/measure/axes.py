@@ -285,6 +285,36 @@ def part_of(port: Shape, reference: Shape, axis: int) -> Shape | None:
     return tuple(part) if same and (axis == 0 or len(reference) > 1) else None
 
 
+def has_parts_of(one: Shape, other: Shape) -> bool:
+    """Whether one shape is that of an equal part of the other, along any of its axes.
+
+    Axes may have another order, or heads be apart; other axes are merged only where they are
+    neighbours.
+    """
+    small, large = sorted((one, other), key=prod)
+    count, rest = divmod(prod(large), prod(small)) if prod(small) else (0, 1)
+    if rest or not 1 < count <= MAX_PARTS:
+        return False
+    parts = (
+        tuple(size // count if at == axis else size for at, size in enumerate(large))
+        for axis, n in enumerate(large)
+        if n % count == 0
+    )
+    return any(_has_same_axes(small, part) for part in parts)
+
+
+def _has_same_axes(one: Shape, other: Shape) -> bool:
+    """Whether axes are the same in any order, but for heads apart and merged neighbours."""
+    a, b = (tuple(n for n in shape if n != 1) for shape in (one, other))
+    if sorted(a) == sorted(b) or _merges(a, b) or _merges(b, a):
+        return True
+    long, short = sorted((a, b), key=len, reverse=True)
+    return any(
+        sorted((*long[:axis], *long[axis + 1 : -1], heads * long[-1])) == sorted(short)
+        for axis, heads in enumerate(long[:-1])
+    )
+
+
 def _order_text(fit: Fit, port: Shape, ref: Shape) -> str:
     """The fit's axis order for people; shapes with equal axes do not show it."""
     if fit.moves_channels and len(port) == len(ref) and len(ref) in PICTURE_AXES:

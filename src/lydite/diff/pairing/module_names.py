@@ -1,19 +1,20 @@
-"""Pair modules by their names, or by the parameters that they have.
+"""Pair modules by their names, by the parameters that they have, or by their parts.
 
-The first methods of `pairing_methods`: each takes what is paired so far and adds to it.
+Methods of `pairing_methods`: each takes what is paired so far and adds to it.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import takewhile
 from math import prod
 
 from lydite.diff.measure.axes import is_packed, possible_fits
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.exchanged import without_exchanges
 from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
-from lydite.diff.pairing.pair_names import NamePairs
+from lydite.diff.pairing.pair_names import WEAK, NamePairs, compatible
 from lydite.diff.pairing.similarity import is_input
-from lydite.trace.events import Site
+from lydite.trace.events import Event, Site
 
 
 def by_spelling(names: NamePairs) -> None:
@@ -87,3 +88,44 @@ def _by_path(names: Iterable[str]) -> dict[str, str]:
     counts = Counter(name.rpartition("/")[2] for name in names)
     unique = {path: name for name in names if counts[path := name.rpartition("/")[2]] == 1}
     return unique | {name: name for name in names}
+
+
+def by_containers(names: NamePairs) -> None:
+    """Names that contain others, with the module that contains their counterparts.
+
+    Where an operation is missing in the port, such a name has the value of one of its parts.
+    """
+    around = {
+        name: module
+        for name, event in names.port_events.items()
+        if (module := _module_around(names, name)) and compatible(event, [module])
+    }
+    known = {n: m for n, m in around.items() if _is_known(names, n, m)}
+    of_name = {n: names.reference_events.get(names.found[n].ref[0]) for n in known}
+    if not known or any(e is None or e.hash != known[n].hash for n, e in of_name.items()):
+        return
+    for name, module in around.items():
+        rename = names.found.get(name)
+        inside = rename is None or rename.ref[0].name.startswith(f"{module.name}.")
+        if inside and module.site in names.free():
+            names.found[name] = Rename((module.site,), how="siblings")
+
+
+def _module_around(names: NamePairs, name: str) -> Event | None:
+    """The output of the innermost module around the counterparts of a name's parts."""
+    parts = [
+        rename.ref[0].name
+        for part, rename in names.found.items()
+        if part.startswith((f"{name}.", f"{name}/")) and rename.ref
+    ]
+    around = [name.split(".")[:-1] for name in parts]
+    same = takewhile(lambda words: len(set(words)) == 1, zip(*around, strict=False))
+    return names.reference_events.get(Site(".".join(words[0] for words in same))) if parts else None
+
+
+def _is_known(names: NamePairs, name: str, module: Event) -> bool:
+    """Whether a name that contains others has a counterpart of its own, outside of its module."""
+    rename = names.found.get(name)
+    if rename is None or rename.how in WEAK:
+        return False
+    return not rename.ref[0].name.startswith(f"{module.name}.")

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -89,20 +89,36 @@ def match_weights(
 def module_renames(weights: Mapping[str, str]) -> dict[str, str]:
     """Port module → reference module, from parameters that were matched.
 
-    A block may hold the weight of a norm itself: the norm is not its counterpart, since the other
-    layers of the block are not inside of it.
+    A block may hold a weight itself: what has this weight alone on the other side is not its
+    counterpart, since the other layers of the block are not inside of it.
     """
     votes: dict[str, set[str]] = defaultdict(set)
     for name, reference_name in weights.items():
         votes[module_of(name)].add(module_of(reference_name))
     found = {name: next(iter(modules)) for name, modules in votes.items() if len(modules) == 1}
-    blocks: set[str] = set()
-    for name, target in found.items():
-        outer = name
-        while outer := outer[: max(outer.rfind("."), outer.rfind("/"), 0)]:
-            if outer in found and not target.startswith((f"{found[outer]}.", f"{found[outer]}/")):
-                blocks.add(outer)
+    blocks = {name for name, _ in _blocks_beside(found.items())}
+    blocks |= {name for _, name in _blocks_beside((b, a) for a, b in found.items())}
     return {name: target for name, target in found.items() if name not in blocks}
+
+
+def _blocks_beside(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Pairs of a block with what is not around the counterparts of all of its layers."""
+    targets: dict[str, set[str]] = defaultdict(set)
+    for name, target in pairs:
+        targets[name].add(target)
+    return {
+        (outer, other)
+        for name, inner in targets.items()
+        for outer in _around(name)
+        for other in targets.get(outer, ())
+        if not all(target.startswith((f"{other}.", f"{other}/")) for target in inner)
+    }
+
+
+def _around(name: str) -> Iterator[str]:
+    """The modules around one, the innermost first."""
+    while name := name[: max(name.rfind("."), name.rfind("/"), 0)]:
+        yield name
 
 
 def same_values(a: WeightInfo, b: WeightInfo) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 
-from lydite.diff.measure.axes import MAX_PARTS, part_of, possible_fits
+from lydite.diff.measure.axes import has_parts_of, part_of, possible_fits
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents
 from lydite.diff.pairing.blocks import (
@@ -86,7 +86,7 @@ class NamePairs:
         event, content = self.port_events[name], self.comparer.port.content
         for part, rename in self.found.items():
             other = self.port_events.get(part)
-            if not part.startswith((f"{name}.", f"{name}/")) or other is None or not rename.ref:
+            if not _is_inside(part, name) or other is None or not rename.ref:
                 continue
             if other.step == event.step and content(other) == content(event):
                 right = self.reference_events.get(rename.ref[0])
@@ -96,9 +96,18 @@ class NamePairs:
 
     def add(self, pairs: Mapping[str, Site], how: str) -> None:
         """Pair these names; names that are paired already stay."""
+        if how in WEAK:
+            pairs = {n: site for n, site in pairs.items() if not self._has_other_parts(n, site)}
         for name, site in pairs.items():
             is_copy = how == "position" and name in self.copies
             self.found.setdefault(name, Rename((site,), how="copy" if is_copy else how))
+
+    def _has_other_parts(self, name: str, site: Site) -> bool:
+        """Whether a name and a module both have parts with counterparts, none in the other."""
+        pairs = [(n, ref.name) for n, refs in self.refs().items() for ref in refs]
+        own = [(_is_inside(n, name), _is_inside(other, site.name)) for n, other in pairs]
+        inside = [any(sides[at] for sides in own) for at in (0, 1)]
+        return not is_input(site) and all(inside) and (True, True) not in own
 
     def add_fused(self, find: FindFused, how: str = "parts") -> None:
         """Pair values that are several of the reference's concatenated."""
@@ -220,5 +229,9 @@ def compatible(port: Event, reference: Sequence[Event]) -> bool:
         return False
     if size == expected:
         return len(reference) > 1 or bool(possible_fits(port.shape, reference[0].shape))
-    large, small = max(size, expected), min(size, expected)
-    return large % small == 0 and large // small <= MAX_PARTS and len(reference) == 1
+    return len(reference) == 1 and has_parts_of(port.shape, reference[0].shape)
+
+
+def _is_inside(name: str, outer: str) -> bool:
+    """Whether a name is that of a part of another."""
+    return name.startswith((f"{outer}.", f"{outer}/"))

@@ -6,7 +6,7 @@ Each takes what is paired so far and adds to it; `by_siblings` also corrects wha
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import combinations, takewhile
+from itertools import combinations
 from math import inf, log10, prod
 
 import numpy as np
@@ -31,11 +31,11 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
-from lydite.diff.pairing.module_names import by_parameters, by_spelling
+from lydite.diff.pairing.module_names import by_containers, by_parameters, by_spelling
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
 from lydite.diff.pairing.paired_events import same_kind
-from lydite.diff.pairing.results import by_ends_of_steps, by_last_values, by_results
+from lydite.diff.pairing.results import by_ends_of_steps, by_last_values, by_results, ends_of_steps
 from lydite.diff.pairing.same_rows import with_same_rows
 from lydite.diff.pairing.similarity import EQUAL, is_input, names_of
 from lydite.diff.pairing.tables import by_tables
@@ -45,6 +45,7 @@ Method = Callable[[NamePairs], None]
 
 SOON_TAKEN = 8  # paired values after one among which it is taken
 ALIKE = 0.3  # correlation from which one of several inputs is taken for the counterpart
+MORE_ALIKE = 0.5  # correlation by which a value is more like another one than like its own
 MAX_DECADES = 0.7  # between the largest numbers of two tables that may be counterparts
 
 
@@ -66,10 +67,13 @@ def by_values(names: NamePairs) -> None:
     names.add(with_same_rows(names), "rows")
     free = set(names.free())
     positions = Positions(names.reference_events, names.port_events, names.refs())
+    ends = ends_of_steps(names)  # the picture of a step may be closer to the next latents
     in_order = {
         name: site
         for name, site in close.items()
-        if site in free and positions.permit(names.port_events[name], names.reference_events[site])
+        if site in free
+        and (ends is None or site != ends[1] or name == ends[0].name)
+        and positions.permit(names.port_events[name], names.reference_events[site])
     }
     names.add(in_order, "order")
 
@@ -162,47 +166,6 @@ def _predicted_by_siblings(
         for name, refs in predicted
         if refs and all(ref in names.reference_events for ref in refs)
     }
-
-
-def by_containers(names: NamePairs) -> None:
-    """Names that contain others, with the module that contains their counterparts.
-
-    Where an operation is missing in the port, such a name has the value of one of its parts.
-    """
-    around = {
-        name: module
-        for name, event in names.port_events.items()
-        if (module := _module_around(names, name)) and compatible(event, [module])
-    }
-    known = {n: m for n, m in around.items() if _is_known(names, n, m)}
-    of_name = {n: names.reference_events.get(names.found[n].ref[0]) for n in known}
-    if not known or any(e is None or e.hash != known[n].hash for n, e in of_name.items()):
-        return
-    for name, module in around.items():
-        rename = names.found.get(name)
-        inside = rename is None or rename.ref[0].name.startswith(f"{module.name}.")
-        if inside and module.site in names.free():
-            names.found[name] = Rename((module.site,), how="siblings")
-
-
-def _module_around(names: NamePairs, name: str) -> Event | None:
-    """The output of the innermost module around the counterparts of a name's parts."""
-    parts = [
-        rename.ref[0].name
-        for part, rename in names.found.items()
-        if part.startswith((f"{name}.", f"{name}/")) and rename.ref
-    ]
-    around = [name.split(".")[:-1] for name in parts]
-    same = takewhile(lambda words: len(set(words)) == 1, zip(*around, strict=False))
-    return names.reference_events.get(Site(".".join(words[0] for words in same))) if parts else None
-
-
-def _is_known(names: NamePairs, name: str, module: Event) -> bool:
-    """Whether a name that contains others has a counterpart of its own, outside of its module."""
-    rename = names.found.get(name)
-    if rename is None or rename.how in WEAK:
-        return False
-    return not rename.ref[0].name.startswith(f"{module.name}.")
 
 
 def by_scopes(names: NamePairs) -> None:
@@ -333,14 +296,30 @@ def by_sequences(names: NamePairs) -> None:
         outputs = [site for site in sites if not is_input(site)]
         for chosen in (sites, outputs):
             pairs = [*zip(group, chosen, strict=False)]
-            if len(group) == len(chosen) > 1 and all(
-                positions.permit(sides[0][name], free[site], 1)
-                and blocks.allows(name, site.name)
-                and names.comparer.same_form(free[site], sides[0][name])
-                for name, site in pairs
+            if (
+                len(group) == len(chosen) > 1
+                and all(
+                    positions.permit(sides[0][name], free[site], 1)
+                    and blocks.allows(name, site.name)
+                    and names.comparer.same_form(free[site], sides[0][name])
+                    for name, site in pairs
+                )
+                and not _is_in_another_order(names, pairs)
             ):
                 names.add(dict(pairs), "position")
                 break
+
+
+def _is_in_another_order(names: NamePairs, pairs: Sequence[tuple[str, Site]]) -> bool:
+    """Whether one of some values is far more like the counterpart of another than its own."""
+    port, reference = names.port_events, names.reference_events
+    return any(
+        names.comparer.correlation(reference[other], port[name])
+        > names.comparer.correlation(reference[site], port[name]) + MORE_ALIKE
+        for name, site in pairs
+        for _, other in pairs
+        if other != site
+    )
 
 
 def by_kinds(names: NamePairs) -> None:

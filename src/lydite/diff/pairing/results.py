@@ -16,17 +16,22 @@ SIMILAR = 0.45  # names of results: prompt_embeds and prompt_features
 
 def by_ends_of_steps(names: NamePairs) -> None:
     """The values that end every step of a loop: the latents."""
+    ends = ends_of_steps(names)
+    event = names.left_events().get(ends[0].name) if ends else None
+    free = names.free_events()
+    if ends and event is not None and ends[1] in free and compatible(event, [free[ends[1]]]):
+        names.found[ends[0].name] = Rename((ends[1],), how="siblings")
+
+
+def ends_of_steps(names: NamePairs) -> tuple[Site, Site] | None:
+    """What ends every step in the port, and in the reference; None where it is not one value."""
     ends: list[set[Site]] = []
     for trace in (names.port, names.reference):
         last = {e.step: e.site for e in trace.events if e.slot[:3] == "out"}
         ends.append({*last.values()} if len(last) > 1 else set())
     if len(ends[0]) != 1 or len(ends[1]) != 1:
-        return
-    (port,), (site,) = ends
-    event = names.left_events().get(port.name)
-    free = names.free_events()
-    if event is not None and site in free and compatible(event, [free[site]]):
-        names.found[port.name] = Rename((site,), how="siblings")
+        return None
+    return ends[0].pop(), ends[1].pop()
 
 
 def by_last_values(names: NamePairs) -> None:

@@ -53,7 +53,9 @@ def other_combination(e: Evidence) -> Finding | None:
         close = max(1e-3, 4 * limit)
         if np.allclose(right, wrong, rtol=close, atol=close / 10):
             continue
-        if (found := _other_weight(names, right, wrong, close)) is not None:
+        found = _other_weight(names, right, wrong, close)
+        found = found or _other_deviation((a, b), right, wrong, close)
+        if found is not None:
             return found
         if min(np.abs(wrong)) < 1e-3:
             continue
@@ -240,6 +242,42 @@ def _other_weight(
         words += less if abs(own - weight + 1) < close else ""
         words += "."
     return Finding(cause, words, fix)
+
+
+def _other_deviation(
+    terms: tuple[Source, Source], right: Array, wrong: Array, close: float
+) -> Finding | None:
+    """Guidance of which a part is brought to the deviation of the prompt's (guidance_rescale)."""
+    prompted = int(right[1] > right[0])
+    prompt, other = terms[prompted], terms[1 - prompted]
+    if prompt.name.partition(" (part")[0] != other.name.partition(" (part")[0]:
+        return None
+    weights, factors = [], []
+    for terms_factors in (right, wrong):
+        factors.append(float(terms_factors.sum()))
+        if abs(factors[-1]) < close:
+            return None
+        weights.append(float(terms_factors[prompted]) / factors[-1])
+    guided = other.x + weights[0] * (prompt.x - other.x)
+    way = float(prompt.x.std() / guided.std()) - 1
+    part = (factors[0] - 1) / way if abs(way) > close else 0.0
+    if not close < part < 1 + close:
+        return None
+    usual = f"a part of {part:.3g} of it rescaled to the deviation of {prompt.name}"
+    formula = f"{other.name} + {weights[0]:.4g} · ({prompt.name} − {other.name})"
+    cause, fix = "other-guidance", "Compute the guidance as the reference."
+    if abs(weights[1] - weights[0]) < close * abs(weights[0]):
+        own = (factors[1] - 1) / way
+        words = f"the port rescales a part of {own:.3g}"
+        if abs(factors[1] - 1) < close:
+            words = "the port does not rescale it"
+        fix = "Rescale the guided prediction as the reference (guidance_rescale)."
+    elif abs(weights[1] + weights[0] - 1) < close * abs(weights[0]):
+        cause, words = "guidance-exchanged", "in the port the two predictions are exchanged"
+        fix = "Exchange the predictions with and without the prompt."
+    else:
+        cause, words = "guidance-weight", f"the port has the weight {weights[1]:.4g}"
+    return Finding(cause, f"The reference is guided: {formula}, {usual}; {words}.", fix)
 
 
 def _of_other_parts(e: Evidence, a: Source, b: Source, right: Array) -> Finding | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, product
+from itertools import product
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from lydite.diff.findings.replay.variants import (
     fit_tolerance,
     is_replayable,
     nearest,
+    nearest_first,
     simplest,
     sources,
     told_apart,
@@ -193,9 +194,7 @@ def _with_parameters(
     counts = (len(parts),) if len(parts) > 1 else range(2, MAX_CHUNKS + 1)
     shapes = [shape for n in counts for shape in ((n, width), (1, n, width))]
     found = [entry for shape in shapes for entry in e.parameters_like(shape)]
-    near = set(accumulate(re.split(r"(?<=[./])", e.name)))  # modules that the value lies in
-    found.sort(key=lambda entry: -sum(entry[0].startswith(module) for module in near))
-    for parameter, value in found[:MAX_PARAMETERS]:
+    for parameter, value in nearest_first(found, e.name)[:MAX_PARAMETERS]:
         rows = value.reshape(-1, width)
         for words, order in _row_orders(len(rows)):
             sides = (

@@ -26,6 +26,7 @@ from lydite.diff.findings.replay.variants import (
     apart_of,
     inputs_of,
     is_replayable,
+    nearest_first,
     simplest,
     sources,
     told_apart,
@@ -225,7 +226,8 @@ def _other_weight(
     shape = [1] * e.port.ndim
     shape[channels] = -1
     bias = e.parameters().get("bias")
-    for name, other in islice(e.parameters_like((e.port.shape[channels],)), MAX_WEIGHTS):
+    others = nearest_first(e.parameters_like((e.port.shape[channels],)), e.name)
+    for name, other in others[:MAX_WEIGHTS]:
         weight = other + known.one_plus
         shift = 0.0 if bias is None else e.values[1] - plain * weight.reshape(shape)
         if bias is not None:  # another norm's bias too: the same in all rows

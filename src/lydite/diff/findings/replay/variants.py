@@ -1,9 +1,10 @@
 """What all replayed operations share: recorded sources, candidates, and when a variant is told."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from math import inf, isfinite, prod
 
 import numpy as np
@@ -220,6 +221,12 @@ def nearest(value: Array, named: dict[str, Array], tolerance: float = 3e-3) -> s
     if len(ranked) > 1 and tolerance > 3e-3 and ranked[1][0] < CLOSER * ranked[0][0]:
         return None
     return list(named)[ranked[0][1]]
+
+
+def nearest_first(found: Iterable[tuple[str, Array]], name: str) -> list[tuple[str, Array]]:
+    """Parameters, those first that share the most modules with the value of this name."""
+    around = set(accumulate(re.split(r"(?<=[./])", name)))
+    return sorted(found, key=lambda entry: -sum(entry[0].startswith(each) for each in around))
 
 
 def _common(parts: list[str], others: list[str]) -> int:
