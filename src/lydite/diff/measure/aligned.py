@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
 from lydite.diff.measure.distance import Distance, distance, relative_error
+from lydite.diff.measure.masks import as_masks
 from lydite.diff.measure.rotations import rotations
 from lydite.diff.measure.streams import Joined, in_other_order, joined_streams, other_orders
 from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, Pair
@@ -42,14 +43,17 @@ class AlignedPair:
     order: tuple[int, ...] = ()  # in which the port's calls make up the reference's batch
     first_row: int = 0  # of the port's table: of the reference's offset 0
     hidden: NDArray[Any] | None = None  # scores that a mask hides: 0 on both sides
+    are_masks: bool = False  # in another form, with 1 where a token is seen
 
     @property
     def is_own_form(self) -> bool:
         """Whether the port's value says the same in other numbers."""
-        return bool(self.first_row) or self.hidden is not None
+        return bool(self.first_row) or self.hidden is not None or self.are_masks
 
     def like_reference(self, other: NDArray[Any]) -> NDArray[Any] | None:
         """A second reference's value cut as the first one's was; None when it has another shape."""
+        if self.are_masks:
+            return self.reference
         cut = other if self.part is None else other[self.part]
         if self.reference is None or cut.shape != self.reference.shape:
             return None
@@ -160,6 +164,9 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         value = _in_direction_of(expected, value)
     if pair.event.kind in ("ids", "schedule"):
         return _align_table(value, expected)
+    if (masks := as_masks(value, expected)) is not None:
+        note = "masks of attention, compared by which tokens are seen"
+        return AlignedPair(masks[1], masks[0], note=note, are_masks=True)
     fit = fit_dims(
         value.shape,
         pair.dims or pair.port_event.dims,
