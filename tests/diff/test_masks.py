@@ -61,3 +61,18 @@ def test_what_is_a_mask() -> None:
     assert are_inverted(~SEEN, SEEN) and are_inverted(~SEEN, BIAS) and not are_inverted(SEEN, BIAS)
     zeros, ones = as_masks(np.zeros((2, 7)), BIAS[:, 0]) or (None, None)
     assert zeros is not None and ones is not None and zeros.all() and not ones.all()
+
+
+def test_the_masks_of_two_prompts_do_not_show_their_order(tmp_path: Path) -> None:
+    def run(folder: Path, text: Any, mask: Any) -> Trace:
+        with TraceWriter(folder, Header()) as writer:
+            writer.add("text", text.astype(np.float32), kind="input")
+            writer.add("mask", mask, kind="input")
+            writer.add("hidden", np.tanh(text).astype(np.float32) * mask[..., None])
+        return Trace.open(folder)
+
+    text = np.random.default_rng(3).standard_normal((2, 7, 4))
+    reference = run(tmp_path / "r", text, SEEN)
+    assert compare(reference, run(tmp_path / "p", text[::-1], SEEN[::-1])).verdict == "agree"
+    found = compare(reference, run(tmp_path / "q", text[::-1], SEEN))
+    assert found.port_site == "mask" and "exchanged" in found.findings[0].evidence

@@ -44,6 +44,7 @@ from lydite.diff.findings.replay.batch_norm import other_batch_norm
 from lydite.diff.findings.replay.buckets import other_buckets
 from lydite.diff.findings.replay.convolutions import other_convolution, part_of_bias
 from lydite.diff.findings.replay.embeddings import added_positions, other_embedding
+from lydite.diff.findings.replay.fused_heads import other_split
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
@@ -157,6 +158,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_position_table,
     other_token,
     other_chunk,
+    other_split,
     other_assembly,
     other_tokens,
     other_terms,

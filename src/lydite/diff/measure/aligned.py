@@ -251,7 +251,8 @@ def _searched_fit(
         fits = tuple(fit for fit in fits if layouts.permit(fit, event.site)) or fits
         chosen, error = best_fit(fits, value, expected)
     if error < CLOSE:
-        return chosen
+        is_near = fits[0].plain and best_fit(fits[:1], value, expected)[1] < 2 * error
+        return fits[0] if is_near else chosen
     others = [fit for fit in fits if fit is not chosen]
     if error < CLEARLY * best_fit(others, value, expected)[1]:
         return chosen

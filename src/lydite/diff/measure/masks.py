@@ -30,6 +30,11 @@ def as_masks(value: Array, expected: Array) -> tuple[Array, Array] | None:
     return _of_one_shape(seen[0], seen[1])
 
 
+def is_mask(value: Array) -> bool:
+    """Whether a value has only ones and zeros, or zeros and numbers that hide a token."""
+    return value.dtype.kind in "fViub" and _seen(value, is_bias=_is_bias(value)) is not None
+
+
 def are_inverted(value: Array, expected: Array) -> bool:
     """Whether one mask has ones, or true, for the hidden tokens, and the other for those seen."""
     own, right = as_masks(value, expected) or (value.squeeze(), expected.squeeze())

@@ -90,19 +90,28 @@ def module_renames(weights: Mapping[str, str]) -> dict[str, str]:
     """Port module → reference module, from parameters that were matched.
 
     A block may hold the weight of a norm itself: the norm is not its counterpart, since the other
-    layers of the block are not inside of it.
+    layers of the block are not inside of it. Nor is a last layer the network that holds its table.
     """
     votes: dict[str, set[str]] = defaultdict(set)
     for name, reference_name in weights.items():
         votes[module_of(name)].add(module_of(reference_name))
     found = {name: next(iter(modules)) for name, modules in votes.items() if len(modules) == 1}
+    wrong = _around_others(found)
+    of_port = {target: name for name, target in found.items()}
+    wrong |= {of_port[target] for target in _around_others(of_port)}
+    return {name: target for name, target in found.items() if name not in wrong}
+
+
+def _around_others(modules: Mapping[str, str]) -> set[str]:
+    """Modules with a module inside whose counterpart is outside of theirs."""
     blocks: set[str] = set()
-    for name, target in found.items():
+    for name, target in modules.items():
         outer = name
         while outer := outer[: max(outer.rfind("."), outer.rfind("/"), 0)]:
-            if outer in found and not target.startswith((f"{found[outer]}.", f"{found[outer]}/")):
+            around = modules.get(outer, target)
+            if around != target and not target.startswith((f"{around}.", f"{around}/")):
                 blocks.add(outer)
-    return {name: target for name, target in found.items() if name not in blocks}
+    return blocks
 
 
 def same_values(a: WeightInfo, b: WeightInfo) -> bool:
