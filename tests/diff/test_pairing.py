@@ -101,7 +101,7 @@ def test_a_module_that_returns_what_it_takes_has_no_input_of_another(tmp_path: P
     dropped = ("net/drop", b, {"slot": "in.0"}), ("net/drop", b)
     events = [("net/fc", a), ("net/act", b), *dropped, ("net/end", c)]
     reference = write(tmp_path / "r", [("net/act", a[:, :4], {"slot": "in.0"}), *events])
-    own = [("up", a), ("gelu", a, {"slot": "in.0"}), ("gelu", 1.001 * b), ("down", c)]
+    own = [("up", a), ("gelu", a, {"slot": "in.0"}), ("gelu", 1.001 * b), ("down", 1.001 * c)]
     pairs = pair_traces(reference, write(tmp_path / "p", own)).pairs
     assert ("net/drop", "in.0") not in {(each.event.name, each.event.slot) for each in pairs}
 
