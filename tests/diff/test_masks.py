@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
+from lydite.diff.findings import find
 from lydite.diff.measure.masks import are_inverted, as_masks
 from lydite.trace.events import Header
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
+from support.findings import evidence
 
 SEEN = np.arange(7)[None] < np.array([[3], [6]])
 BIAS = np.where(SEEN, 0, -10000.0).astype(np.float32)[:, None]
@@ -76,3 +78,10 @@ def test_the_masks_of_two_prompts_do_not_show_their_order(tmp_path: Path) -> Non
     assert compare(reference, run(tmp_path / "p", text[::-1], SEEN[::-1])).verdict == "agree"
     found = compare(reference, run(tmp_path / "q", text[::-1], SEEN))
     assert found.port_site == "mask" and "exchanged" in found.findings[0].evidence
+
+
+def test_a_mask_that_is_not_causal_but_hides_padding() -> None:
+    right = np.tri(7, dtype=bool) & SEEN[:, None]
+    wrong = np.repeat(SEEN[:, None], 7, 1)
+    (found,) = find(evidence(right, wrong, "bool"))
+    assert found.cause == "other-mask" and "not causal" in found.evidence

@@ -11,7 +11,13 @@ import numpy as np
 
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
 from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
-from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
+from lydite.diff.findings.degenerate_values import (
+    constant,
+    mask_differs,
+    not_finite,
+    padding_mask,
+    repeated,
+)
 from lydite.diff.findings.displaced import cropped, displaced
 from lydite.diff.findings.evidence import Evidence, Hypothesis
 from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
@@ -103,6 +109,7 @@ CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 # The right numbers in other positions; nothing is fitted. One of each line.
 MOVED: tuple[tuple[Hypothesis, ...], ...] = (
     (other_places,),
+    (padding_mask,),
     (another_value, residual_wrong),
     (negated,),
     (

@@ -50,7 +50,9 @@ def _masks(shown: Array) -> Iterator[tuple[str, Array]]:
     if shown.shape[-2] == size:
         causal = np.tri(size, dtype=bool)
         yield "is causal as well: no token sees later ones", shown & causal
-        yield "is not causal: tokens see later ones", shown | ~causal
+        later = shown | ~causal
+        yield "is not causal: tokens see later ones", later
+        yield "is not causal: tokens see later ones", later & shown.any(-2, keepdims=True)
 
 
 def _halves_exchanged(shown: Array) -> Array:

@@ -11,7 +11,15 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.measure.axes import Fit, best_fit, fit_dims, part_of, possible_fits
+from lydite.diff.measure.axes import (
+    Fit,
+    Shape,
+    best_correlation,
+    best_fit,
+    fit_dims,
+    part_of,
+    possible_fits,
+)
 from lydite.diff.measure.distance import Distance, distance, relative_error
 from lydite.diff.measure.masks import as_masks
 from lydite.diff.measure.rotations import rotations
@@ -22,6 +30,7 @@ from lydite.trace.reader import Trace
 from lydite.trace.statistics import distance as sketched_distance
 
 CLOSE = 0.3  # relative error below which an axis order is accepted
+MULTIPLE = 0.99  # correlation of a value with a multiple of it
 FAR = 0.5  # relative error above which two values are not equal in an order
 CLEARLY = 0.8  # of the error in any other order: then a wrong value still shows its order
 LEARN_FROM = 16  # values read first, for the axis orders they need
@@ -67,6 +76,8 @@ class Layouts:
     orders: dict[tuple[int, ...], set[Site]] = field(default_factory=lambda: defaultdict(set))
     by_site: dict[Site, Fit] = field(default_factory=dict)  # one order for all steps and calls
     joined: Joined = field(default_factory=dict)  # streams that the port joins in the other order
+    # Of values that agree, by both shapes: a wrong value of these shapes has the same order.
+    of_shapes: dict[tuple[Shape, Shape], Fit] = field(default_factory=dict)
 
     def add(self, fit: Fit, site: Site) -> None:
         """Remember an order that a shape or the axis names forced."""
@@ -252,7 +263,14 @@ def _searched_fit(
         chosen, error = best_fit(fits, value, expected)
     if error < CLOSE:
         is_near = fits[0].plain and best_fit(fits[:1], value, expected)[1] < 2 * error
-        return fits[0] if is_near else chosen
+        fit = fits[0] if is_near or chosen is None else chosen
+        if error < SAME_TOKENS:
+            layouts.of_shapes.setdefault((value.shape, expected.shape), fit)
+        return fit
+    if (known := layouts.of_shapes.get((value.shape, expected.shape))) in fits:
+        return known
+    if fits[0].plain and best_correlation(fits[:1], value, expected) > MULTIPLE:
+        return fits[0]
     others = [fit for fit in fits if fit is not chosen]
     if error < CLEARLY * best_fit(others, value, expected)[1]:
         return chosen
