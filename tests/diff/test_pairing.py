@@ -72,6 +72,40 @@ def test_equal_parameters_pin_modules(tmp_path: Path) -> None:
     assert names(pair_traces(reference, port)) == {"m/zeta": "net/second", "m/eta": "net/first"}
 
 
+def test_a_last_layer_with_a_table_of_the_network_is_not_the_network(tmp_path: Path) -> None:
+    w = {key: G.standard_normal((4, 6)).astype(np.float32) for key in ("table", "one", "head")}
+    theirs = {"net.table": w["table"], "net.one.weight": w["one"], "net.head.weight": w["head"]}
+    ours = {"net.last.table": w["table"], "net.a.weight": w["one"], "net.last.b.weight": w["head"]}
+    reference = write(tmp_path / "r", [("net.one", VALUES["a"])], theirs).weights()
+    port = write(tmp_path / "p", [("net.a", VALUES["a"])], ours).weights()
+    assert reference and port
+    found = module_renames(match_weights(port, reference))
+    assert found == {"net.a": "net.one", "net.last.b": "net.head"}
+
+
+def test_a_name_of_a_module_with_a_value_inside_of_it(tmp_path: Path) -> None:
+    table = VALUES["b"][0]
+    events = [
+        ("net/embed.proj", VALUES["a"]),
+        ("net/embed.table", table),
+        ("net/embed", VALUES["c"]),
+    ]
+    reference = write(tmp_path / "r", events)
+    port = write(tmp_path / "p", [("proj", VALUES["a"]), ("embed", 2 * table), ("x", VALUES["c"])])
+    assert names(pair_traces(reference, port))["embed"] == "net/embed.table"
+
+
+def test_a_module_that_returns_what_it_takes_has_no_input_of_another(tmp_path: Path) -> None:
+    """The value of a dropout is that of the activation before it, and so is its input."""
+    a, b, c = (VALUES[name] for name in "abc")
+    dropped = ("net/drop", b, {"slot": "in.0"}), ("net/drop", b)
+    events = [("net/fc", a), ("net/act", b), *dropped, ("net/end", c)]
+    reference = write(tmp_path / "r", [("net/act", a[:, :4], {"slot": "in.0"}), *events])
+    own = [("up", a), ("gelu", a, {"slot": "in.0"}), ("gelu", 1.001 * b), ("down", 1.001 * c)]
+    pairs = pair_traces(reference, write(tmp_path / "p", own)).pairs
+    assert ("net/drop", "in.0") not in {(each.event.name, each.event.slot) for each in pairs}
+
+
 @pytest.mark.parametrize("slot", ["out", "in.0"])
 def test_parameters_of_a_model_whose_result_is_a_field_pair_no_value(
     slot: str, tmp_path: Path

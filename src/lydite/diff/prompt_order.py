@@ -15,6 +15,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import best_fit, possible_fits
+from lydite.diff.measure.masks import is_mask
 from lydite.diff.pairing.name_matching import close_stats
 from lydite.diff.trace_view import TraceView, other_half_first
 from lydite.trace.events import Event
@@ -85,8 +86,8 @@ def _exchanged_batches(reference: Trace, port: Trace) -> set[int]:
             if not _is_batch(other) or not _are_similar(other, event):
                 continue
             value, expected = port.read(event), reference.read(other)
-            if _are_equal(expected, other_half_first(expected)):
-                continue
+            if is_mask(expected) or _are_equal(expected, other_half_first(expected)):
+                continue  # the masks themselves may be exchanged
             if _are_equal(value, expected):
                 votes.add(event, event.shape[0], is_other=False)
                 break

@@ -1,5 +1,6 @@
 """Where a value is wrong, what it repeats, what it was taken for, how it was rounded."""
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lydite.diff.findings import Evidence, HypothesisFailed, find, is_another_form
+from lydite.diff.findings.evidence import Recorded
 from support.findings import PRECISIONS, Array, causes, evidence, recorded, values
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -298,3 +300,23 @@ def test_a_cause_that_cannot_be_looked_for_is_left_out(monkeypatch: pytest.Monke
     monkeypatch.setattr("lydite.diff.findings.REPLAYED", (broken,))
     with pytest.warns(HypothesisFailed, match=r"the cause broken: ValueError\('zip"):
         assert causes(evidence(x, -x)) == ["negated"]
+
+
+@pytest.mark.parametrize(("hidden", "says"), [([5, 6], "tokens 5 to 6"), ([], "no token")])
+def test_a_moved_mask_of_padding(hidden: list[int], says: str) -> None:
+    x = np.random.default_rng(7).standard_normal((2, 9, 6)).astype(np.float32)
+    right, wrong = x.copy(), x.copy()
+    right[1, 7:], wrong[1, hidden] = 0, 0
+    (found,) = find(evidence(right, wrong))[:1]
+    assert found.cause == "padding-mask" and says in found.evidence
+    wrong[0] += 0.1
+    assert not find(evidence(right, wrong)) or find(evidence(right, wrong))[0] != found
+
+
+def test_a_part_from_the_other_end_with_zeros_for_padding() -> None:
+    x = np.random.default_rng(8).standard_normal((2, 12, 6)).astype(np.float32)
+    shown = np.arange(9)[:, None] < np.array([9, 5])[:, None, None]
+    before = [Recorded("net/features", x)]
+    e = replace(evidence(x[:, 3:] * shown, x[:, :-3] * shown), before=lambda: before)
+    (found,) = find(e)[:1]
+    assert found.cause == "another-chunk" and "drops 3 at the end" in found.evidence

@@ -71,6 +71,7 @@ def table(scale: float = 1.0) -> torch.Tensor:
 )
 def test_tables_of_sines_and_cosines(wrong: torch.Tensor, says: str) -> None:
     assert says in found(TOKENS + table(), TOKENS + wrong, {"net/x": TOKENS})[1]
+    assert says in found(table(), wrong)[1]  # the table alone
 
 
 def test_a_learned_table_is_no_table_of_sines() -> None:

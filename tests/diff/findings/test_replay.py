@@ -519,3 +519,15 @@ def test_a_table_with_shift_and_scale_exchanged() -> None:
     centred = MEAN - MEAN.mean(-1, keepdim=True)
     unbiased = centred / (centred.var(-1, keepdim=True) + 1e-6).sqrt()
     assert "n − 1" in causes(modulated(rows, unbiased))[0]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_fused_product_that_is_split_by_heads_first(merged: bool) -> None:
+    wrong = torch.cat([Q, K, V], -1).unflatten(-1, (4, 3, 8))[..., 2, :]
+    right, wrong = (V, wrong.flatten(2)) if merged else (heads(V), wrong.transpose(1, 2))
+    cause, text = found(right, wrong, QKV, name="net/attn.sdpa")
+    assert cause == "heads-swapped" and "(4 heads, 3 parts, 8 channels)" in text
+
+
+def test_another_part_of_a_fused_product_is_not_another_split() -> None:
+    assert found(heads(V), heads(K), QKV, name="net/attn.sdpa")[:1] != ["heads-swapped"]

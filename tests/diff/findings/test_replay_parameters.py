@@ -133,6 +133,12 @@ def neighbours(x: torch.Tensor, angles: torch.Tensor = ANGLES) -> torch.Tensor:
     return rotate(x, table)
 
 
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """Neighbours are turned, with a table for two halves."""
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return x * HALVES.cos() + turned * HALVES.sin()
+
+
 GRID = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0))
 
 
@@ -150,6 +156,7 @@ BASE = torch.outer(torch.arange(16.0), 500000 ** (-torch.arange(0, 32, 2) / 32))
     [
         (halves(HEADS), neighbours(HEADS), "rotation-pairs"),
         (neighbours(HEADS), halves(HEADS), "rotation-pairs"),
+        (halves(HEADS), mixed(HEADS), "rotation-pairs"),
         (halves(HEADS), halves(HEADS, -HALVES), "rotation-sign"),
         (halves(HEADS), HEADS, "rotation-missing"),
         (halves(HEADS), halves(HEADS, HALVES + HALVES[1]), "rotation-offset"),

@@ -32,8 +32,8 @@ def test_what_tokenizers_do(text: list[int], other: list[int], data: st.DataObje
     pads = f"position {len(text) + 2} of row 0 on the reference pads with {pad}, the port with 5"
     for port, cause, numbers in (
         (row(text, 5), "pad-id", pads),
-        (row(text, pad, bos=False), "bos-missing", f"misses {BOS} at the start"),
-        (row([BOS, *text], pad), "bos-extra", f"adds {BOS} at the start"),
+        (row(text, pad, bos=False), "bos-missing", f"misses the id {BOS} at the start"),
+        (row([BOS, *text], pad), "bos-extra", f"adds the id {BOS} at the start"),
         (row(text, pad, length=40), "length-differs", "port has 40 ids, the reference 30"),
         ([id_ + 2 for id_ in right], "ids-offset", "reference's +2"),
         ([id_ - 3 for id_ in right], "ids-offset", "reference's -3"),
@@ -54,9 +54,12 @@ def test_what_tokenizers_do(text: list[int], other: list[int], data: st.DataObje
 def test_the_end_token_is_missing() -> None:
     findings = found([row([7, 8, 9], 0)], [row([7, 8, 9], 0, eos=False)])
     assert next(iter(findings)) == "eos-missing"
-    assert f"misses {EOS} at the end" in findings["eos-missing"]
+    assert f"misses the id {EOS} at the end" in findings["eos-missing"]
     findings = found([row([7, 8, 9], 0)], [row([7, 8, 9, EOS], 0)])
-    assert next(iter(findings)) == "eos-extra" and f"adds {EOS} at the end" in findings["eos-extra"]
+    assert (
+        next(iter(findings)) == "eos-extra"
+        and f"adds the id {EOS} at the end" in findings["eos-extra"]
+    )
 
 
 def test_the_pad_id_is_named() -> None:
@@ -66,7 +69,7 @@ def test_the_pad_id_is_named() -> None:
 
 def test_a_template_cut_off() -> None:
     findings = found([[1, 2, 3, 4, 10, 11, 12]], [[10, 11, 12]])
-    assert "misses 1, 2, 3, 4" in findings["prefix-differs"]
+    assert "misses the ids 1, 2, 3, 4" in findings["prefix-differs"]
 
 
 @pytest.mark.parametrize("reverse", [False, True])

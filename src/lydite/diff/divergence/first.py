@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import best_fit, possible_fits
 from lydite.diff.measure.distance import relative_error, wide
+from lydite.diff.measure.masks import are_inverted
 from lydite.diff.measure.rounding import FINE, K_COARSE, UNIT
 from lydite.diff.measure.rows import Comparison
 from lydite.diff.pairing.paired_events import BY_NAME, Pair
@@ -391,6 +392,8 @@ def misplaced_value(
         value, expected = wide(port.read(port_event)), wide(reference.read(event))
         if _equal_in_some_order(value, expected, limit):
             return f"{row.name}: same values in another axis order; not a bug"
+        if are_inverted(value, expected):
+            return f"{row.name}: the mask has ones for the other tokens; not a bug"
     for trace, own, other_trace, other, side in (
         (port, port_event, reference, event, "reference"),
         (reference, event, port, port_event, "port"),

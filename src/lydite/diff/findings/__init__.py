@@ -11,7 +11,13 @@ import numpy as np
 
 from lydite.diff.findings.affine import negated, scaled, scaled_and_shifted, shifted
 from lydite.diff.findings.attention import causal_mask, mask, softmax_axis
-from lydite.diff.findings.degenerate_values import constant, mask_differs, not_finite, repeated
+from lydite.diff.findings.degenerate_values import (
+    constant,
+    mask_differs,
+    not_finite,
+    padding_mask,
+    repeated,
+)
 from lydite.diff.findings.displaced import cropped, displaced
 from lydite.diff.findings.evidence import Evidence, Hypothesis
 from lydite.diff.findings.other_values import another_value, passed_through, residual_wrong
@@ -44,6 +50,7 @@ from lydite.diff.findings.replay.batch_norm import other_batch_norm
 from lydite.diff.findings.replay.buckets import other_buckets
 from lydite.diff.findings.replay.convolutions import other_convolution, part_of_bias
 from lydite.diff.findings.replay.embeddings import added_positions, other_embedding
+from lydite.diff.findings.replay.fused_heads import other_split
 from lydite.diff.findings.replay.gated_feed_forward import other_gate
 from lydite.diff.findings.replay.guidance import other_combination, other_guidance
 from lydite.diff.findings.replay.layer_input import wrong_input
@@ -102,6 +109,7 @@ CONCLUSIVE: tuple[Hypothesis, ...] = (not_finite, constant)
 # The right numbers in other positions; nothing is fitted. One of each line.
 MOVED: tuple[tuple[Hypothesis, ...], ...] = (
     (other_places,),
+    (padding_mask,),
     (another_value, residual_wrong),
     (negated,),
     (
@@ -157,6 +165,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_position_table,
     other_token,
     other_chunk,
+    other_split,
     other_assembly,
     other_tokens,
     other_terms,

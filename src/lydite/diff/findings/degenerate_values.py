@@ -127,3 +127,34 @@ def _is_constant(array: NDArray[Any]) -> bool:
 def _rms(array: NDArray[Any]) -> float:
     finite = array[np.isfinite(array)].astype(np.float64)
     return float(np.sqrt(np.mean(finite**2))) if finite.size else float("nan")
+
+
+def padding_mask(e: Evidence) -> Finding | None:
+    """Other tokens than the reference's are zero, and the rest agree: another mask of padding."""
+    if not e.same_shape or e.port.ndim < 2 or e.port.shape[-1] < 2:
+        return None
+    reference, port = e.values
+    right, wrong = ((x == 0).all(-1) for x in (reference, port))
+    both = ~(right | wrong)
+    if not right.any() or (right == wrong).all() or 2 * both.sum() < both.size or e.variety < 5:
+        return None
+    left = float(np.linalg.norm((port - reference)[both]))
+    if left > e.noise() or not e.explains(left):
+        return None
+    row = tuple(np.argwhere(right != wrong)[0][:-1])
+    tokens = [_listed(np.flatnonzero(x[row])) for x in (right, wrong)]
+    return Finding(
+        "padding-mask",
+        f"The port sets {tokens[1]} to zero, the reference {tokens[0]}; all others agree: the "
+        "mask of padding is another one, moved, or not applied.",
+        "Set the tokens to zero that the reference's mask hides, counted from the same token.",
+    )
+
+
+def _listed(tokens: NDArray[Any]) -> str:
+    """Numbers of tokens for people."""
+    if not tokens.size:
+        return "no token"
+    if tokens.size > 1 and tokens[-1] - tokens[0] == tokens.size - 1:
+        return f"tokens {tokens[0]} to {tokens[-1]}"
+    return f"tokens {', '.join(map(str, tokens[:4]))}" + (" …" if tokens.size > 4 else "")

@@ -97,12 +97,13 @@ def ends_differ(e: Evidence) -> Finding | None:
             continue
         missing = long is right
         verb = "misses" if missing else "adds"
-        undo = "Add" if missing else "Remove"
+        undo, noun = "Add" if missing else "Remove", "the ids" if more > 1 else "the id"
         if np.array_equal(long[more:], short):
             cause = ("bos-missing" if missing else "bos-extra") if more == 1 else "prefix-differs"
             return Finding(
                 cause,
-                f"The port {verb} {_ids(long[:more])} at the start; the text after it agrees.",
+                f"The port {verb} {noun} {_ids(long[:more])} at the start; the text after it "
+                "agrees.",
                 f"{undo} the token that starts a text ({_ids(long[:more])})."
                 if more == 1
                 else f"{undo} the {more} tokens at the start: a prompt template or system text.",
@@ -111,10 +112,11 @@ def ends_differ(e: Evidence) -> Finding | None:
             cause = ("eos-missing" if missing else "eos-extra") if more == 1 else "length-differs"
             return Finding(
                 cause,
-                f"The port {verb} {_ids(long[-more:])} at the end; the text before it agrees.",
+                f"The port {verb} {noun} {_ids(long[-more:])} at the end; the text before it "
+                "agrees.",
                 f"{undo} the token that ends a text ({_ids(long[-more:])})."
                 if more == 1
-                else "Compare the maximal length and where the text is truncated.",
+                else "Compare the maximal length, where the text is cut, and the template's end.",
             )
     return None
 

@@ -37,6 +37,7 @@ def _masks(shown: Array) -> Iterator[tuple[str, Array]]:
     at = np.arange(size)
     yield "shows all tokens: padding is not hidden", np.ones_like(shown)
     yield "is the reference's inverted", ~shown
+    yield "has the rows of prompt and negative prompt exchanged", _halves_exchanged(shown)
     first = shown.argmax(-1)[..., None]
     last = size - 1 - shown[..., ::-1].argmax(-1)[..., None]
     yield "hides the last token that the reference shows, the end token", shown & (at != last)
@@ -49,7 +50,13 @@ def _masks(shown: Array) -> Iterator[tuple[str, Array]]:
     if shown.shape[-2] == size:
         causal = np.tri(size, dtype=bool)
         yield "is causal as well: no token sees later ones", shown & causal
-        yield "is not causal: tokens see later ones", shown | ~causal
+        later = shown | ~causal
+        yield "is not causal: tokens see later ones", later
+        yield "is not causal: tokens see later ones", later & shown.any(-2, keepdims=True)
+
+
+def _halves_exchanged(shown: Array) -> Array:
+    return np.roll(shown, len(shown) // 2, 0) if len(shown) % 2 == 0 else shown
 
 
 def other_places(e: Evidence) -> Finding | None:

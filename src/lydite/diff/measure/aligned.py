@@ -11,8 +11,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lydite.diff.measure.axes import Fit, Shape, best_fit, fit_dims, part_of, possible_fits
+from lydite.diff.measure.axes import (
+    Fit,
+    Shape,
+    best_correlation,
+    best_fit,
+    fit_dims,
+    part_of,
+    possible_fits,
+)
 from lydite.diff.measure.distance import Distance, distance, relative_error
+from lydite.diff.measure.masks import as_masks
 from lydite.diff.measure.rotations import rotations
 from lydite.diff.measure.streams import Joined, in_other_order, joined_streams, other_orders
 from lydite.diff.pairing.paired_events import BY_NAME, ROTATION, Pair
@@ -21,6 +30,7 @@ from lydite.trace.reader import Trace
 from lydite.trace.statistics import distance as sketched_distance
 
 CLOSE = 0.3  # relative error below which an axis order is accepted
+MULTIPLE = 0.99  # correlation of a value with a multiple of it
 FAR = 0.5  # relative error above which two values are not equal in an order
 CLEARLY = 0.8  # of the error in any other order: then a wrong value still shows its order
 LEARN_FROM = 16  # values read first, for the axis orders they need
@@ -42,14 +52,17 @@ class AlignedPair:
     order: tuple[int, ...] = ()  # in which the port's calls make up the reference's batch
     first_row: int = 0  # of the port's table: of the reference's offset 0
     hidden: NDArray[Any] | None = None  # scores that a mask hides: 0 on both sides
+    are_masks: bool = False  # in another form, with 1 where a token is seen
 
     @property
     def is_own_form(self) -> bool:
         """Whether the port's value says the same in other numbers."""
-        return bool(self.first_row) or self.hidden is not None
+        return bool(self.first_row) or self.hidden is not None or self.are_masks
 
     def like_reference(self, other: NDArray[Any]) -> NDArray[Any] | None:
         """A second reference's value cut as the first one's was; None when it has another shape."""
+        if self.are_masks:
+            return self.reference
         cut = other if self.part is None else other[self.part]
         if self.reference is None or cut.shape != self.reference.shape:
             return None
@@ -62,8 +75,9 @@ class Layouts:
 
     orders: dict[tuple[int, ...], set[Site]] = field(default_factory=lambda: defaultdict(set))
     by_site: dict[Site, Fit] = field(default_factory=dict)  # one order for all steps and calls
-    by_shapes: dict[tuple[Shape, Shape], Fit] = field(default_factory=dict)  # of close values
     joined: Joined = field(default_factory=dict)  # streams that the port joins in the other order
+    # Of values that agree, by both shapes: a wrong value of these shapes has the same order.
+    of_shapes: dict[tuple[Shape, Shape], Fit] = field(default_factory=dict)
 
     def add(self, fit: Fit, site: Site) -> None:
         """Remember an order that a shape or the axis names forced."""
@@ -161,6 +175,9 @@ def align_values(pair: Pair, reference: Trace, port: Trace, layouts: Layouts) ->
         value = _in_direction_of(expected, value)
     if pair.event.kind in ("ids", "schedule"):
         return _align_table(value, expected)
+    if (masks := as_masks(value, expected)) is not None:
+        note = "masks of attention, compared by which tokens are seen"
+        return AlignedPair(masks[1], masks[0], note=note, are_masks=True)
     fit = fit_dims(
         value.shape,
         pair.dims or pair.port_event.dims,
@@ -244,12 +261,16 @@ def _searched_fit(
         layouts.add(chosen, event.site)
         fits = tuple(fit for fit in fits if layouts.permit(fit, event.site)) or fits
         chosen, error = best_fit(fits, value, expected)
-    shapes = value.shape, expected.shape
-    if error < CLOSE and chosen is not None:
-        layouts.by_shapes.setdefault(shapes, chosen)
-        return chosen
-    if (known := layouts.by_shapes.get(shapes)) is not None:
+    if error < CLOSE:
+        is_near = fits[0].plain and best_fit(fits[:1], value, expected)[1] < 2 * error
+        fit = fits[0] if is_near or chosen is None else chosen
+        if error < SAME_TOKENS:
+            layouts.of_shapes.setdefault((value.shape, expected.shape), fit)
+        return fit
+    if (known := layouts.of_shapes.get((value.shape, expected.shape))) in fits:
         return known
+    if fits[0].plain and best_correlation(fits[:1], value, expected) > MULTIPLE:
+        return fits[0]
     others = [fit for fit in fits if fit is not chosen]
     if error < CLEARLY * best_fit(others, value, expected)[1]:
         return chosen

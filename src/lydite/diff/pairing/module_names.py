@@ -22,9 +22,26 @@ def by_spelling(names: NamePairs) -> None:
     by_name = {s.name if s.slot == "out" else f"{s.name}.{s.slot}": s for s in names.free()}
     matched = match_spelling(names.left(), by_name)
     names.add({a: by_name[b] for a, b in matched.items() if a == b}, "name")
-    spelled = {a: by_name[b] for a, b in matched.items() if a != b}
+    spelled = {a: _of_its_size(names, a, by_name[b]) for a, b in matched.items() if a != b}
     spelled = {a: b for a, b in spelled.items() if not _is_of_other_form(names, a, b)}
     names.add(spelled, "spelling")
+
+
+def _of_its_size(names: NamePairs, name: str, site: Site) -> Site:
+    """The only value inside a module that has a port's axes, where the module's has not.
+
+    A port may name a table of positions as the module that adds one to its tokens.
+    """
+    event, other = names.port_events.get(name), names.reference_events.get(site)
+    if event is None or other is None or prod(event.shape) == prod(other.shape):
+        return site
+    inside = [
+        place
+        for place, value in names.free_events(inputs=False).items()
+        if place.name.startswith((f"{site.name}.", f"{site.name}/"))
+        and possible_fits(event.shape, value.shape)
+    ]
+    return inside[0] if len(inside) == 1 and not is_input(site) else site
 
 
 def _is_of_other_form(names: NamePairs, name: str, site: Site) -> bool:

@@ -90,7 +90,8 @@ def module_renames(weights: Mapping[str, str]) -> dict[str, str]:
     """Port module → reference module, from parameters that were matched.
 
     A block may hold a weight itself: what has this weight alone on the other side is not its
-    counterpart, since the other layers of the block are not inside of it.
+    counterpart, since the other layers of the block are not inside of it. Nor is a last layer the
+    network that holds its table.
     """
     votes: dict[str, set[str]] = defaultdict(set)
     for name, reference_name in weights.items():

@@ -482,6 +482,8 @@ def by_inputs(names: NamePairs) -> None:
         own = () if is_input(result.site) else (result.name,)
         around = dict.fromkeys((*own, *same))
         around = _innermost(names, around, names.inputs[name])
+        returned = names.numbers(result)
+        changes = not _is_copy(names, name, names.inputs[name])  # a dropout returns what it takes
         sites = {
             names.comparer.reference.content(first[site]): site
             for module in around
@@ -489,6 +491,7 @@ def by_inputs(names: NamePairs) -> None:
             if possible_fits(event.shape, first[site].shape)
             and same_kind(event, first[site])
             and not _is_copy(names, name, holders.get(site))
+            and not (changes and names.numbers(first[site]) == returned)
         }
         likely = {s: names.comparer.correlation(first[s], event) for s in sites.values()}
         best = max(likely, key=lambda site: likely[site], default=None)

@@ -67,7 +67,8 @@ def other_modulation(e: Evidence) -> Finding | None:
                     f"with those of {table.name}.",
                     f"Use {table.name}, computed anew in each step.",
                 )
-                return with_relation(e, found, other.name, table.name)
+                names = (each.name.partition(" + ")[0] for each in (other, table))
+                return with_relation(e, found, *names)
             return Finding(
                 _modulation_cause(expected, used),
                 f"The port is {_words(name, used)}, the reference {_words(name, expected)}, with "

@@ -123,7 +123,11 @@ def times_of(value: Array, period: float, shift: int, order: str) -> Array | Non
 
 
 def other_position_table(e: Evidence) -> Finding | None:
-    """A recorded value plus a table of positions: transposed, displaced, or not added."""
+    """A table of positions, or a recorded value plus one: transposed, displaced, or not added."""
+    if e.same_shape and e.port.ndim in (2, 3) and 4 <= e.port.shape[-2] <= MAX_TOKENS:
+        right, port = (x.reshape(-1, x.shape[-1]) for x in e.values)
+        if (found := _other_sincos("", right, port)) is not None:
+            return found
     if not is_replayable(e) or e.port.ndim != 3 or not 4 <= e.port.shape[1] <= MAX_TOKENS:
         return None
     reference, port = e.values
@@ -182,7 +186,9 @@ def _other_sincos(name: str, right: Array, wrong: Array) -> Finding | None:
             words += ": the scale of the grid (interpolation_scale, base size) differs"
     if not words:
         return None
-    text = f"To {name}, both add sines and cosines of rows and columns; the port adds them {words}."
+    where = f"To {name}, both add sines and cosines" if name else "Both are sines and cosines"
+    verb = "adds them" if name else "has them"
+    text = f"{where} of rows and columns; the port {verb} {words}."
     return Finding(cause, text, "Compute the table of positions as the reference.")
 
 

@@ -354,6 +354,13 @@ def _compare_rotations(
     if wrong is None:
         other = next(p for p in PAIRINGS if p != pairing)
         if _rotation(x, y, other, limit) is None:
+            if apart_of(y, _of_mixed_pairs(x, pairing, right)) <= allowed(e):
+                return Finding(
+                    "rotation-pairs",
+                    f"The port turns pairs of {other} of {name} with a table for pairs of "
+                    f"{pairing}; the reference rotates pairs of {pairing}.",
+                    f"Take pairs of {pairing} (rotate_half), as the cosines and sines have them.",
+                )
             return _other_rows(name, x, y, pairing, right, limit)
         return Finding(
             "rotation-pairs",
@@ -367,6 +374,19 @@ def _compare_rotations(
             "Apply the rotation (RoPE) here.",
         )
     return _compare_tables(name, right, wrong, max(2e-3, 8 * limit))
+
+
+def _of_mixed_pairs(x: Array, pairing: str, table: Table) -> Array:
+    """x · cos + turned x · sin, where cosines are in the order of one pairing, x of the other."""
+    c, s = np.real(table), np.imag(table)
+    half = x.shape[-1] // 2
+    if pairing == PAIRINGS[0]:
+        c, s = (np.repeat(part, 2, -1) for part in (c, s))
+        turned = np.concatenate([-x[..., half:], x[..., :half]], -1)
+    else:
+        c, s = (np.concatenate([part, part], -1) for part in (c, s))
+        turned = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+    return x * c[None, :, None] + turned * s[None, :, None]
 
 
 def _compare_tables(name: str, right: Table, wrong: Table, close: float) -> Finding | None:

@@ -124,7 +124,7 @@ def other_chunk(e: Evidence) -> Finding | None:
             return Finding(
                 "another-chunk",
                 f"The port takes {words}entries {wrong} to {wrong + width - 1} of axis {axis} of "
-                f"{source.name}, {theirs}.",
+                f"{source.name}, {theirs}{_cut_off(right, wrong, width, source.x.shape[axis])}.",
                 f"Take the entries from {right} on.",
             )
         for first in range(2) if source.x.shape[axis] == 2 * width else ():
@@ -149,6 +149,15 @@ def other_chunk(e: Evidence) -> Finding | None:
                 )
                 return with_relation(e, found, other.name, source.name)
     return None
+
+
+def _cut_off(right: int, wrong: int, width: int, size: int) -> str:
+    """That the port leaves out the other end, in words."""
+    if {right, wrong} != {0, size - width}:
+        return ""
+    ends = ("at the end", "at the beginning")
+    first, other = ends if wrong == 0 else ends[::-1]
+    return f": it drops {size - width} {first}, not {other}"
 
 
 def other_patches(e: Evidence) -> Finding | None:
@@ -359,19 +368,20 @@ def _cut_axis(shape: tuple[int, ...], part: tuple[int, ...]) -> int | None:
 
 
 def _offset(x: Array, value: Array, axis: int, limit: float) -> int | None:
-    """Where a part begins; None unless it is a part of x."""
+    """Where a part begins; None unless it is a part of x. Padding of it may be zero."""
+    shown = np.asarray(value.any(-1, keepdims=True))
     width = value.shape[axis]
     count = min(x.shape[axis] - width + 1, MAX_OFFSETS)
     at = np.unravel_index(
         np.random.default_rng(0).integers(value.size, size=min(GLANCE, value.size)), value.shape
     )
-    expected = value[at]
+    expected, kept = value[at], shown[(*at[:-1], 0)]
     size = float(np.linalg.norm(expected))
     for offset in range(count):
         moved = tuple(index + offset if a == axis else index for a, index in enumerate(at))
-        if float(np.linalg.norm(x[moved] - expected)) > 2 * limit * size:
+        if float(np.linalg.norm(x[moved] * kept - expected)) > 2 * limit * size:
             continue
-        part = x.take(np.arange(offset, offset + width), axis)
+        part = x.take(np.arange(offset, offset + width), axis) * shown
         if float(np.linalg.norm(part - value)) <= limit * float(np.linalg.norm(value)):
             return offset
     return None
