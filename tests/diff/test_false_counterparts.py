@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
+from lydite.diff.findings.replay.attention import _forms
 from lydite.diff.measure.aligned import Layouts, align_values
 from lydite.diff.measure.axes import has_parts_of, possible_fits
 from lydite.diff.name_map import Rename
@@ -21,6 +22,7 @@ from lydite.diff.pairing.results import by_ends_of_steps
 from lydite.trace.events import Header, Site
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
+from support.findings import evidence
 
 G = np.random.default_rng(4)
 
@@ -179,3 +181,11 @@ def test_a_module_by_map_may_have_any_shape(tmp_path: Path) -> None:
     renames = {"other": Rename((Site("net/b"),), how="map")}
     found = compare(reference, port, renames=renames)
     assert (found.verdict, found.port_site) == ("diverge", "other")
+
+
+def test_a_value_of_more_tokens_is_no_attention_of_fewer() -> None:
+    for tokens, has_forms in ((18, False), (7, True)):
+        shape = (1, tokens, 8)
+        e = evidence(G.standard_normal(shape), G.standard_normal(shape))
+        parts = {(False, False, part): G.standard_normal((1, 7, 8)) for part in "qkv"}
+        assert bool([*_forms(e, parts, 2)]) is has_forms

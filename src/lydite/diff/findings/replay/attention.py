@@ -386,15 +386,15 @@ def _forms(e: Evidence, parts: Parts, heads: int) -> Iterator[tuple[Form, slice]
         return
     usual = Form(streams)
     tokens, keys = usual.tokens
-    if len(e.port) * heads * tokens * keys > MAX_SCORES:
+    length = e.port.shape[1]
+    if length > tokens or len(e.port) * heads * tokens * keys > MAX_SCORES:
         return
     tables_of = list(_tables(e, usual.head)) if tokens == keys else []
-    is_whole = len(streams) > 1 and e.port.shape[1] == tokens
+    is_whole = len(streams) > 1 and length == tokens
     orders = (
         (streams, streams[::-1]) if is_whole or (tables_of and len(streams) > 1) else (streams,)
     )
     rotations = [(order, rotation) for order in orders for rotation in _rotations(order, tables_of)]
-    length = e.port.shape[1]
     causal = {"shown": np.tri(tokens, keys, dtype=bool), "masked_by": "causal"}
     for (bias, shown), (order, rotation), scale, mask in product(
         [(None, None), *_biases(e, heads, tokens, keys)],
