@@ -48,7 +48,8 @@ def _is_bias(value: Array) -> bool:
     """Whether the numbers are zeros and such as hide a token."""
     if value.dtype.kind not in "fV":
         return False
-    kinds = np.unique(value.astype(np.float32))
+    with np.errstate(over="ignore"):  # of float64: -1e308 hides as well as infinity
+        kinds = np.unique(value.astype(np.float32))
     lower = kinds[:-1]
     if not lower.size or kinds[-1] != 0 or np.isnan(lower).any():
         return False
@@ -61,8 +62,8 @@ def _seen(value: Array, *, is_bias: bool) -> Array | None:
     The other value is one.
     """
     if is_bias:
-        return value.astype(np.float32) == 0
-    numbers = value.astype(np.float32)
+        return value == 0
+    numbers = value.astype(np.float32) if value.dtype.kind == "V" else value
     if not np.isin(numbers, (0, 1)).all():
         return None
     return np.ones(value.shape, bool) if not numbers.any() else numbers == 1
