@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lydite.core.errors import ConfigError
-from lydite.models import kernels, layers
+from lydite.models import kernel_sources, kernels, layers
 from lydite.models.mmdit import MMDiT, MMDiTConfig
 from lydite.models.unet import TransformerBlock, UNetConfig
 from lydite.trace.mlx_capture import record_modules
@@ -98,13 +98,13 @@ class Kernel:
         constants = "".join(
             f"  constexpr int {key} = {value};\n" for key, value in self.template.items()
         )
-        _, body = kernels.sources(self.fragments, "", EPS, cuda=False)
+        _, body = kernel_sources.sources(self.fragments, "", EPS, cuda=False)
         tokens, batches = self.grid
         return f"""
 static void run_{name}(int lane, int token, int batch, int length, int threads,
     {", ".join(parameters)}) {{
   using T = {TYPES[self.dtype]};
-{constants}{body.removeprefix(kernels.METAL_INDEX)}
+{constants}{body.removeprefix(kernel_sources.METAL_INDEX)}
 }}
 extern "C" void {name}({", ".join(parameters)}) {{
   std::barrier<> all({self.threads});
@@ -181,7 +181,7 @@ def _row_kernel(kind: str, dtype: mx.Dtype, width: int, rows: int) -> Kernel:
     run = 16 // dtype.size
     threads = kernels.threads_of(width, run)
     return Kernel(
-        kernels.BY_ROWS[kind],
+        kernel_sources.BY_ROWS[kind],
         dtype,
         {"N": run, "COUNT": max(-(-width // (run * threads)), kernels.PIECES)},
         threads,
@@ -205,7 +205,10 @@ def _group_kernel(kind: str, dtype: mx.Dtype, width: int, silu: bool) -> Kernel:
         arrays["sums"] = mx.zeros((2, GROUPS, 2))
         arrays |= {name: _draw(dtype, width, seed=5) for name in ("weight", "bias")}
     return Kernel(
-        [kernels.GROUP, kernels.GROUP_SUMS if kind == "group_sums" else kernels.GROUP_APPLY],
+        [
+            kernel_sources.GROUP,
+            kernel_sources.GROUP_SUMS if kind == "group_sums" else kernel_sources.GROUP_APPLY,
+        ],
         dtype,
         {"N": run, "THREADS": columns * rows},
         columns * rows,
@@ -321,10 +324,10 @@ def test_group_norm_computes_the_plain_form(library: Any, index: int) -> None:
 
 
 def test_bodies_are_the_same_on_both_kinds_of_device() -> None:
-    for fragments in kernels.BY_ROWS.values():
-        _, metal = kernels.sources(fragments, "wide", 1e-6, cuda=False)
-        _, cuda = kernels.sources(fragments, "wide", 1e-6, cuda=True)
-        body = metal.removeprefix(kernels.METAL_INDEX)
+    for fragments in kernel_sources.BY_ROWS.values():
+        _, metal = kernel_sources.sources(fragments, "wide", 1e-6, cuda=False)
+        _, cuda = kernel_sources.sources(fragments, "wide", 1e-6, cuda=True)
+        body = metal.removeprefix(kernel_sources.METAL_INDEX)
         assert "EPS" not in body and cuda.count(body) == 1
         assert body.replace("load<", "load_wide<").replace("store<", "store_wide<") in cuda
 
