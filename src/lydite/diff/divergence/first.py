@@ -153,14 +153,14 @@ def first_divergence(
 
 
 def _was_ignored(rows: Sequence[Row], index: int, ignored: Collection[int]) -> bool:
-    """Whether the same value of an earlier step is no bug, and is as far from its counterpart.
+    """Whether the same value of an earlier call is no bug, and is as far from its counterpart.
 
-    A port that has a value in a form of its own has it so at every step.
+    A port that has a value in a form of its own has it so at every step and in every call.
     """
     row = rows[index]
     return any(
         (rows[at].site, rows[at].slot) == (row.site, row.slot)
-        and rows[at].step < row.step
+        and (rows[at].step, rows[at].call) < (row.step, row.call)
         and _is_as_wrong(rows[at], row)
         for at in ignored
     )

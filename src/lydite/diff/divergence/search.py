@@ -126,9 +126,13 @@ class DivergenceSearch:
         return divergence
 
     def _is_guess(self, index: int) -> bool:
-        """Whether a pair may be none: a guess, or values of different shapes with other names."""
-        how = self.pairs[index].how
-        return how in GUESSES or (self.rows[index].error is None and how not in SAME_MODULE)
+        """Whether a pair may be none: a guess, or values of different shapes with other names.
+
+        Or what a layer gives whose weight the port has in an order of its own.
+        """
+        how, has_shape = self.pairs[index].how, self.rows[index].error is not None
+        is_turned = self._is_turned(index) and self._has_own_order(index)
+        return how in GUESSES or is_turned or (not has_shape and how not in SAME_MODULE)
 
     def _has_own_order(self, index: int) -> bool:
         """Whether the port has the parts of a value in an order of its own.
