@@ -108,7 +108,6 @@ def _column(right: Array, wrong: Array, axis: int) -> str | None:
         return (
             f"{tokens} is {after[0]:g} in the port, and counts from {before[0]:g} in the reference"
         )
-    off = np.flatnonzero(expected != actual)
-    if not (law := law_of_positions(actual[off], expected[off])):
+    if not (law := law_of_positions(actual[differ], expected[differ])):
         return None
     return f"{tokens} is {after[0]:g} in the port, {before[0]:g} in the reference{law}"
