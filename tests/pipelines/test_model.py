@@ -1,8 +1,6 @@
 """A component and a model by their data alone: dtypes, bits, declared quantization, tokenizers."""
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,33 +43,6 @@ def component(
     made = Component(name, Path(name), kind, Config(**config), (), declared=declared)
     vars(made)["formats"] = formats or {}  # as if read off a file
     return made
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "expected"),
-    [
-        ("unet", {}, ["unet"]),
-        ("transformer", {"inner_dim": 8}, ["transformer"]),
-        ("transformer", {"dim": 8}, []),
-        ("vae", {}, []),
-    ],
-)
-def test_kernels_of_its_network_are_compiled_while_weights_are_read(
-    monkeypatch: pytest.MonkeyPatch, name: str, config: dict[str, Any], expected: list[str]
-) -> None:
-    seen: list[str] = []
-
-    @contextmanager
-    def compiled_meanwhile(network: str, dtype: mx.Dtype) -> Generator[None]:
-        assert dtype == mx.bfloat16
-        seen.append(network)
-        yield
-
-    monkeypatch.setattr(models.kernels, "compiled_meanwhile", compiled_meanwhile)
-    model = Model(Path(), {name: component(name, **config)}, {}, {}, "bfloat16")
-    vars(model)["_loaded"] = {name: nn.Identity()}
-    model.prepare()
-    assert seen == expected
 
 
 def test_the_default_dtype_is_narrow_where_that_is_faster(

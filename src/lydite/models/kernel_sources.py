@@ -1,7 +1,6 @@
 """The source of the kernels: one body for CUDA and Metal, made of fragments.
 
-`BY_ROWS` has the fragments of each kernel whose groups of threads have one row; GROUP and those
-behind it are a group norm's. The plain form of each, its definition, is in `kernels.py`.
+The plain form of each kernel, its definition, is in `kernels.py`.
 """
 
 from collections.abc import Sequence
@@ -13,10 +12,9 @@ CUDA_HEADER = """
 #define BARRIER __syncthreads()
 template <int N, typename T>
 __device__ inline void load(const T* row, int64_t stride, int first, int width, float* values) {
-  row += first * stride;
-  width -= first;
 #pragma unroll
-  for (int k = 0; k < N; ++k) values[k] = k < width ? static_cast<float>(row[k * stride]) : 0.0f;
+  for (int k = 0; k < N; ++k)
+    values[k] = first + k < width ? static_cast<float>(row[(first + k) * stride]) : 0.0f;
 }
 template <int N, typename T>
 __device__ inline void load_wide(const T* row, int64_t, int first, int width, float* values) {
@@ -28,11 +26,9 @@ __device__ inline void load_wide(const T* row, int64_t, int first, int width, fl
 }
 template <int N, typename T>
 __device__ inline void store(T* row, int first, int width, const float* values) {
-  row += first;
-  width -= first;
 #pragma unroll
   for (int k = 0; k < N; ++k)
-    if (k < width) row[k] = static_cast<T>(values[k]);
+    if (first + k < width) row[first + k] = static_cast<T>(values[k]);
 }
 template <int N, typename T>
 __device__ inline void store_wide(T* row, int first, int width, const float* values) {
@@ -53,20 +49,21 @@ __device__ inline float sigmoid(float value) {  // in few instructions where T k
   if (sizeof(T) == 2) return __fdividef(1.0f, 1.0f + __expf(-value));
   return 1.0f / (1.0f + expf(-value));
 }
-__device__ inline float sum_over_group(float value, float* shared, int lane, int threads) {
+template <int WARPS>
+__device__ inline float sum_over_group(float value, float* shared, int lane) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
-  if (threads == 32) return value;
+  if (WARPS == 1) return value;
   if (lane % 32 == 0) shared[lane / 32] = value;
   BARRIER;
   value = 0.0f;
-  for (int warp = 0; warp < threads / 32; ++warp) value += shared[warp];
+#pragma unroll
+  for (int warp = 0; warp < WARPS; ++warp) value += shared[warp];
   return value;
 }
 """
 CUDA_INDEX = """
-  const int lane = threadIdx.x, token = blockIdx.x, batch = blockIdx.y;
-  const int threads = blockDim.x, length = gridDim.x;
+  const int lane = threadIdx.x, token = blockIdx.x, batch = blockIdx.y, length = gridDim.x;
 """
 METAL_HEADER = """
 #define SHARED threadgroup
@@ -85,124 +82,83 @@ template <typename T>
 inline float sigmoid(float value) {
   return 1.0f / (1.0f + exp(-value));
 }
-inline float sum_over_group(float value, threadgroup float* shared, int lane, int threads) {
+template <int WARPS>
+inline float sum_over_group(float value, threadgroup float* shared, int lane) {
   value = simd_sum(value);
-  if (threads == 32) return value;
+  if (WARPS == 1) return value;
   if (lane % 32 == 0) shared[lane / 32] = value;
   BARRIER;
   value = 0.0f;
-  for (int warp = 0; warp < threads / 32; ++warp) value += shared[warp];
+  for (int warp = 0; warp < WARPS; ++warp) value += shared[warp];
   return value;
 }
 """
 METAL_INDEX = """
   const int lane = thread_position_in_threadgroup.x, token = threadgroup_position_in_grid.x;
-  const int batch = threadgroup_position_in_grid.y, threads = threads_per_threadgroup.x;
-  const int length = threadgroups_per_grid.x;
+  const int batch = threadgroup_position_in_grid.y, length = threadgroups_per_grid.x;
 """
 
-# A group of threads has one row of D channels, each thread COUNT runs of N. The width is no
-# constant: a U-Net has several, and each compilation takes more than a second.
+# A group of THREADS threads has one row of D channels.
 READ_ROW = """
-  const int D = x_shape[2];
+  constexpr int COUNT = (D + N * THREADS - 1) / (N * THREADS);
   const int64_t row = (int64_t(batch) * length + token) * D;
   float values[COUNT * N];
   for (int piece = 0; piece < COUNT; ++piece) {
-    const int first = (piece * threads + lane) * N;
+    const int first = (piece * THREADS + lane) * N;
     load<N>(x + batch * x_strides[0] + token * x_strides[1], x_strides[2], first, D,
             &values[piece * N]);
   }
 """
-READ_SECOND = """
-  float second[COUNT * N];
+ADD_GATED = """
+  float branch[COUNT * N], gates[COUNT * N];
   for (int piece = 0; piece < COUNT; ++piece) {
-    const int first = (piece * threads + lane) * N;
+    const int first = (piece * THREADS + lane) * N;
     load<N>(y + batch * y_strides[0] + token * y_strides[1], y_strides[2], first, D,
-            &second[piece * N]);
-  }
-"""
-GATE_SECOND = """
-  float gates[COUNT * N];
-  for (int piece = 0; piece < COUNT; ++piece) {
-    const int first = (piece * threads + lane) * N;
+            &branch[piece * N]);
     load<N>(gate + batch * gate_strides[0], gate_strides[1], first, D, &gates[piece * N]);
   }
-  for (int k = 0; k < COUNT * N; ++k) second[k] *= gates[k];
-"""
-ADD = """
-  for (int k = 0; k < COUNT * N; ++k)
-    values[k] = static_cast<float>(static_cast<T>(values[k] + second[k]));
+  for (int k = 0; k < COUNT * N; ++k) {
+    const float value = values[k] + branch[k] * gates[k];
+    values[k] = static_cast<float>(static_cast<T>(value));
+  }
   for (int piece = 0; piece < COUNT; ++piece)
-    store<N>(total + row, (piece * threads + lane) * N, D, &values[piece * N]);
+    store<N>(total + row, (piece * THREADS + lane) * N, D, &values[piece * N]);
 """
-READ_SCALE = """
+NORM_MODULATE = """
+  constexpr int WARPS = THREADS / 32;
+  SHARED float sums[WARPS];
+  SHARED float squares[WARPS];
   float scales[COUNT * N], shifts[COUNT * N];
   for (int piece = 0; piece < COUNT; ++piece) {
-    const int first = (piece * threads + lane) * N;
+    const int first = (piece * THREADS + lane) * N;
     load<N>(scale + batch * scale_strides[0], scale_strides[1], first, D, &scales[piece * N]);
     load<N>(shift + batch * shift_strides[0], shift_strides[1], first, D, &shifts[piece * N]);
   }
-"""
-SCALE_FROM_ONE = """
-  for (int k = 0; k < COUNT * N; ++k) scales[k] = 1.0f + scales[k];
-"""
-NORM = """
-  SHARED float sums[32];
-  SHARED float squares[32];
   float part = 0.0f;
   for (int k = 0; k < COUNT * N; ++k) part += values[k];
-  const float mean = sum_over_group(part, sums, lane, threads) / D;
+  const float mean = sum_over_group<WARPS>(part, sums, lane) / D;
   part = 0.0f;
   for (int k = 0; k < COUNT * N; ++k) {
     const float away = values[k] - mean;
-    const int channel = (k / N * threads + lane) * N + k % N;
+    const int channel = (k / N * THREADS + lane) * N + k % N;
     part += channel < D ? away * away : 0.0f;
   }
-  const float inverse = 1.0f / sqrt(sum_over_group(part, squares, lane, threads) / D + EPS);
-  for (int k = 0; k < COUNT * N; ++k)
-    values[k] = (values[k] - mean) * inverse * scales[k] + shifts[k];
+  const float inverse = 1.0f / sqrt(sum_over_group<WARPS>(part, squares, lane) / D + EPS);
+  for (int k = 0; k < COUNT * N; ++k) {
+    const float normal = (values[k] - mean) * inverse;
+    values[k] = normal * (1.0f + scales[k]) + shifts[k];
+  }
   for (int piece = 0; piece < COUNT; ++piece)
-    store<N>(normed + row, (piece * threads + lane) * N, D, &values[piece * N]);
+    store<N>(normed + row, (piece * THREADS + lane) * N, D, &values[piece * N]);
 """
 GELU_TANH = """
   for (int k = 0; k < COUNT * N; ++k) {
     const float slope = 1.5957691216f + 0.0713548162726f * (values[k] * values[k]);
     values[k] = values[k] * sigmoid<T>(values[k] * slope);
   }
-"""
-# Metal has no erf. The normal distribution function Φ(g) is σ(g·slope), where slope is a polynomial
-# in g², fitted so that g·Φ(g) is off by 1e-8 at most: less than float32 rounds.
-GEGLU = """
-  for (int k = 0; k < COUNT * N; ++k) {
-    const float gate = second[k], square = gate * gate;
-    float slope = 3.08425892e-13f * square - 3.04487686e-11f;
-    slope = slope * square + 1.14972931e-9f;
-    slope = slope * square - 1.79717823e-8f;
-    slope = slope * square - 4.93699446e-8f;
-    slope = slope * square + 6.76210129e-6f;
-    slope = slope * square - 1.07317144e-4f;
-    slope = slope * square - 6.95332346e-5f;
-    slope = slope * square + 7.26682395e-2f;
-    slope = slope * square + 1.59576976f;
-    values[k] = values[k] * (gate * sigmoid<T>(gate * slope));
-  }
-"""
-WRITE_ROW = """
   for (int piece = 0; piece < COUNT; ++piece)
-    store<N>(out + row, (piece * threads + lane) * N, D, &values[piece * N]);
+    store<N>(out + row, (piece * THREADS + lane) * N, D, &values[piece * N]);
 """
-BY_ROWS = {
-    "norm_modulate": (READ_ROW, READ_SCALE, SCALE_FROM_ONE, NORM),
-    "add_gated": (READ_ROW, READ_SECOND, GATE_SECOND, ADD),
-    "add_norm_modulate": (
-        *(READ_ROW, READ_SECOND, GATE_SECOND, ADD),
-        *(READ_SCALE, SCALE_FROM_ONE, NORM),
-    ),
-    "layer_norm": (READ_ROW, READ_SCALE, NORM),
-    "add_layer_norm": (READ_ROW, READ_SECOND, ADD, READ_SCALE, NORM),
-    "gelu_tanh": (READ_ROW, GELU_TANH, WRITE_ROW),
-    "geglu": (READ_ROW, READ_SECOND, GEGLU, WRITE_ROW),
-}
 
 # Group norm of (B, positions, C). A group of threads has some positions at a time, each thread N
 # channels of one. `options` are the number of groups, of positions at a time, and whether SiLU

@@ -3,9 +3,8 @@
 The `_plain_…` functions are the definitions. A kernel reads every value once, computes in float32
 and rounds what it writes, so it differs from the plain form by rounding only. It is used where it
 was measured to be faster: on CUDA (benchmarks/README.md). Metal has the same bodies, but nobody has
-run them: there they are off until a Mac has passed `benchmarks/step.py --check-kernels`. Layer norm
-with weights and GEGLU have not been measured on CUDA either, and are off as well.
-LYDITE_KERNELS=off takes the plain form everywhere, LYDITE_KERNELS=on also what is not measured.
+run them: there they are off until a Mac has passed `benchmarks/step.py --check-kernels`.
+LYDITE_KERNELS=off takes the plain form everywhere, LYDITE_KERNELS=on also tries Metal.
 
 A norm that is recorded or exchanged is of another class, and is called: whoever observes a network
 sees its norms.
@@ -16,18 +15,26 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from threading import Thread
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from lydite.core.errors import ConfigError
 from lydite.models import cpu
-from lydite.models.kernel_sources import BY_ROWS, GROUP, GROUP_APPLY, GROUP_SUMS, sources
+from lydite.models.kernel_sources import (
+    ADD_GATED,
+    GELU_TANH,
+    GROUP,
+    GROUP_APPLY,
+    GROUP_SUMS,
+    NORM_MODULATE,
+    READ_ROW,
+    sources,
+)
 
 VARIABLE = "LYDITE_KERNELS"
 MODES = ("auto", "on", "off")
-Network = Literal["transformer", "unet"]  # with kernels of its own
 DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 WARP = 32  # threads that add up without shared memory
 PIECES = 2  # runs of 16 bytes that a thread holds of a row
@@ -60,29 +67,6 @@ def add_norm_modulate(
         return total, normed
     total = _plain_sum(x, y, gate)
     return total, _norm_without_kernel(norm, total, shift, scale)
-
-
-def layer_norm(norm: nn.LayerNorm, x: mx.array) -> mx.array:
-    """`norm(x)` of (B, L, D), where the norm has a weight and a bias."""
-    weighted = _is_plain_norm(norm, weighted=True)
-    if weighted and _all_on() and _fit((x,), (norm.weight, norm.bias)):
-        return _layer_norm(norm.eps)(x, norm.bias, norm.weight)
-    return norm(x)
-
-
-def add_layer_norm(norm: nn.LayerNorm, x: mx.array, y: mx.array) -> tuple[mx.array, mx.array]:
-    """x plus y (B, L, D), and `layer_norm` of that sum."""
-    weighted = _is_plain_norm(norm, weighted=True)
-    if weighted and _all_on() and _fit((x, y), (norm.weight, norm.bias)):
-        total, normed = _add_layer_norm(norm.eps)(x, y, norm.bias, norm.weight)
-        return total, normed
-    total = x + y
-    return total, norm(total)
-
-
-def geglu(x: mx.array) -> mx.array | None:
-    """The first half of the channels times the GELU of the second; None where no kernel is used."""
-    return _geglu()(x) if _all_on() and _fit((x,), ()) else None
 
 
 def gelu_tanh(x: mx.array) -> mx.array | None:
@@ -127,11 +111,6 @@ def _plain_gelu(x: mx.array) -> mx.array:
     return nn.gelu_approx(x.astype(mx.float32)).astype(x.dtype)
 
 
-def _plain_geglu(x: mx.array) -> mx.array:
-    first, second = mx.split(x.astype(mx.float32), 2, axis=-1)
-    return (first * nn.gelu(second)).astype(x.dtype)
-
-
 def _plain_group_norm(
     groups: int, eps: float, silu: bool, x: mx.array, weight: mx.array, bias: mx.array
 ) -> mx.array:
@@ -149,21 +128,16 @@ def in_use() -> bool:
     return on_gpu and mode != "off" and (mx.cuda.is_available() or mode == "on")
 
 
-def _all_on() -> bool:
-    """Whether kernels that no GPU has measured are used."""
-    return os.environ.get(VARIABLE) == "on"
-
-
 @contextmanager
-def compiled_meanwhile(network: Network, dtype: mx.Dtype) -> Generator[None]:
-    """Compile the kernels of such a network and of its VAE while the block runs.
+def compiled_meanwhile(width: int, dtype: mx.Dtype) -> Generator[None]:
+    """Compile the kernels of a transformer of this width while the block runs.
 
     MLX compiles a kernel at its first use, about a second each, in every process.
     """
     if not in_use():
         yield
         return
-    thread = Thread(target=_run_each, args=(network, dtype))
+    thread = Thread(target=_run_each, args=(width, dtype))
     thread.start()
     try:
         yield
@@ -171,48 +145,41 @@ def compiled_meanwhile(network: Network, dtype: mx.Dtype) -> Generator[None]:
         thread.join()
 
 
-def _run_each(network: Network, dtype: mx.Dtype) -> None:
+def _run_each(width: int, dtype: mx.Dtype) -> None:
     with mx.stream(mx.new_stream(mx.gpu)):
-        x, vector = mx.zeros((1, 1, 64), dtype), mx.zeros((64,), dtype)
-        results: list[Any] = [_group_norm(1, 1e-6, False)(x, vector, vector)]
-        if network == "unet":
-            results.append(_group_norm(1, 1e-5, False)(x, vector, vector))
-            if _all_on():
-                results += [
-                    _layer_norm(1e-5)(x, vector, vector),
-                    _add_layer_norm(1e-5)(x, x, vector, vector),
-                    _geglu()(x),
-                ]
-        else:
-            results += [
-                _norm_modulate(1e-6)(x, vector, vector),
-                _add_gated()(x, x, vector),
-                _add_norm_modulate(1e-6)(x, x, vector, vector, vector),
-                _gelu_tanh()(x),
-            ]
+        x, vector = mx.zeros((1, 1, width), dtype), mx.zeros((1, width), dtype)
+        wide = mx.zeros((1, 1, 4 * width), dtype)
+        results = [
+            _norm_modulate(1e-6)(x, vector, vector),
+            _add_gated()(x, x, vector),
+            _add_norm_modulate(1e-6)(x, x, vector, vector, vector),
+            _gelu_tanh()(wide),
+            _group_norm(1, 1e-6, False)(x, vector[0], vector[0]),
+        ]
         for result in results:
             mx.eval(result)
 
 
-def _is_plain_norm(norm: nn.Module, *, weighted: bool = False) -> bool:
-    """Whether it is MLX's layer norm, with or without weight and bias: not one that is recorded."""
-    held = "weight" in norm, "bias" in norm
-    return type(norm) is nn.LayerNorm and held == (weighted, weighted)
+def _is_plain_norm(norm: nn.Module) -> bool:
+    """Whether it is MLX's layer norm without weights: not one that is recorded."""
+    return type(norm) is nn.LayerNorm and "weight" not in norm
 
 
 def _fit(rows: Sequence[mx.array], vectors: Sequence[mx.array]) -> bool:
-    """Whether a kernel takes rows (B, L, D) and vectors (D,), (1, D) or (B, D) of one dtype."""
+    """Whether a kernel takes rows (B, L, D) and vectors (B or 1, D): one shape and dtype each."""
     x = rows[0]
-    B, D = x.shape[0], x.shape[-1]
     return (
         in_use()
         and x.ndim == 3
         and x.size > 0
-        and D <= WIDEST
+        and x.shape[-1] <= WIDEST
         and x.dtype in DTYPES
         and all(array.dtype == x.dtype for array in (*rows, *vectors))
         and all(array.shape == x.shape for array in rows)
-        and all(array.shape in ((D,), (1, D), (B, D)) for array in vectors)
+        and all(
+            array.shape[-1] == x.shape[-1] and array.shape[0] in (1, x.shape[0])
+            for array in vectors
+        )
     )
 
 
@@ -251,6 +218,7 @@ def _kernel(
 
 def _by_rows(
     name: str,
+    fragments: tuple[str, ...],
     rows: Mapping[str, mx.array],
     vectors: Mapping[str, mx.array],
     outputs: tuple[str, ...],
@@ -261,17 +229,15 @@ def _by_rows(
     B, L, D = x.shape
     run = _run(x.dtype)
     threads = threads_of(D, run)
-    count = max(-(-D // (run * threads)), PIECES)
     conditions = [
-        "x_shape[2] % N == 0",
+        "D % N == 0",
         *(f"is_wide<N>({name}, {name}_strides, 3)" for name in rows),
         *(f"is_wide<N>({name}, {name}_strides, 2)" for name in vectors),
     ]
-    wide = " && ".join(conditions)
-    kernel = _kernel(name, BY_ROWS[name], wide, (*rows, *vectors), outputs, eps)
+    kernel = _kernel(name, fragments, " && ".join(conditions), (*rows, *vectors), outputs, eps)
     return kernel(
         inputs=[*rows.values(), *(mx.broadcast_to(each, (B, D)) for each in vectors.values())],
-        template=[("T", x.dtype), ("N", run), ("COUNT", count)],
+        template=[("T", x.dtype), ("D", D), ("N", run), ("THREADS", threads)],
         grid=(threads * L, B, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[x.shape] * len(outputs),
@@ -282,11 +248,11 @@ def _by_rows(
 @cache
 def _norm_modulate(eps: float) -> Any:
     def fused(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
-        vectors = {"shift": shift, "scale": scale}
-        return _by_rows("norm_modulate", {"x": x}, vectors, ("normed",), eps)[0]
+        fragments, vectors = (READ_ROW, NORM_MODULATE), {"shift": shift, "scale": scale}
+        return _by_rows("norm_modulate", fragments, {"x": x}, vectors, ("normed",), eps)[0]
 
     def plain(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
-        return _plain_norm(partial(_normed, eps), x, shift, scale)
+        return _plain_norm(partial(_layer_norm, eps), x, shift, scale)
 
     return _with_gradient(fused, plain)
 
@@ -294,7 +260,8 @@ def _norm_modulate(eps: float) -> Any:
 @cache
 def _add_gated() -> Any:
     def fused(x: mx.array, y: mx.array, gate: mx.array) -> mx.array:
-        return _by_rows("add_gated", {"x": x, "y": y}, {"gate": gate}, ("total",))[0]
+        fragments, rows = (READ_ROW, ADD_GATED), {"x": x, "y": y}
+        return _by_rows("add_gated", fragments, rows, {"gate": gate}, ("total",))[0]
 
     return _with_gradient(fused, _plain_sum)
 
@@ -304,39 +271,16 @@ def _add_norm_modulate(eps: float) -> Any:
     def fused(
         x: mx.array, y: mx.array, gate: mx.array, shift: mx.array, scale: mx.array
     ) -> tuple[mx.array, ...]:
-        rows, vectors = {"x": x, "y": y}, {"gate": gate, "shift": shift, "scale": scale}
-        return tuple(_by_rows("add_norm_modulate", rows, vectors, ("total", "normed"), eps))
+        fragments, rows = (READ_ROW, ADD_GATED, NORM_MODULATE), {"x": x, "y": y}
+        vectors = {"gate": gate, "shift": shift, "scale": scale}
+        outputs = "total", "normed"
+        return tuple(_by_rows("add_norm_modulate", fragments, rows, vectors, outputs, eps))
 
     def plain(
         x: mx.array, y: mx.array, gate: mx.array, shift: mx.array, scale: mx.array
     ) -> tuple[mx.array, ...]:
         total = _plain_sum(x, y, gate)
-        return total, _plain_norm(partial(_normed, eps), total, shift, scale)
-
-    return _with_gradient(fused, plain)
-
-
-@cache
-def _layer_norm(eps: float) -> Any:
-    def fused(x: mx.array, bias: mx.array, weight: mx.array) -> mx.array:
-        vectors = {"shift": bias, "scale": weight}
-        return _by_rows("layer_norm", {"x": x}, vectors, ("normed",), eps)[0]
-
-    def plain(x: mx.array, bias: mx.array, weight: mx.array) -> mx.array:
-        return mx.fast.layer_norm(x, weight, bias, eps)
-
-    return _with_gradient(fused, plain)
-
-
-@cache
-def _add_layer_norm(eps: float) -> Any:
-    def fused(x: mx.array, y: mx.array, bias: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
-        rows, vectors = {"x": x, "y": y}, {"shift": bias, "scale": weight}
-        return tuple(_by_rows("add_layer_norm", rows, vectors, ("total", "normed"), eps))
-
-    def plain(x: mx.array, y: mx.array, bias: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
-        total = x + y
-        return total, mx.fast.layer_norm(total, weight, bias, eps)
+        return total, _plain_norm(partial(_layer_norm, eps), total, shift, scale)
 
     return _with_gradient(fused, plain)
 
@@ -344,18 +288,9 @@ def _add_layer_norm(eps: float) -> Any:
 @cache
 def _gelu_tanh() -> Any:
     def fused(x: mx.array) -> mx.array:
-        return _by_rows("gelu_tanh", {"x": x}, {}, ("out",))[0]
+        return _by_rows("gelu_tanh", (READ_ROW, GELU_TANH), {"x": x}, {}, ("out",))[0]
 
     return _with_gradient(fused, _plain_gelu)
-
-
-@cache
-def _geglu() -> Any:
-    def fused(x: mx.array) -> mx.array:
-        first, second = mx.split(x, 2, axis=-1)  # parts of x, not copies
-        return _by_rows("geglu", {"x": first, "y": second}, {}, ("out",))[0]
-
-    return _with_gradient(fused, _plain_geglu)
 
 
 @cache
@@ -396,7 +331,7 @@ def _group_norm(groups: int, eps: float, silu: bool) -> Any:
     return _with_gradient(fused, partial(_plain_group_norm, groups, eps, silu))
 
 
-def _normed(eps: float, x: mx.array) -> mx.array:
+def _layer_norm(eps: float, x: mx.array) -> mx.array:
     return mx.fast.layer_norm(x, None, None, eps)
 
 

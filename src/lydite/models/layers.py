@@ -263,7 +263,8 @@ class GEGLU(nn.Module):
         self.proj = Linear(dim, 2 * hidden)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return geglu(self.proj(x))
+        x, gate = mx.split(self.proj(x), 2, axis=-1)
+        return x * gelu(gate)
 
 
 class FeedForward(nn.Module):
@@ -447,7 +448,6 @@ def computed_if_large(x: mx.array) -> mx.array:
     """
     if x.size > LARGE and not on_cpu():
         mx.eval(x)
-        mx.synchronize()  # the result is there a moment before MLX frees what it was computed from
     return x
 
 
@@ -479,15 +479,6 @@ def _gelu_tanh(x: mx.array) -> mx.array:
     y = x.astype(mx.float32)
     slope = 2 * math.sqrt(2 / math.pi)
     return (y * mx.sigmoid(y * (slope + 0.044715 * slope * (y * y)))).astype(x.dtype)
-
-
-def geglu(x: mx.array) -> mx.array:
-    """The first half of the channels times the exact GELU of the second."""
-    y = None if on_cpu() else kernels.geglu(x)
-    if y is not None:
-        return y
-    x, gate = mx.split(x, 2, axis=-1)
-    return x * gelu(gate)
 
 
 def silu(x: mx.array) -> mx.array:

@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from lydite.core.config import Count, Epsilon, Size
 from lydite.core.errors import InputError
-from lydite.models.kernels import add_layer_norm, layer_norm
 from lydite.models.layers import (
     GEGLU,
     Conv2d,
@@ -444,11 +443,9 @@ class TransformerBlock(nn.Module):
         self.ff = FeedForward(width, GEGLU)
 
     def __call__(self, x: mx.array, encoder_hidden_states: mx.array) -> mx.array:
-        attended = self.attn1(layer_norm(self.norm1, x))
-        x, normed = add_layer_norm(self.norm2, x, attended)
-        attended = self.attn2(normed, encoder_hidden_states=encoder_hidden_states)
-        x, normed = add_layer_norm(self.norm3, x, attended)
-        return x + self.ff(normed)
+        x = x + self.attn1(self.norm1(x))
+        x = x + self.attn2(self.norm2(x), encoder_hidden_states=encoder_hidden_states)
+        return x + self.ff(self.norm3(x))
 
 
 class Attention(nn.Module):

@@ -244,19 +244,18 @@ class Model:
 
         No run starts on weights that would only be found wrong at its end.
         """
-        network, dtype = self._network_with_kernels(), getattr(mx, self.dtype)
-        with kernels.compiled_meanwhile(network, dtype) if network else nullcontext():
+        width, dtype = self._width(), getattr(mx, self.dtype)
+        with kernels.compiled_meanwhile(width, dtype) if width else nullcontext():
             for name, component in self.components.items():
                 if self.low_memory:
                     component.check()
                 else:
                     self.network(name)
 
-    def _network_with_kernels(self) -> kernels.Network | None:
-        if "unet" in self:
-            return "unet"
+    def _width(self) -> int | None:
+        """Channels of the transformer's tokens; None of another network."""
         config = self.config("transformer") if "transformer" in self else None
-        return "transformer" if hasattr(config, "inner_dim") else None  # not Z-Image's
+        return getattr(config, "inner_dim", None)
 
     def network(self, name: str) -> Any:
         """The network, loaded now if it is not in memory."""
