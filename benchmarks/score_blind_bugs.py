@@ -49,6 +49,7 @@ ROUNDS = {
     12: ("t5enc", "fluxmlx", "qwenimage", "dcae", "sana", "sd15"),
     13: ("sdxl_ldm", "qwen3_text", "pixart_sigma", "ltxvideo"),
     14: ("wan_t2v", "cogview4"),
+    15: ("hunyuandit", "gemma2text", "flux2_bfl", "cascade_prior"),
 }
 PORTS = tuple(port for ports in ROUNDS.values() for port in ports)
 LIMITS = {"float32": 5e-6, "bfloat16": 1e-2}  # relative L2, about 20 times the rounding
