@@ -80,6 +80,16 @@ def test_a_wrong_table_is_the_first_wrong_value(
     assert verdict.findings[0].cause == cause and says in verdict.findings[0].evidence
 
 
+def test_a_wrong_table_that_the_reference_has_twice_and_with_axes_of_one(tmp_path: Path) -> None:
+    both = np.repeat(angles(), 2, -1)[None, :, None]
+    events = [("net/rope", np.cos(both)), ("net/rope", np.sin(both), {"slot": "out.1"})]
+    turned = rotated(X, angles())
+    last = ("net/turn", turned), ("net/last", np.tanh(turned).sum(-1))
+    right = write(tmp_path / "r", [("net/start", X), *events, *last])
+    verdict = compare(right, port(tmp_path / "p", angles(base=500.0)))
+    assert verdict.port_site == "tables/cos" and verdict.findings[0].cause == "rotation-base"
+
+
 @pytest.mark.parametrize("how", ["half", "neighbours"])
 def test_a_right_table_in_another_order_hides_no_bug(tmp_path: Path, how: str) -> None:
     # Rows in another order may be those of a port with its tokens in that order: its use tells.

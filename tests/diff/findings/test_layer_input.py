@@ -100,6 +100,18 @@ def test_the_operation_before_the_layer_is_named(
     assert causes(layer, right, wrong, named)[:1] == [cause]
 
 
+@pytest.mark.parametrize(
+    ("taken", "cause"),
+    [({}, "positions-missing"), ({"net/attn [in.0]": WIDE[:1]}, "branch-missing")],
+)
+def test_what_a_module_makes_of_tokens_is_no_table_of_positions(
+    taken: dict[str, torch.Tensor], cause: str
+) -> None:
+    x, y = X[:1], Y[:1]
+    named = {"net/attn": y, **taken, "net/x": x}
+    assert causes(linear, x + y, x, named)[:1] == [cause]
+
+
 @pytest.mark.parametrize("layer", [linear, norm])
 def test_an_input_that_follows_from_nothing_recorded_names_nothing(layer: Layer) -> None:
     draw = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 12, 16))).float()
@@ -109,6 +121,7 @@ def test_an_input_that_follows_from_nothing_recorded_names_nothing(layer: Layer)
 TABLE, SIX = torch.randn(2, 6 * 16), torch.randn(6, 16)
 CHUNKS = (TABLE.unflatten(-1, (6, 16)) + SIX).unbind(1)
 INNER = (TABLE.unflatten(-1, (16, 6)).mT + SIX).unbind(1)
+OF_NEXT_BLOCK = (TABLE.unflatten(-1, (6, 16)) + SIX.flip(0)).unbind(1)
 
 
 def modulated(
@@ -148,6 +161,8 @@ def at_output(
         (modulated(chunks=TABLE[:, None].unflatten(-1, (6, 16))[:, 0].unbind(1)), "other-chunks",
          "with the chunks of net/ada,"),
         (modulated(chunks=INNER), "other-chunks", "as the inner axis"),
+        (modulated(chunks=OF_NEXT_BLOCK), "other-chunks",
+         "another layer or block, number 1, not 0"),
     ],
 )  # fmt: skip
 def test_an_input_modulated_with_a_table_and_a_parameter(

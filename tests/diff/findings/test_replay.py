@@ -220,6 +220,21 @@ def test_sinusoids(how: dict[str, Any], says: str) -> None:
     assert cause == "other-sinusoid" and says in text.partition(", the reference")[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("what", ["angles", "frequencies"])
+def test_sinusoids_of_rounded_angles(what: str, dtype: torch.dtype) -> None:
+    time = torch.tensor([703.25, 12.0])
+    rates = 10000 ** (-torch.arange(32) / 32)
+    low = rates.to(dtype).float() if what == "frequencies" else rates
+    angles = time[:, None] * low
+    angles = angles.to(dtype).float() if what == "angles" else angles
+    right, wrong = (
+        torch.cat((x.cos(), x.sin()), -1) for x in (time[:, None] * rates, angles)
+    )  # fmt: skip
+    cause, text = found(right, wrong, {"net/t": time})
+    assert cause == "sinusoid-rounded" and f"{what} rounded to {str(dtype)[6:]}" in text
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_value_computed_from_something_else_names_no_variant(seed: int) -> None:
     torch.manual_seed(seed)

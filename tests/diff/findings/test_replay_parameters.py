@@ -205,6 +205,15 @@ def test_rotation_inside_attention() -> None:
         assert cause == "rotation-in-attention" and says in text
 
 
+@pytest.mark.parametrize("part", ["q", "k", "q and k"])
+def test_a_rotation_in_an_attention_without_one(part: str) -> None:
+    turns = [halves if each in part else lambda x: x for each in "qk"]
+    right, wrong = attend(lambda x: x), attend(*turns)
+    cause, text = found(right, wrong, before={**QKV, **TABLES}, name="net/attn.o_proj")
+    assert cause == "rotation-in-attention"
+    assert f"with {part} rotated, unlike the reference" in text and "two halves" in text
+
+
 def test_heads_of_keys_repeated_in_the_wrong_order() -> None:
     q, k = torch.randn(2, 16, 64), torch.randn(2, 16, 32)
     before = {"net/attn.to_q": q, "net/attn.to_k": k, "net/attn.to_v": V}
@@ -280,6 +289,19 @@ def test_patches() -> None:
     wrong = patches.permute(0, 2, 4, 1, 3, 5).reshape(2, 8, 24)
     cause, text = found(right, wrong, before={"net/x": picture})
     assert cause == "patch-order" and "reference as (patch row, patch column) of (row" in text
+
+
+def test_patches_of_a_video() -> None:
+    tokens = torch.randn(1, 3 * 4 * 5, 24)
+    right, wrong = (
+        tokens.reshape(1, 3, 4, 5, *inner).permute(
+            0, 3 + at["c"], 1, 2, 3 + at["p"], 3, 3 + at["q"]
+        )
+        for inner, at in (((2, 2, 6), dict(p=1, q=2, c=3)), ((6, 2, 2), dict(c=1, p=2, q=3)))
+    )
+    right, wrong = (x.reshape(1, 6, 3, 8, 10) for x in (right, wrong))
+    cause, text = found(right, wrong, before={"net/proj_out": tokens})
+    assert cause == "patch-order" and "(row, column, channel); " in text
 
 
 def test_dropout_is_seen_by_its_zeros() -> None:

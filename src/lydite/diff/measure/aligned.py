@@ -344,9 +344,12 @@ def _align_part(value: NDArray[Any], expected: NDArray[Any]) -> AlignedPair:
     """A port that has a part of the reference's value: the prompt alone, half of a projection."""
     best: tuple[float, int, NDArray[Any], Fit] | None = None
     once = expected[..., ::2] if expected.ndim else expected
-    if value.shape == once.shape and expected.ndim and np.array_equal(once, expected[..., 1::2]):
-        note = "the reference has each number of the last axis twice, the port once"
-        return AlignedPair(once, value, None, note, (..., slice(None, None, 2)))
+    is_once = np.squeeze(value).shape == np.squeeze(once).shape and value.size > 0
+    if is_once and expected.ndim and np.array_equal(once, expected[..., 1::2]):
+        fit = possible_fits(value.shape, once.shape)[0]
+        text = "the reference has each number of the last axis twice, the port once"
+        note = "; ".join(filter(None, (text, fit.note)))
+        return AlignedPair(once, fit.apply(value), fit, note, (..., slice(None, None, 2)))
     for axis in (0, -1):
         shape = part_of(value.shape, expected.shape, axis)
         if shape is None:

@@ -31,6 +31,7 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
+from lydite.diff.pairing.exchanged_names import by_exchanged_names
 from lydite.diff.pairing.module_names import by_containers, by_parameters, by_spelling
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
@@ -539,7 +540,7 @@ def _joins(whole: Event, parts: Sequence[Event]) -> bool:
     return len(ends) == 1 and sum(shape[1] for shape in shapes) == whole.shape[1]
 
 
-MODULES: tuple[Method, ...] = (by_spelling, by_parameters)
+MODULES: tuple[Method, ...] = (by_spelling, by_parameters, by_exchanged_names)
 OTHER_NAMES: tuple[Method, ...] = (
     by_fused_values,
     by_joined_tokens,

@@ -151,13 +151,14 @@ def _told(e: Evidence, form: Form, rows: slice, own: Parts) -> Finding | bool:
     mine = replace(form, streams=_like(form, own, e.port.shape[-1]))
     form, mine = _with_rotation(e, form, mine)
     lengths = _lengths(e)
-    tried = [Candidate("", form.result()[:, rows]), *variants(form, rows, lengths)]
-    told = told_apart(
-        e,
-        tried,
-        lambda: (Candidate("", mine.result()[:, rows]), *variants(mine, rows, lengths)),
-        reference_is="",
-    )
+
+    def forms_like(usual: Form) -> Iterator[Candidate]:
+        yield Candidate("", usual.result()[:, rows])
+        yield from variants(usual, rows, lengths)
+        yield from _rotated(e, usual, rows)
+
+    tried = list(forms_like(form))
+    told = told_apart(e, tried, lambda: forms_like(mine), reference_is="")
     if told is None and len(form.streams) > 1 and len(form.result()[0]) == e.port.shape[1]:
         told = _in_other_order(e, mine, rows, lengths)
     if told is not None:
@@ -169,6 +170,21 @@ def _told(e: Evidence, form: Form, rows: slice, own: Parts) -> Finding | bool:
     if all(apart_of_port(e, c.value) > allowed(e) for c in tried):
         e.ruled_out.append(f"{len(tried)} forms of attention from the recorded q, k and v")
     return True
+
+
+def _rotated(e: Evidence, form: Form, rows: slice) -> Iterator[Candidate]:
+    """The form with rotated q or k, where the reference rotates neither."""
+    if form.rotation is not None or len(form.streams) > 1:
+        return
+    tokens, keys = form.tokens
+    parts = {"q": {tokens}, "k": {keys}, "qk": {tokens, keys}}
+    for table, _ in _tables(e, form.head):
+        for (part, counts), halves in product(parts.items(), (False, True)):
+            if counts == {len(table)}:
+                turned = replace(form, rotation=Rotation(table, halves, part))
+                words = f"rotation: with {' and '.join(part)} rotated, unlike the reference"
+                pairs = "the two halves" if halves else "neighbouring numbers"
+                yield Candidate(f"{words}, with pairs of {pairs}", turned.result()[:, rows])
 
 
 def _in_other_order(e: Evidence, mine: Form, rows: slice, lengths: tuple[int, ...]) -> Told | None:

@@ -264,8 +264,11 @@ def _other_positions(e: Evidence) -> Finding | None:
     if e.port.ndim != 3:
         return None
     tokens, width = e.port.shape[1:]
+    computed = _modules_of_tokens(e, tokens)
     for source in sources(e):
         if source.x.size != tokens * width or source.x.shape[-2:] != (tokens, width):
+            continue
+        if source.name in computed:
             continue
         table = source.x.reshape(tokens, width)
         rest = e.values[0] - table
@@ -286,6 +289,12 @@ def _other_positions(e: Evidence) -> Finding | None:
             "Add the table of positions as the reference: from its first row, row by row.",
         )
     return None
+
+
+def _modules_of_tokens(e: Evidence, tokens: int) -> set[str]:
+    """The modules that take tokens: what they return is no table of positions."""
+    inputs = (r for r in e.before() if r.value.ndim == 3 and r.value.shape[1] == tokens)
+    return {r.name.partition(" [in")[0] for r in inputs if " [in" in r.name}
 
 
 def _tables_like(e: Evidence, name: str, table: Array) -> Iterator[Array]:

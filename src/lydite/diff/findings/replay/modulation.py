@@ -67,8 +67,7 @@ def other_modulation(e: Evidence) -> Finding | None:
                     f"with those of {table.name}.",
                     f"Use {table.name}, computed anew in each step.",
                 )
-                names = (each.name.partition(" + ")[0] for each in (other, table))
-                return with_relation(e, found, *names)
+                return with_relation(e, found, *_different_terms(other.name, table.name))
             return Finding(
                 _modulation_cause(expected, used),
                 f"The port is {_words(name, used)}, the reference {_words(name, expected)}, with "
@@ -78,6 +77,12 @@ def other_modulation(e: Evidence) -> Finding | None:
         if (found := _other_modulated(e, source, right)) is not None:
             return found
     return None
+
+
+def _different_terms(used: str, right: str) -> tuple[str, str]:
+    """Of two sums the first terms that differ."""
+    terms = zip(used.split(" + "), right.split(" + "), strict=False)
+    return next((pair for pair in terms if pair[0] != pair[1]), (used, right))
 
 
 def _words(name: str, chunks: tuple[str, str]) -> str:
@@ -255,7 +260,7 @@ def other_modulated_input(e: Evidence) -> Finding | None:
                 f"Compute {_words(source.name, (scale, shift))}.",
             )
             other = told.wrong.partition(", with the chunks of ")[2] or table.name
-            return with_relation(e, found, *(n.partition(" + ")[0] for n in (other, table.name)))
+            return with_relation(e, found, *_different_terms(other, table.name))
         return None
     return None
 

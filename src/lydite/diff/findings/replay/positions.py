@@ -7,6 +7,7 @@ from math import isqrt, pi
 import numpy as np
 
 from lydite.diff.findings.evidence import FEW, Array, Evidence
+from lydite.diff.findings.replay.rotation_angles import NARROW, narrow
 from lydite.diff.findings.replay.variants import (
     MAX_SOURCES,
     Candidate,
@@ -55,18 +56,52 @@ def _other_time(
     for unit, period, shift, order in product((1.0, 1000.0), (1e4, 1e3), (0, 1), ORDERS):
         if apart_of(e.values[0], sinusoid(unit * rows, width, period, shift, order)) > allowed(e):
             continue
+        if (found := _rounded(e, name, unit * rows, period, shift, order)) is not None:
+            return found
         own = times_of(e.values[1].astype(np.float64), period, shift, order)
         own = None if own is None else own / unit
         if own is None or np.allclose(np.sort(own), np.sort(rows), rtol=1e-4, atol=1e-4):
             return None  # the right times, perhaps in another order
         words = _relation(own, rows, name, times)
-        e.ruled_out[:] = [entry for entry in e.ruled_out if "sinusoids of" not in entry]
+        _is_explained(e)
         return Finding(
             "other-time",
             f"The port is the sinusoid of the time {own[0]:.6g}, the reference that of "
             f"{rows[0]:.6g}, which is {name}{words}.",
             f"Give the embedding {name} as it is.",
         )
+    return None
+
+
+def _is_explained(e: Evidence) -> None:
+    """Forget the sinusoids that were ruled out."""
+    e.ruled_out[:] = [entry for entry in e.ruled_out if "sinusoids of" not in entry]
+
+
+def _rounded(
+    e: Evidence, name: str, times: Array, period: float, shift: int, order: str
+) -> Finding | None:
+    """That times, frequencies or angles were rounded to 16 bits before the sines were taken."""
+    rates = _rates(e.port.shape[1], period, shift)
+    for kind, dtype in NARROW.items():
+        low_times, low_rates = narrow(times, dtype), narrow(rates, dtype)
+        angles = {
+            "angles": narrow(np.outer(times, rates), dtype),
+            "time": np.outer(low_times, rates),
+            "frequencies": np.outer(times, low_rates),
+            "time and frequencies": np.outer(low_times, low_rates),
+            "time, frequencies and angles": narrow(np.outer(low_times, low_rates), dtype),
+        }
+        for what, used in angles.items():
+            left = apart_of(e.values[1], _waves(used, order))
+            if left <= allowed(e):
+                _is_explained(e)
+                return Finding(
+                    "sinusoid-rounded",
+                    f"The port is the sinusoid of {name} with the {what} rounded to {kind} (lower "
+                    f"precision); {e.leaves(left)}.",
+                    "Compute the sinusoid of the time in float32.",
+                )
     return None
 
 
@@ -101,8 +136,15 @@ def _relation(own: Array, right: Array, name: str, times: list[tuple[str, Array]
 
 def sinusoid(times: Array, width: int, period: float, shift: int, order: str) -> Array:
     """Cosines and sines of times with falling frequencies, (times, width)."""
+    return _waves(np.outer(times, _rates(width, period, shift)), order)
+
+
+def _rates(width: int, period: float, shift: int) -> Array:
     half = width // 2
-    angles = times[:, None] * period ** (-np.arange(half) / (half - shift))
+    return period ** (-np.arange(half) / (half - shift))
+
+
+def _waves(angles: Array, order: str) -> Array:
     parts = np.cos(angles), np.sin(angles)
     return np.concatenate(parts if order == "cosines first" else parts[::-1], -1)
 
@@ -113,7 +155,7 @@ def times_of(value: Array, period: float, shift: int, order: str) -> Array | Non
     parts = value[:, :half], value[:, half:]
     cosines, sines = parts if order == "cosines first" else parts[::-1]
     angles = np.arctan2(sines, cosines)
-    rates = period ** (-np.arange(half) / (half - shift))
+    rates = _rates(value.shape[1], period, shift)
     times = angles[:, -1] / rates[-1]
     for n in reversed(range(half - 1)):  # each frequency tells more digits than the one below
         turns = np.round((times * rates[n] - angles[:, n]) / (2 * pi))

@@ -256,10 +256,10 @@ def _rounded(name: str, axes: list[Axis], right: Array, wrong: Array) -> Finding
         table = np.ones_like(right)
         for axis in axes:
             places, rates = axis.places, axis.rates
-            places = _narrow(places, dtype) if "positions" in what else places
-            rates = _narrow(rates, dtype) if "frequencies" in what else rates
+            places = narrow(places, dtype) if "positions" in what else places
+            rates = narrow(rates, dtype) if "frequencies" in what else rates
             angles = np.outer(places, rates)
-            angles = _narrow(angles, dtype) if what == "angles" else angles
+            angles = narrow(angles, dtype) if what == "angles" else angles
             table[:, axis.pairs] = np.exp(1j * angles)
         if float(np.linalg.norm(wrong - table)) < 0.1 * lost:
             return Finding(
@@ -271,7 +271,8 @@ def _rounded(name: str, axes: list[Axis], right: Array, wrong: Array) -> Finding
     return None
 
 
-def _narrow(x: Array, dtype: Any) -> Array:
+def narrow(x: Array, dtype: Any) -> Array:
+    """Numbers rounded to a type of 16 bits."""
     return x.astype(np.float32).astype(dtype).astype(np.float64)
 
 
@@ -371,7 +372,7 @@ def law_of_positions(places: Array, right: Array) -> str:
         if float(np.abs(places - slope * right - start).max()) < near:
             return f": times {slope:.4g}, plus {start:.4g}"
     for kind, dtype in NARROW.items():
-        if float(np.abs(places - _narrow(right, dtype)).max()) < SAME:
+        if float(np.abs(places - narrow(right, dtype)).max()) < SAME:
             return f": rounded to {kind}"
     if float(np.abs(places - np.trunc(right)).max()) < SAME:
         return ": rounded down"

@@ -206,11 +206,14 @@ def _with_heads(source: Source, shape: tuple[int, ...], axis: int) -> Source | N
 
 def other_rotation_table(e: Evidence) -> Finding | None:
     """Cosines or sines of positions 0, 1, 2 … with another base, offset or order of pairs."""
-    shape = e.port.shape
-    if not e.same_shape or e.port.ndim < 2 or shape[-1] % 2 or shape[-1] < 4 or shape[-2] < 4:
+    rows = [size for size in e.port.shape[:-1] if size != 1]
+    if not e.same_shape or len(rows) != 1 or rows[0] < 4:
         return None
-    if e.port.size != shape[-1] * shape[-2] or float(np.abs(e.values[0]).max()) > 1.001:
+    shape = rows[0], e.port.shape[-1]
+    if shape[1] % 2 or shape[1] < 4 or float(np.abs(e.values[0]).max()) > 1.001:
         return None
+    reference, port = (value.reshape(shape) for value in (e.reference, e.port))
+    e = replace(e, reference=reference, port=port)
     told = told_apart(e, _rotation_tables(shape), what="tables of rotations")
     if told is None:
         return _other_angles(e)

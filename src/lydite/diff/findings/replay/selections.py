@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
-from math import isqrt
+from math import isqrt, prod
 
 import numpy as np
 
@@ -162,10 +162,11 @@ def _cut_off(right: int, wrong: int, width: int, size: int) -> str:
 
 def other_patches(e: Evidence) -> Finding | None:
     """Tokens made of patches of a picture, or a picture of tokens, in another order."""
-    if not is_replayable(e) or e.port.ndim not in (3, 4):
+    if not is_replayable(e) or e.port.ndim not in (3, 4, 5):
         return None
     for source in sources(e):
-        if source.x.size != e.port.size or {source.x.ndim, e.port.ndim} != {3, 4}:
+        ranks = {source.x.ndim, e.port.ndim}
+        if source.x.size != e.port.size or ranks not in ({3, 4}, {3, 5}):
             continue
         told = told_apart(
             e,
@@ -312,22 +313,25 @@ def dropout(e: Evidence) -> Finding | None:
 
 
 def patch_orders(x: Array, shape: tuple[int, ...]) -> Iterator[Candidate]:
-    """A picture (b, c, h, w) as tokens (b, n, numbers of a patch) or the reverse, in any order."""
-    to_tokens = x.ndim == 4
+    """A picture (b, c, h, w) as tokens (b, n, numbers of a patch) or the reverse, in any order.
+
+    Or the pictures of a video (b, c, frames, h, w).
+    """
+    to_tokens = x.ndim > 3
     picture, tokens = (x.shape, shape) if to_tokens else (shape, x.shape)
     if picture[0] != tokens[0]:
         return
-    p = isqrt(picture[2] * picture[3] // tokens[1])
-    if p < 2 or picture[2] % p or picture[3] % p or tokens[2] != picture[1] * p * p:
+    frames, (height, width) = picture[2:-2], picture[-2:]
+    p = isqrt(prod(picture[2:]) // tokens[1])
+    if p < 2 or height % p or width % p or tokens[2] != picture[1] * p * p:
         return
-    sizes = {"row": p, "column": p, "channel": picture[1]}
-    grid = {"patch row": picture[2] // p, "patch column": picture[3] // p}
-    # of the picture: b, channel, patch row, row, patch column, column
-    axes = {"channel": 1, "patch row": 2, "row": 3, "patch column": 4, "column": 5}
-    whole = (picture[0], picture[1], grid["patch row"], p, grid["patch column"], p)
-    for outer, inner in product(permutations(grid), permutations(sizes)):
+    grid = [*("frame" for _ in frames), "patch row", "patch column"]
+    # of the picture after the batch
+    axes = ["channel", *grid[:-1], "row", "patch column", "column"]
+    whole = (*picture[:2], *frames, height // p, p, width // p, p)
+    for outer, inner in product(permutations(grid), permutations(("row", "column", "channel"))):
         words = f"({', '.join(outer)}) of ({', '.join(inner)})"
-        order = (0, *(axes[name] for name in (*outer, *inner)))
+        order = (0, *(1 + axes.index(name) for name in (*outer, *inner)))
         if to_tokens:
             yield Candidate(words, x.reshape(whole).transpose(order).reshape(shape))
         else:
