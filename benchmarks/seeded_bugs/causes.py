@@ -38,7 +38,7 @@ NAMED_BY: dict[str, set[str]] = {
     "mlp_not_gated": {"another-value"},
     "softmax_axis": {"softmax-axis"},
     "attention_scale": {"attention-scale"},
-    "head_layout": {"heads-merged-wrongly"},
+    "head_layout": {"heads-merged-wrongly", "heads-swapped"},
     "qk_norm_missing": {"qk-norm-missing"},
     "qk_norm_swapped": WEIGHTS,
     "concat_order": {"streams-cut-wrongly", "parts-reordered", "halves-swapped"},

@@ -12,13 +12,10 @@ from lydite.trace.reader import Trace
 from score_blind_bugs import FLOORS, PORTS
 
 pytestmark = pytest.mark.parity
-# In bfloat16 its last layer is called wrong, whose weight has the rows of a patch in another order.
-FALSE_ALARM = pytest.param("cogview4", marks=pytest.mark.xfail(strict=True))
-NAMES = [FALSE_ALARM if name == "cogview4" else name for name in PORTS]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PORTS)
 def test_a_correct_port_agrees(name: str, tmp_path: Path) -> None:
     module: Any = importlib.import_module(f"blind_bugs.{name}")
     wholes = {"dump": "full", "weights": True, "dtype": "float32"}

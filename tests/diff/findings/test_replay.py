@@ -31,13 +31,14 @@ def found(
     before: dict[str, torch.Tensor],
     *,
     name: str = "m",
+    slot: str = "out",
     given: torch.Tensor | None = None,
 ) -> list[str]:
     """The first cause and its evidence."""
     inputs = {} if given is None else {"in.0": (given.numpy(), given.numpy())}
     base = evidence(right.numpy(), wrong.numpy(), inputs=inputs)
     values = [Recorded(path, value.numpy()) for path, value in before.items()]
-    e = type(base)(**{**vars(base), "name": name, "before": lambda: values})
+    e = type(base)(**{**vars(base), "name": name, "slot": slot, "before": lambda: values})
     return [text for finding in find(e)[:1] for text in (finding.cause, finding.evidence)]
 
 
@@ -115,6 +116,14 @@ RIGHT = X * (1 + CHUNKS[1]) + CHUNKS[0]
 )
 def test_sums_of_recorded_values(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None:
     assert found(right, wrong, NAMED)[0] == cause
+
+
+def test_a_value_is_not_modulated_from_itself_under_another_name() -> None:
+    """Nor from another value of the block, where one of its norms explains both sides."""
+    wrong = X * (1 + CHUNKS[4]) + CHUNKS[3]
+    before = {"net/b.out": RIGHT, "net/b.first": wrong, **NAMED}
+    cause, text = found(RIGHT, wrong, before, name="net/b.attn", slot="in.0")
+    assert cause == "other-chunks" and "(1 + chunk 4) + chunk 3" in text
 
 
 CAUSAL = attention(is_causal=True)
@@ -542,6 +551,12 @@ def test_a_fused_product_that_is_split_by_heads_first(merged: bool) -> None:
     right, wrong = (V, wrong.flatten(2)) if merged else (heads(V), wrong.transpose(1, 2))
     cause, text = found(right, wrong, QKV, name="net/attn.sdpa")
     assert cause == "heads-swapped" and "(4 heads, 3 parts, 8 channels)" in text
+
+
+def test_heads_of_a_layer_by_itself_are_no_fused_product() -> None:
+    wrong = Q.unflatten(-1, (8, 4)).permute(0, 3, 1, 2)
+    cause, text = found(heads(Q), wrong, QKV, name="net/attn.sdpa", slot="in.0")
+    assert cause == "heads-swapped" and "splits 32 channels as (8 channels, 4 heads)" in text
 
 
 def test_another_part_of_a_fused_product_is_not_another_split() -> None:

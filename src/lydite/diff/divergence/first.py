@@ -2,7 +2,7 @@
 
 A wrong computation spoils what is computed from it, so the first wrong value is the bug, with some
 exceptions: a value that differs while the values after it agree was recorded at another point
-(before a norm instead of after it), has another axis order, or is not used.
+(before a norm instead of after it), has another order of axes or channels, or is not used.
 
 Values without a counterpart do no harm while something after them is compared. After the last
 compared value nothing is: an agreement has to reach the port's last value or the reference's.
@@ -18,6 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lydite.diff.measure.axes import best_fit, possible_fits
+from lydite.diff.measure.channels import in_order_of
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.masks import are_inverted
 from lydite.diff.measure.rounding import FINE, K_COARSE, UNIT
@@ -71,6 +72,7 @@ def first_divergence(
     spoils: Test = lambda _: False,
     is_used: Test = lambda _: True,
     is_whole: Test = lambda _: True,
+    is_reordered: Test = lambda _: False,
     port_order: Sequence[int] | None = None,
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
@@ -81,12 +83,12 @@ def first_divergence(
     counterpart is computed before the value's inputs, `is_anchored` whether the values it was
     computed from agree, `spoils` whether what is computed from it is wrong, `is_used` whether
     something that is computed from it is compared, `is_whole` whether all that its module returns
-    is compared. With `estimated` limits, and in 16 bits, where a
-    port may round between operations that the reference computes as one, a value a little above
-    its limit is ignored when no later value is; so is a small error where not all that comes in is
-    known. `port_order` has the number of each row's event
-    in the port: of two wrong values that the sides compute in another order, neither is
-    computed from the other, and the port's first is named.
+    is compared, `is_reordered` whether it has the right channels in another order. With `estimated`
+    limits, and in 16 bits, where a port may round between operations that the reference computes as
+    one, a value a little above its limit is ignored when no later value is; so is a small error
+    where not all that comes in is known. `port_order` has the number of each row's event in the
+    port: of two wrong values that the sides compute in another order, neither is computed from the
+    other, and the port's first is named.
     """
     ignored: list[int] = []
     is_mispaired = is_mispaired or is_misplaced
@@ -118,7 +120,7 @@ def first_divergence(
             or is_false_guess(index, agrees_after)
             or _is_overtaken(rows, index, is_guessed, estimated=estimated)
             or _was_ignored(rows, index, ignored)
-            or _outer_module_agrees(rows, index, lambda at: shows_all(index, at))
+            or _outer_module_agrees(rows, index, lambda at: shows_all(index, at), is_reordered)
         )
 
     for index, row in enumerate(rows):
@@ -276,7 +278,9 @@ def over_limit(row: Row) -> float:
     return row.error / row.limit if row.limit else inf if row.error else 0.0
 
 
-def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> bool:
+def _outer_module_agrees(
+    rows: Sequence[Row], index: int, is_whole: Test, is_reordered: Test
+) -> bool:
     """Whether a module around this one returns what it should: nothing else sees the error.
 
     So does the module of a first input, as a layer whose weights have the order of the input.
@@ -285,7 +289,8 @@ def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> boo
     the first is enough: a port may have a value in a form of its own.
 
     Where other values are wrong later, what is left of the error could be their cause: it has to be
-    gone. That is so where tokens are in another order inside of the module.
+    gone. That is so where tokens are in another order inside of the module. Of right numbers in
+    another order nothing is left.
     """
     row, later = rows[index], rows[index + 1 :]
     others_wrong = any(o.wrong and (o.site, o.slot) != (row.site, row.slot) for o in later)
@@ -298,7 +303,7 @@ def _outer_module_agrees(rows: Sequence[Row], index: int, is_whole: Test) -> boo
         same_call = (other.step, other.call) == (row.step, row.call)
         if is_around and same_call and other.slot.startswith("out") and other.error is not None:
             is_gone = other.error <= left or (is_first_input and other.dtype not in FINE)
-            agrees = other.agrees and is_gone and is_whole(at)
+            agrees = other.agrees and is_whole(at) and (is_gone or is_reordered(index))
             returned.setdefault(other.site, []).append(agrees)
     return any(map(all, returned.values()))
 
@@ -392,6 +397,8 @@ def misplaced_value(
         value, expected = wide(port.read(port_event)), wide(reference.read(event))
         if _equal_in_some_order(value, expected, limit):
             return f"{row.name}: same values in another axis order; not a bug"
+        if has_own_channels(value, expected, limit):
+            return f"{row.name}: same values with the last axis in another order; not a bug"
         if are_inverted(value, expected):
             return f"{row.name}: the mask has ones for the other tokens; not a bug"
     for trace, own, other_trace, other, side in (
@@ -441,6 +448,12 @@ def values_nearby(
 def _equal_in_some_order(value: NDArray[Any], other: NDArray[Any], limit: float) -> bool:
     fit, error = best_fit(possible_fits(value.shape, other.shape), value, other)
     return fit is not None and error <= limit and relative_error(fit.apply(value), other) <= limit
+
+
+def has_own_channels(value: NDArray[Any], expected: NDArray[Any], limit: float) -> bool:
+    """Whether a port has the right numbers with the last axis in an order of its own."""
+    ordered = in_order_of(expected, value)
+    return ordered is not None and relative_error(ordered, expected) <= limit
 
 
 @dataclass(frozen=True)

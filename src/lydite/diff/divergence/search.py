@@ -17,6 +17,7 @@ from lydite.diff.divergence.first import (
     doubled_rows,
     first_divergence,
     first_isolated,
+    has_own_channels,
     misplaced_value,
     over_limit,
 )
@@ -25,6 +26,7 @@ from lydite.diff.findings import replayed
 from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.measure.aligned import Layouts
 from lydite.diff.measure.axes import possible_fits
+from lydite.diff.measure.channels import moves
 from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.measure.rotations import are_same_angles
 from lydite.diff.measure.rows import GATED, Comparison, measure_rows
@@ -109,6 +111,7 @@ class DivergenceSearch:
             spoils=spoils,
             is_used=is_used,
             is_whole=lambda index: self._is_whole(self.pairs[index].event),
+            is_reordered=self._is_reordered,
             port_order=self._port_order(),
         )
         first = divergence.first
@@ -132,7 +135,8 @@ class DivergenceSearch:
         """
         how, has_shape = self.pairs[index].how, self.rows[index].error is not None
         is_turned = self._is_turned(index) and self._has_own_order(index)
-        return how in GUESSES or is_turned or (not has_shape and how not in SAME_MODULE)
+        is_moved = is_turned or self._is_moved_back(index)
+        return how in GUESSES or is_moved or (not has_shape and how not in SAME_MODULE)
 
     def _has_own_order(self, index: int) -> bool:
         """Whether the port has the parts of a value in an order of its own.
@@ -141,19 +145,56 @@ class DivergenceSearch:
         It takes them apart in that order: the next wrong value has another cause, or there is none.
         """
         pair = self.pairs[index]
+        if self._is_moved_back(index):
+            return True
         is_turned = self._is_turned(index)
         if self.rows[index].error is None or (len(pair.reference) < 2 and not is_turned):
             return False
         found = parts_reordered(self.reader.evidence(pair, self.rows[index].floor or 0.0))
         if found is None or (found.confidence != "certain" and not is_turned):
             return False
-        later = (at for at in range(index + 1, len(self.rows)) if self.rows[at].wrong)
-        if (after := next(later, None)) is None:
+        if (after := self._next_wrong(index)) is None:
             return True
         causes = replayed(self.reader.evidence(self.pairs[after], self.rows[after].floor or 0.0))
         if len(pair.reference) < 2:
             return bool(causes) and causes[0].cause not in OF_CHUNKS
         return bool(causes) and not _is_exchange(causes[0], pair)
+
+    def _is_moved_back(self, index: int) -> bool:
+        """Whether a value has its channels in another order, and the port takes that into account.
+
+        Then the next wrong value, where the reference only moves the numbers of this one, has them
+        moved otherwise.
+        """
+        after = self._next_wrong(index)
+        if after is None or not self._is_reordered(index):
+            return False
+        (right, own), (right_after, own_after) = map(self._both, (index, after))
+        if right is None or own is None or right_after is None or own_after is None:
+            return False
+        at = moves(right, right_after)
+        if at is None or not np.array_equal(np.sort(own, None), np.sort(own_after, None)):
+            return False
+        return not np.array_equal(own.reshape(-1)[at], own_after.reshape(-1))
+
+    def _is_reordered(self, index: int) -> bool:
+        """Whether a value has the reference's channels in another order."""
+        row = self.rows[index]
+        right, own = self._both(index)
+        if right is None or own is None or row.error is None:
+            return False
+        return has_own_channels(own, right, row.limit or 0.0)
+
+    def _both(self, index: int) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """The values of a row, reference's and port's, in one axis order."""
+        values = self.reader.values(self.pairs[index])
+        right, own = (None if x is None else wide(x) for x in (values.reference, values.port))
+        return right, own
+
+    def _next_wrong(self, index: int) -> int | None:
+        """The next wrong row, if there is one."""
+        later = (at for at in range(index + 1, len(self.rows)) if self.rows[at].wrong)
+        return next(later, None)
 
     def _is_turned(self, index: int) -> bool:
         """Whether the layer that gives a value has a parameter in another order in the port."""
@@ -235,8 +276,7 @@ class DivergenceSearch:
     def _before_next(self, first: int, earlier: EarlierValues) -> Iterator[Pair]:
         """Values before a first wrong one that is a guess, on the way to the next wrong one."""
         pair = self.pairs[first]
-        later = (at for at in range(first + 1, len(self.rows)) if self.rows[at].wrong)
-        after = next(later, None)
+        after = self._next_wrong(first)
         if pair.how in GUESSES and after is not None:
             for other in earlier.before(self.pairs[after]):
                 if max(event.i for event in other.port) < min(event.i for event in pair.port):

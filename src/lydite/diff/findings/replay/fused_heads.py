@@ -47,14 +47,20 @@ def _told(e: Evidence, parts: list[Array], fused: Array) -> Finding | None:
         for tried in _readings(fused, heads, count):
             value = _in_shape(tried.value, e.port.shape)
             if value is not None and apart_of_port(e, value) <= allowed(e):
-                usual = f"({count} parts, {heads} heads, {width // heads} channels)"
-                return Finding(
-                    "heads-swapped",
-                    f"The port splits the fused product as {tried.name}, the reference as {usual}:"
-                    " the order of heads and parts is exchanged in the reshape.",
-                    f"Reshape it to {usual}.",
-                )
+                return _finding(tried.name, heads, width, count)
     return None
+
+
+def _finding(wrong: str, heads: int, width: int, count: int) -> Finding:
+    usual, read, what = f"{heads} heads, {width // heads} channels", f"{width} channels", "channels"
+    if "parts" in wrong:  # else each part by itself is read so, fused or not
+        usual, read, what = f"{count} parts, {usual}", "the fused product", "parts"
+    return Finding(
+        "heads-swapped",
+        f"The port splits {read} as {wrong}, the reference as ({usual}): the order of heads and "
+        f"{what} is exchanged in the reshape.",
+        f"Reshape it to ({usual}).",
+    )
 
 
 def _heads(shape: tuple[int, ...], width: int) -> list[int]:
@@ -74,7 +80,7 @@ def _readings(fused: Array, heads: int, count: int) -> Iterator[Candidate]:
     for n in range(count):
         yield Candidate(f"({heads} heads, {count} parts, {size} channels)", by_head[..., n, :])
         yield Candidate(f"({heads} heads, {size} channels, {count} parts)", inner[..., n])
-        words = f"({count} parts, {size} channels, {heads} heads)"
+        words = f"({size} channels, {heads} heads)"
         yield Candidate(words, by_channel[:, :, n].swapaxes(2, 3))
 
 

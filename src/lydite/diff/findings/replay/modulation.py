@@ -47,7 +47,10 @@ def other_modulation(e: Evidence) -> Finding | None:
     tables = list(chunk_tables(e))
     reference, port = e.values
     limit = fit_tolerance(e)
-    for source in _modulatable(e) if tables else ():
+    values = list(_modulatable(e)) if tables else []
+    # The value itself under another name is modulated by nothing: it may be, where no other is.
+    values.sort(key=lambda source: apart_of(reference, source.x) <= e.noise())
+    for source in values:
         right = _scale_and_shift(source.x, reference, limit)
         wrong = _scale_and_shift(source.own, port, limit) if right else None
         if right is None:
