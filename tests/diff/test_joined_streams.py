@@ -119,7 +119,7 @@ def test_what_a_block_returns_comes_after_its_parts(is_after: bool, tmp_path: Pa
                     for path in sorted(both, reverse=is_after):
                         writer.add(path, both[path])
         traces.append(Trace.open(tmp_path / name))
-    names = NamePairs(*traces)
+    names = NamePairs(traces[0], traces[1])
     for n in range(2):
         names.found[f"b.{n}.out"] = Rename((Site(f"net/blocks.{n}.attn.proj"),), how="weights")
     by_joined_shapes(names)
