@@ -456,3 +456,19 @@ def test_a_table_of_matrices_where_the_reference_has_complex_numbers(
     port += [("query", wrong), ("result", np.tanh(wrong))]
     verdict = compare(write(tmp_path / "r", reference), write(tmp_path / "p", port))
     assert verdict.port_site == site
+
+
+def test_a_wrong_rotation_of_a_normed_value_is_named(tmp_path: Path) -> None:
+    """A rotation keeps the lengths of rows; a wrong one may not."""
+    x = np.random.default_rng(2).standard_normal((2, 2, TOKENS, WIDTH))
+    normed = x / np.sqrt((x * x).mean(-1, keepdims=True))
+    angles = np.outer(np.arange(TOKENS), 10.0 ** -np.arange(WIDTH // 2))
+    right = rotated(normed, np.exp(1j * angles))
+    cos, sin = (np.tile(table, 2) for table in (np.cos(angles), np.sin(angles)))
+    turned = np.stack((-normed[..., 1::2], normed[..., ::2]), -1).reshape(x.shape)
+    wrong = normed * cos + turned * sin
+    reference = [("net", x, "in.0"), ("net/norm", x, "in.0"), ("net/norm", normed)]
+    reference += [("net/core", right, "in.0"), ("net/core", np.tanh(right.sum(1)))]
+    port = [("start", x), ("scaled", normed), ("query", wrong), ("result", np.tanh(wrong.sum(1)))]
+    verdict = compare(write(tmp_path / "r", reference), write(tmp_path / "p", port))
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "query")

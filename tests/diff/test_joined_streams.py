@@ -9,7 +9,10 @@ import pytest
 
 from lydite.diff.compare import compare
 from lydite.diff.measure.streams import in_other_order, joined_streams
-from lydite.trace.events import Header
+from lydite.diff.name_map import Rename
+from lydite.diff.pairing.pair_names import NamePairs
+from lydite.diff.pairing.pairing_methods import by_joined_shapes
+from lydite.trace.events import Header, Site
 from lydite.trace.reader import Trace
 from lydite.trace.writer import TraceWriter
 
@@ -96,3 +99,28 @@ def test_which_tokens_may_be_two_streams(tmp_path: Path) -> None:
     assert np.array_equal(in_other_order(scores, 5, 2), both)
     square = np.arange(25).reshape(1, 5, 5)  # tokens and width: only the tokens move
     assert np.array_equal(in_other_order(square, 5, 2), np.roll(square, -2, 1))
+
+
+@pytest.mark.parametrize("is_after", [True, False])
+def test_what_a_block_returns_comes_after_its_parts(is_after: bool, tmp_path: Path) -> None:
+    """A value with the tokens of both streams, before or after the layer of the block."""
+    draw = np.random.default_rng(0)
+    values = draw.standard_normal((3, 1, TEXT + IMAGE, WIDTH)).astype(np.float32)
+    traces: list[Trace] = []
+    for name in ("r", "p"):
+        with TraceWriter(tmp_path / name, Header()) as writer:
+            for n in range(2):
+                if name == "r":
+                    writer.add(f"net/blocks.{n}.attn.proj", values[0])
+                    writer.add(f"net/blocks.{n}.attn", values[1, :, TEXT:])
+                    writer.add(f"net/blocks.{n}.attn", values[1, :, :TEXT], slot="out.1")
+                else:
+                    both = {f"b.{n}.out": values[0], f"b.{n}.mix": values[2]}
+                    for path in sorted(both, reverse=is_after):
+                        writer.add(path, both[path])
+        traces.append(Trace.open(tmp_path / name))
+    names = NamePairs(traces[0], traces[1])
+    for n in range(2):
+        names.found[f"b.{n}.out"] = Rename((Site(f"net/blocks.{n}.attn.proj"),), how="weights")
+    by_joined_shapes(names)
+    assert ("b.0.mix" in names.found) == is_after

@@ -91,10 +91,10 @@ def test_a_wrong_table_that_the_reference_has_twice_and_with_axes_of_one(tmp_pat
 
 
 @pytest.mark.parametrize("how", ["half", "neighbours"])
-def test_a_right_table_in_another_order_hides_no_bug(tmp_path: Path, how: str) -> None:
-    # Rows in another order may be those of a port with its tokens in that order: its use tells.
+def test_a_table_in_another_order_is_wrong_where_its_use_is(tmp_path: Path, how: str) -> None:
+    """Rows in another order may also be those of a port with its tokens in that order."""
     verdict = compare(reference(tmp_path / "r"), port(tmp_path / "p", angles()[::-1], how))
-    assert (verdict.verdict, verdict.port_site) == ("diverge", "q")
+    assert (verdict.verdict, verdict.port_site) == ("diverge", "tables/cos")
     assert verdict.findings[0].cause == "rotation-positions"
 
 

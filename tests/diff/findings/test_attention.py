@@ -1,5 +1,6 @@
 """Attention computed again: heads, scales, caps, masks and windows, with torch on both sides."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -228,3 +229,18 @@ def test_attention_with_softmax_is_not_taken_for_linear_attention() -> None:
     wrong = joined(attention()) + 0.01 * torch.randn(2, 12, 48)
     assert found(joined(attention()), wrong, RECORDED, "net/out")[0] != "other-linear-attention"
     assert found(linear(), linear() + 0.01 * V, RECORDED, "net/out")[0] != "other-linear-attention"
+
+
+def test_what_attention_gives_of_another_q_is_no_cap() -> None:
+    """A port in 16 bits that computes attention rightly, from a wrong q."""
+    noise = torch.randn(Q.shape, generator=torch.Generator().manual_seed(3))
+    q = split(Q + noise, 6)
+    wrong = attention(parts=(q, split(K, 6), split(V, 6))).bfloat16()
+    own = {"query": q, "key": split(K, 6), "value": split(V, 6)}
+    values = [
+        Recorded(path, value.numpy(), own[path[10:-1]].bfloat16().float().numpy)
+        for path, value in given().items()
+    ]
+    base = evidence(attention().numpy(), wrong.float().numpy(), "bf16")
+    e = replace(base, name="net/f", before=lambda: values)
+    assert "score-cap" not in [finding.cause for finding in find(e)]

@@ -43,6 +43,12 @@ def test_the_operation_between_two_values_is_told(
     assert words in said(X, wanted, named) and reverse in said(wanted, X, named)
 
 
+def test_a_gate_is_told_from_few_tokens() -> None:
+    x, y = X[:, :5], Y[:, :5]
+    assert "differ by net/y times a gate" in said(x, x + 0.3 * GAIN * y, {"net/y": y})
+    assert said(x, X[:, 5:10], {"net/y": y}) == ""
+
+
 def test_of_unrelated_values_nothing_is_told() -> None:
     assert said(X, Y, {"net/x": X}) == said(X, Y[:, :6]) == ""
     assert said(X, X * Y, {"net/x": X, "net/y": Y}) == ""

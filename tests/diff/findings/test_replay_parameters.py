@@ -349,6 +349,18 @@ def test_a_bias_of_which_a_part_is_lost() -> None:
     assert cause == "other-bias" and "zero in 14 of 24 entries, the first of them 10" in text
 
 
+def test_rows_that_are_all_one_do_not_show_a_bias() -> None:
+    """Another activation before the layer adds the same to each of them, as another bias does."""
+    known = {"weight": WEIGHT, "bias": BIAS}
+    x = torch.randn(1, 16).repeat(2, 1)
+    taken = F.silu(x) + 1e-8 * torch.randn(2, 16)
+    right, wrong = F.linear(taken, WEIGHT, BIAS), F.linear(x, WEIGHT, BIAS)
+    before = {"net/m [in.0]": taken, "net/x": x}
+    cause, text = found(right, wrong, before=before, parameters=known)
+    assert cause == "other-activation" and "applies no activation to net/x" in text
+    assert found(right, wrong, before={"net/m [in.0]": taken}, parameters=known)[0] != "other-bias"
+
+
 def test_a_weight_in_16_bits_after_an_input_with_rounding_of_its_own() -> None:
     right, noise = F.linear(X, WEIGHT, BIAS), 1e-5 * torch.randn(X.shape)
     known = {"weight": WEIGHT, "bias": BIAS}

@@ -104,6 +104,15 @@ def test_what_is_modulated() -> None:
     assert cause == "norm-extra" and "a layer norm of net/x" in text
 
 
+def test_a_norm_is_computed_from_what_comes_before_all_norms() -> None:
+    """The norm of a normed value is the same: the port takes the value itself."""
+    scale, shift = 1 + CHUNKS[0][:, None], CHUNKS[1][:, None]
+    other = F.layer_norm(Z, (16,))
+    before = {"net/norm": NORM, "net/x": X, "net/first": other, "net/z": Z, "net/ada": TABLE}
+    cause, text = found(NORM * scale + shift, other * scale + shift, before)
+    assert cause == "another-input" and "the norm of net/z, the reference that of net/x" in text
+
+
 @pytest.mark.parametrize(
     ("total", "cause"),
     [

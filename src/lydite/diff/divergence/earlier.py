@@ -10,7 +10,7 @@ port is not concerned.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from itertools import permutations
+from itertools import combinations, permutations, product
 from math import inf, prod
 from typing import Any
 
@@ -43,8 +43,13 @@ class EarlierValues:
         rows: Sequence[Row],
         unpaired: Collection[str],
         given: Sequence[Pair] = (),
+        *,
+        tables: Collection[str] = (),
     ) -> None:
-        """`rows` are those of `pairs`; `given` are pairs of inputs that agree."""
+        """`rows` are those of `pairs`; `given` are pairs of inputs that agree.
+
+        `tables` are cosines and sines of the port that only their use may show to be wrong.
+        """
         self.traces, self.flow = traces, traces.flow
         self.comparer = Comparer.of(traces.reference, traces.port)
         self.paired = {event.i for pair in pairs for event in pair.reference}
@@ -77,10 +82,18 @@ class EarlierValues:
             and event.kind in ("activation", "input", "schedule")
             and event.name in names
         ]
+        self.tables = [
+            event
+            for event in traces.port.events
+            if event.i not in self.paired_port
+            and event.name in tables
+            and traces.port.has_values(event)
+        ]
 
     def before(self, wrong: Pair) -> Iterator[Pair]:
         """Pairs of values of the port on the way to a wrong one, in the port's order."""
-        way = [e for e in self.flow.upstream(wrong.event, self.agreeing).passed if self._is_free(e)]
+        passed = self.flow.upstream(wrong.event, self.agreeing).passed
+        way = [event for event in passed if self._is_free(event)]
         sources = {e.i: self.flow.upstream(e, self.agreeing).nearest for e in way}
         starts = {at: self._start(at, nearest) for at, nearest in sources.items()}
         end = min(event.i for event in wrong.port)
@@ -88,6 +101,7 @@ class EarlierValues:
         seen: set[tuple[str, str]] = set()
         step = wrong.port_event.step
         of_step = {(own.name, own.slot) for own in self.own if own.step == step}
+        yield from self._with_two_tables(step, end, passed)
         tables = list(self._tables(way))
         for own in self.own:
             kinds = {(template, own.slot) for template, _ in numbered_variants(own.name)}
@@ -101,7 +115,8 @@ class EarlierValues:
             # What a step is given may be recorded before all that is computed in it.
             is_given = own.kind != "activation" and own.step == step
             for event in sorted(way, key=lambda e: _long_axes(e) != _long_axes(own)):
-                fits = self._fits(event, own) and self._is_new(own, sources[event.i])
+                nearest = sources[event.i]
+                fits = self._fits(event, own, nearest) and self._is_new(own, nearest)
                 fits = fits and (not is_extra or self._agreed_before(event, own))
                 fits = fits and not self._is_used_rightly(event, own)
                 is_late = is_given and self._is_another_mask(event, own)
@@ -140,9 +155,25 @@ class EarlierValues:
             events, _ = min(alike, key=lambda each: float(np.linalg.norm(each[1] - table)))
             yield Pair(events, (own,), ROTATION)
 
-    def _fits(self, event: Event, own: Event) -> bool:
+    def _with_two_tables(self, step: int, end: int, passed: Sequence[Event]) -> Iterator[Pair]:
+        """Cosines and sines of the port with those of the reference that are most like them."""
+        read = self.traces.port.read
+        before = [own for own in self.tables if own.i < end and own.step == step]
+        known = self._tables([e for e in passed if e.i not in self.paired]) if before else ()
+        own = [
+            (both, rotations([read(event) for event in both])) for both in combinations(before, 2)
+        ]
+        alike = [
+            (float(np.linalg.norm(right - table)), Pair(events, both, ROTATION))
+            for (events, right), (both, table) in product(known, own)
+            if table is not None and table.shape == right.shape
+        ]
+        if alike:
+            yield min(alike, key=lambda each: each[0])[1]
+
+    def _fits(self, event: Event, own: Event, nearest: Sequence[Event]) -> bool:
         """Whether a value has the axes of one of the reference's, or is that in a wrong shape."""
-        if not self.comparer.same_form(event, own):
+        if not self._has_form(event, own, nearest):
             return False
         if own.kind != event.kind:  # what the port marks as given, the reference's network takes
             same = _long_axes(event) == _long_axes(own) or _is_part_of_batch(event, own)
@@ -156,6 +187,18 @@ class EarlierValues:
         if _has_other_length(event, own):
             return not self._has_all_rows(event, own)
         return _long_axes(own) not in self.reference_shapes and _has_other_heads(event, own)
+
+    def _has_form(self, event: Event, own: Event, nearest: Sequence[Event]) -> bool:
+        """Whether both values are normed, or none is, but for one that comes from a normed value.
+
+        A wrong rotation does not keep the lengths of normed rows.
+        """
+        if self.comparer.same_form(event, own):
+            return True
+        is_normed = self.comparer.reference.is_normed
+        sources = (e for e in nearest if prod(e.shape) == prod(event.shape))
+        comes_from_norm = bool(is_normed(event)) and any(map(is_normed, sources))
+        return comes_from_norm and not self.comparer.port.is_probability(own)
 
     def _has_all_rows(self, event: Event, own: Event) -> bool:
         """Whether the reference's value only repeats rows that calls of the port's have: padding.

@@ -231,7 +231,12 @@ class DivergenceSearch:
         first, pair = divergence.first, self.pairs[divergence.first]
         given = [pair for pair in self.pairing.pairs if pair.event.kind in GATED]
         earlier = EarlierValues(
-            self.traces, self.pairs, self.rows, self.pairing.unpaired_port, given
+            self.traces,
+            self.pairs,
+            self.rows,
+            self.pairing.unpaired_port,
+            given,
+            tables=self.pairing.tables,
         )
         candidates = (
             *same_role(pair, self.pairing.set_aside),

@@ -157,13 +157,17 @@ class Evidence:
     def variety(self) -> float:
         """Bits of information in one value: a mask of zeros and ones has one."""
         value = self.values[1]
-        if len(value.shape) > 1 and len(value) > 1 and (value == value[:1]).all():
+        if len(value.shape) > 1 and len(value) > 1 and self._has_equal_rows(value):
             values = value[0].reshape(-1)[:SAMPLE]  # a time embedding is the same in each row
         else:
             values = value.reshape(-1)[self.sample]
         distinct = np.unique(values).size
         coarse = 4 * distinct < 3 * values.size or bool((values == np.rint(values)).all())
         return log2(max(distinct, 1)) if coarse else 24.0
+
+    def _has_equal_rows(self, value: Array) -> bool:
+        """Whether all rows of the batch are one, up to rounding."""
+        return _peak(value - value[:1]) <= FEW * self.rounding * _peak(value)
 
     def explains(
         self,

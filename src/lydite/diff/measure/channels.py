@@ -30,10 +30,11 @@ def in_order_of(reference: Array, port: Array) -> Array | None:
 def _order(own: Array, right: Array) -> Array | None:
     """For each channel of the reference the nearest of the port's, if each is that of one."""
     step = -(-len(own) // ROWS)
-    a, b = (x[::step].astype(np.float64) for x in (right, own))
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = (x[::step].astype(np.float64) for x in (right, own))
+        apart = np.square(a).sum(0)[:, None] + np.square(b).sum(0) - 2 * a.T @ b
+    if not np.isfinite(apart).all():
         return None
-    apart = np.square(a).sum(0)[:, None] + np.square(b).sum(0) - 2 * a.T @ b
     order = apart.argmin(1)
     same = np.arange(len(order))
     return order if (np.sort(order) == same).all() and (order != same).any() else None

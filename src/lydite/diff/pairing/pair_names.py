@@ -49,6 +49,7 @@ class NamePairs:
     inputs: Mapping[str, str] = field(default_factory=dict)  # names that are inputs: whose
     found: dict[str, Rename] = field(default_factory=dict)
     ignored: set[str] = field(default_factory=set)  # names of the port without a counterpart
+    tables: set[str] = field(default_factory=set)  # of these, right tables in a layout of their own
 
     def __post_init__(self) -> None:
         sites = [*map(Site, names_of(self.reference)), *other_slots(self.reference)]

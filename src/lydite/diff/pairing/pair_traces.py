@@ -84,6 +84,7 @@ def pair_traces(
         port_steps.written_names(_with_own_names(pairing.unpaired_port, pairs, owners)),
         (*remarks, *pairing.remarks, *_guesses(pairs)),
         set_aside,
+        port_steps.written_names(sorted(names.tables)),
     )
 
 

@@ -56,6 +56,7 @@ class Pairing:
     unpaired_port: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     set_aside: tuple[Pair, ...] = ()  # that differ while the values after them agree
+    tables: tuple[str, ...] = ()  # of the port, with the angles of the reference's
 
 
 def pair_events(

@@ -218,8 +218,8 @@ def _correlation(names: NamePairs, reference: Sequence[Event], port: Event) -> f
 def by_joined_shapes(names: NamePairs) -> None:
     """Wrong values with the tokens of two of the reference's: what a block returns, or takes.
 
-    A block that returns two values has one with all tokens at its end in the port. A value
-    before the modules that take its parts is what these take.
+    A block that returns two values has one with all tokens at its end in the port: not before a
+    part of the block. A value before the modules that take its parts is what these take.
     """
     blocks = BlockMap(names.refs())
     modules: dict[str, list[Site]] = defaultdict(list)
@@ -234,6 +234,7 @@ def by_joined_shapes(names: NamePairs) -> None:
             tuple(sites)
             for module, sites in modules.items()
             if blocks.same_block(name, module)
+            and not _has_later_part(names, module, event)
             and _joins(event, [names.reference_events[site] for site in sites])
         ]
         if len(whole) == 1:
@@ -242,6 +243,16 @@ def by_joined_shapes(names: NamePairs) -> None:
         elif not whole and (parts := _taken_after(names, name, free)):
             names.found[name] = Rename(parts, how="position")
             free = {site: other for site, other in free.items() if site not in parts}
+
+
+def _has_later_part(names: NamePairs, module: str, event: Event) -> bool:
+    """Whether the port computes a part of a module after a value."""
+    return any(
+        ref.name.startswith((f"{module}.", f"{module}/")) and names.port_events[name].i > event.i
+        for name, rename in names.found.items()
+        for ref in rename.ref
+        if name in names.port_events
+    )
 
 
 def _taken_after(names: NamePairs, name: str, free: Mapping[Site, Event]) -> Sites:

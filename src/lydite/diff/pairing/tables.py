@@ -51,6 +51,7 @@ def by_tables(names: NamePairs) -> None:
                 if rename is None or rename.how in WEAK:
                     names.found.pop(name, None)
                     names.ignored.add(name)
+                    names.tables.add(name)
             continue
         free = {
             other: _similarity(comparer, names, table, other)

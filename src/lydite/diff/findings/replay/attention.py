@@ -241,8 +241,8 @@ def _joined_heads(value: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 def _other_number(e: Evidence, form: Form, mine: Form, rows: slice) -> Finding | None:
     """That the port's scale or cap is another number, found by fitting it."""
-    if e.layer is not None:
-        return None
+    if e.layer is not None or apart_of(e.values[1], mine.result()[:, rows]) <= _fit_limit(e):
+        return None  # right, from what the port gives it
     for capped in dict.fromkeys((form.cap is not None, True)):
         near = fitted(mine, rows, e.values[1], capped=capped)
         if near is None:

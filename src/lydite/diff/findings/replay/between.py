@@ -12,6 +12,7 @@ from lydite.diff.findings.replay.variants import Source, apart_of, fit_tolerance
 MAX_TERMS = 64  # recorded values that may have been added
 MAX_SIZE = 2**21  # numbers of a value that norms are tried with
 MIN_ROWS = 8  # of a value whose scale and shift per channel are fitted
+MIN_GATED = 4  # the same of a gate alone
 
 
 @np.errstate(all="ignore")  # an activation of large numbers may overflow
@@ -43,7 +44,10 @@ def missing_operation(e: Evidence, used: Array, wanted: Array) -> str:
     if term := _term(e, used - wanted, wanted):
         return f"the port has already added {term}; the reference takes the value before that sum"
     if term := _term(e, wanted - used, wanted, gated=True):
-        return f"the two differ by {term} times a gate: a branch is added to one of them only"
+        return (
+            f"the two differ by {term} times a gate: a residual or a branch is added to one of "
+            "them only"
+        )
     if line := _line(e, used, wanted):
         return f"the reference is {line}, where x is the port's: a scale or a shift is missing"
     return ""
@@ -135,7 +139,7 @@ def _term(e: Evidence, rest: Array, whole: Array, *, gated: bool = False) -> str
     """The recorded value that a difference is; or it times a gate per channel."""
     size = float(np.linalg.norm(rest))
     limit = max(fit_tolerance(e) * size, FEW * e.rounding * float(np.linalg.norm(whole)))
-    if size <= 10 * limit or (gated and (rest.ndim != 3 or rest.shape[1] < MIN_ROWS)):
+    if size <= 10 * limit or (gated and (rest.ndim != 3 or rest.shape[1] < MIN_GATED)):
         return ""
     for source in _alike(e, rest):
         value = source.x

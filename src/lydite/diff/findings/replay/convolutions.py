@@ -24,6 +24,7 @@ from lydite.diff.findings.replay.variants import (
     Source,
     allowed,
     apart_of,
+    fit_tolerance,
     inputs_of,
     sources,
 )
@@ -91,7 +92,10 @@ def part_of_bias(e: Evidence) -> Finding | None:
     own = bias + mean
     is_zero = float(np.abs(own[off]).max(initial=0.0)) < 1e-3 * float(np.abs(bias).max())
     words = "zero" if is_zero else "another one"
-    if not off.size:
+    given = e.values[1] - added
+    is_alike = np.ptp(given, axes).max() <= fit_tolerance(e) * np.abs(given).max()
+    # Where the layer gives the same everywhere, so is what another input changes.
+    if not off.size or (is_alike and not is_zero):
         return None
     return Finding(
         "other-bias",

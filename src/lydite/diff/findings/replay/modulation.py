@@ -137,8 +137,13 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
                 f"{told.right}; {told.leaves}.",
                 f"Use a {told.right}.",
             )
-        for other in others:
-            value = next(c.value for c in norms(other.own, -1) if c.name == kind)
+        normed_others = [
+            (other, next(c.value for c in norms(other.own, -1) if c.name == kind))
+            for other in others
+        ]
+        # A norm's result has the same norm as what it was computed from: that comes first.
+        normed_others.sort(key=lambda each: _is_normed(each[0].own, each[1]))
+        for other, value in normed_others:
             if other is not source and apart_of(e.values[1], value * scale + shift) <= allowed(e):
                 found = Finding(
                     "another-input",
@@ -165,6 +170,11 @@ def _other_modulated(e: Evidence, normed: Source, right: tuple[Array, Array]) ->
                 "Remove the norm before the modulation.",
             )
     return None
+
+
+def _is_normed(value: Array, norm: Array) -> bool:
+    """Whether a norm does not change a value, but for its eps."""
+    return apart_of(value, norm) <= 1e-2 * float(np.linalg.norm(norm))
 
 
 def chunk_tables(e: Evidence) -> Iterator[Table]:
