@@ -1,7 +1,9 @@
-"""Parts of one module that have each other's names in the port.
+"""Names that the port gives to other values than the reference.
 
 Two repositories may count the norms of a block in another order. A port that computes one of two
 parts first, which is the reference's second by name, may have exchanged the names, or the values.
+
+One name may also be that of a norm on one side, and of the modulated norm on the other.
 """
 
 import re
@@ -12,14 +14,17 @@ from functools import cached_property
 from itertools import combinations
 from math import prod
 
-from lydite.diff.data_flow import DataFlow
+from lydite.diff.name_map import Rename
 from lydite.diff.pairing.blocks import NUMBER
 from lydite.diff.pairing.name_matching import close_stats, module_of
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import BY_NAME
-from lydite.trace.events import Event, WeightInfo
+from lydite.trace.events import Event, Site, WeightInfo
 
 SIMILAR = 0.05  # relative difference of the statistics of two values that may be equal
+STEPS_BEHIND = 3  # modules in a row that show whether a value is right
+MUCH_CLOSER = 0.25  # of the distance of two values that are no counterparts
+NEARBY = 60  # values around one among which another value of its name is searched
 
 
 def by_exchanged_names(names: NamePairs) -> None:
@@ -44,12 +49,158 @@ def _is_by_name_only(group: "list[_Crossed]") -> bool:
     )
 
 
+def by_names_of_others(names: NamePairs) -> None:
+    """Pair a name's value with the one that it equals, in all blocks.
+
+    Nothing is left out: the port has the reference's value of that name under another name, or
+    what the reference computes from it.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in _outputs_by_name(names):
+        groups[re.sub(r"\d+", NUMBER, name)].append(name)
+    for group in groups.values():
+        equal = {name: _equals_counterpart(names, name) for name in group}
+        found = None if True in equal.values() else _Renamed.first(names, group)
+        if found is not None:
+            for name in group:
+                found.apply(names, name)
+
+
+def _outputs_by_name(names: NamePairs) -> list[str]:
+    """Names that have a counterpart by their spelling, for what they return."""
+    return [
+        name
+        for name, rename in names.found.items()
+        if rename.how in BY_NAME[1:]
+        and [site.slot for site in rename.ref] == ["out"]
+        and rename.ref[0] in names.reference_events
+        and name in names.port_events
+        and names.port_events[name].kind == "activation"
+    ]
+
+
+def _equals_counterpart(names: NamePairs, name: str) -> bool | None:
+    counterpart = names.reference_events[names.found[name].ref[0]]
+    return names.comparer.are_equal([counterpart], [names.port_events[name]])
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    """A name of the port, its counterpart by name, and those that have these two values."""
+
+    name: str
+    counterpart: Site
+    value_of: Site  # of the reference: what the port's value is
+    other_name: str | None  # of the port: what has the counterpart's value
+
+    @classmethod
+    def first(cls, names: NamePairs, group: Collection[str]) -> "_Renamed | None":
+        """The first of these names that the values show to be another's."""
+        for name in group:
+            event, site = names.port_events[name], names.found[name].ref[0]
+            right = names.reference_events[site]
+            value_of = next(
+                (
+                    other
+                    for other, e in names.reference_events.items()
+                    if e.hash != right.hash and _are_near_and_equal(names, e, right, e, event)
+                ),
+                None,
+            )
+            if value_of is not None:
+                other_name = _name_of_value(names, right, name)
+                if other_name is not None or _has_result(names, right, event):
+                    return cls(name, site, value_of, other_name)
+        return None
+
+    def apply(self, names: NamePairs, name: str) -> None:
+        """Pair this name, which is the same one of any block, and the other name likewise."""
+        site = names.found.pop(name).ref[0]
+        value_of = _in_block_of(self.value_of.name, self.counterpart.name, site.name)
+        other_name = _in_block_of(self.other_name or "", self.name, name)
+        free = set(names.free())
+        for own, wanted in ((name, Site(value_of, self.value_of.slot)), (other_name, site)):
+            is_left = own in names.port_events and own not in names.found
+            if is_left and wanted in free and names.is_possible(own, (wanted,)):
+                names.found[own] = Rename((wanted,), how="equal")
+
+
+def _name_of_value(names: NamePairs, right: Event, name: str) -> str | None:
+    """Another name of the port, near this one, that has a value of the reference.
+
+    Not one that is paired with another by its spelling, and differs from that: two names that
+    have each other's values may be exchanged values.
+    """
+    event, outputs = names.port_events[name], set(_outputs_by_name(names))
+    for other, e in names.port_events.items():
+        if (
+            other != name
+            and _are_near_and_equal(names, e, event, right, e)
+            and (other not in outputs or _equals_counterpart(names, other))
+        ):
+            return other
+    return None
+
+
+def _has_result(names: NamePairs, right: Event, event: Event) -> bool:
+    """Whether the port has a value that the reference computes from `right`, and not from another.
+
+    In 16 bits all values differ: it is far closer to its counterpart than `event` is to `right`.
+    """
+    far = names.comparer.distance(right, event)
+    results, new = [], [right]
+    for _ in range(STEPS_BEHIND):
+        new = [e for each in new for e in names.flow.results(each)]
+        results += new
+    later = [e for e in names.port_events.values() if event.i < e.i <= event.i + NEARBY]
+    for result in {e.i: e for e in results}.values():
+        for own in later:
+            if own.step != result.step or not _may_be_equal(names, result, own):
+                continue
+            is_equal = names.comparer.are_equal([result], [own]) is True
+            if is_equal or names.comparer.distance(result, own) < MUCH_CLOSER * far:
+                return True
+    return False
+
+
+def _are_near_and_equal(
+    names: NamePairs, one: Event, beside: Event, reference: Event, port: Event
+) -> bool:
+    """Whether `one` lies near another value of its side, and the two sides' values are equal."""
+    is_near = one.step == beside.step and abs(one.i - beside.i) <= NEARBY
+    comparer = names.comparer
+    return (
+        is_near
+        and _may_be_equal(names, reference, port)
+        and comparer.are_equal([reference], [port]) is True
+    )
+
+
+def _in_block_of(name: str, one: str, other: str) -> str:
+    """The name in the block of `other`, where it is in that of `one`: these differ in numbers."""
+    parts, others = re.split(r"(\d+)", one), re.split(r"(\d+)", other)
+    differ = [at for at, (a, b) in enumerate(zip(parts, others, strict=False)) if a != b]
+    end = differ[-1] + 1 if differ else 0
+    block = "".join(parts[:end])
+    if not name.startswith(block):
+        return name
+    return "".join(others[:end]) + name[len(block) :]
+
+
+def _may_be_equal(names: NamePairs, reference: Event, port: Event) -> bool:
+    """Whether the statistics of two values of one size permit it."""
+    comparer = names.comparer
+    if prod(reference.shape) != prod(port.shape):
+        return False
+    a, b = comparer.port.stats(port), comparer.reference.stats(reference)
+    return a is not None and b is not None and close_stats(a, b, SIMILAR)
+
+
 @dataclass(frozen=True)
 class _Crossed:
     """Two parts of one module of the port, in its order, and their counterparts by name."""
 
     pairs: NamePairs
-    flow: DataFlow
     with_parameters: tuple[Collection[str], Collection[str]] | None  # modules of port, reference
     names: tuple[str, str]
 
@@ -104,21 +255,14 @@ class _Crossed:
     @property
     def result_is_right(self) -> bool:
         """Whether the port has a value that the reference computes from that one."""
-        results = self.flow.results(self.reference[1])
+        results = self.pairs.flow.results(self.reference[1])
         later = [e for e in self.pairs.port_events.values() if e.i > self.port[0].i]
         return any(
-            self._may_be_equal(result, event)
+            _may_be_equal(self.pairs, result, event)
             and self.pairs.comparer.are_equal([result], [event]) is True
             for result in results
             for event in later
         )
-
-    def _may_be_equal(self, reference: Event, port: Event) -> bool:
-        comparer = self.pairs.comparer
-        if prod(reference.shape) != prod(port.shape):
-            return False
-        a, b = comparer.port.stats(port), comparer.reference.stats(reference)
-        return a is not None and b is not None and close_stats(a, b, SIMILAR)
 
 
 def _crossed_pairs(names: NamePairs) -> Iterator[_Crossed]:
@@ -132,13 +276,12 @@ def _crossed_pairs(names: NamePairs) -> Iterator[_Crossed]:
             continue
         if rename.ref[0] in names.reference_events and event.kind == "activation":
             parts[module_of(name), module_of(rename.ref[0].name)].append(name)
-    flow = DataFlow(names.reference)
     weights = names.port.weights(), names.reference.weights()
     modules = (_modules(weights[0]), _modules(weights[1])) if all(weights) else None
     for inside in parts.values():
         inside.sort(key=lambda name: names.port_events[name].i)
         for pair in combinations(inside, 2):
-            crossed = _Crossed(names, flow, modules, pair)
+            crossed = _Crossed(names, modules, pair)
             first, second = crossed.reference
             if second.i < first.i and all(
                 names.is_possible(name, (other.site,))

@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf, prod
 
+from lydite.diff.data_flow import DataFlow
 from lydite.diff.measure.axes import has_parts_of, part_of, possible_fits
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents
@@ -62,6 +64,11 @@ class NamePairs:
         self.port_events = first_outputs(self.port, self.port_names)
         self.comparer = Comparer.of(self.reference, self.port)
         self.copies = self._names_of_copies()
+
+    @cached_property
+    def flow(self) -> DataFlow:
+        """What each value of the reference was computed from."""
+        return DataFlow(self.reference)
 
     def _names_of_copies(self) -> set[str]:
         """Names of the port whose value an earlier name has too.

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from lydite.diff.data_flow import DataFlow
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.name_matching import (
     StepsFromNames,
@@ -142,10 +141,9 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
         """Whether one of these is computed from a value, as far as the trace shows it."""
         known = {e.i for each in outputs if each.how == "equal" for e in each.reference}
         known |= {e.i for each in others for e in each.reference}
-        ways = (flow.upstream(event, known) for other in others for event in other.reference)
+        ways = (names.flow.upstream(event, known) for other in others for event in other.reference)
         return any(way.is_open or pair.event in way.passed for way in ways)
 
-    flow = DataFlow(names.reference)
     by_event = {event.i: pair for pair in outputs for event in pair.reference}
     wrong: set[str] = set()
     for index in reversed(range(len(outputs))):
@@ -153,7 +151,7 @@ def _wrong_guesses(names: NamePairs, pairing: Pairing) -> set[str]:
         name = pair.port_event.name
         if pair.how not in UNSEEN or name in wrong or is_equal(pair) is not False:
             continue
-        results = [by_event[e.i] for e in flow.results(pair.event) if e.i in by_event]
+        results = [by_event[e.i] for e in names.flow.results(pair.event) if e.i in by_event]
         if results and is_equal(results[0]) is False:
             continue  # what is computed from it differs too
         if abs(names.comparer.correlation(pair.event, pair.port_event)) > MULTIPLE:

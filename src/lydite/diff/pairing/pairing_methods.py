@@ -31,7 +31,7 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
-from lydite.diff.pairing.exchanged_names import by_exchanged_names
+from lydite.diff.pairing.exchanged_names import by_exchanged_names, by_names_of_others
 from lydite.diff.pairing.module_names import by_containers, by_parameters, by_spelling
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
@@ -551,7 +551,12 @@ def _joins(whole: Event, parts: Sequence[Event]) -> bool:
     return len(ends) == 1 and sum(shape[1] for shape in shapes) == whole.shape[1]
 
 
-MODULES: tuple[Method, ...] = (by_spelling, by_parameters, by_exchanged_names)
+MODULES: tuple[Method, ...] = (
+    by_spelling,
+    by_parameters,
+    by_exchanged_names,
+    by_names_of_others,
+)
 OTHER_NAMES: tuple[Method, ...] = (
     by_fused_values,
     by_joined_tokens,
