@@ -54,6 +54,23 @@ def test_another_time(change: Any, says: str) -> None:
     assert found(right, noise, {"net/t": time})[0] != "other-time"
 
 
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (
+            lambda t: t.max().expand(len(t)),
+            "the time 437.5, the reference that of 0 in 32 of 96 rows",
+        ),
+        (lambda t: t / 8, "times 0.125"),
+    ],
+)
+def test_each_token_has_a_time_of_its_own(own: Any, says: str) -> None:
+    time = torch.cat([torch.zeros(32), torch.full((64,), 437.5)])
+    right, wrong = (get_timestep_embedding(t, 64, True, 0) for t in (time, own(time)))
+    cause, text = found(right, wrong, {"net/t": time})
+    assert cause == "other-time" and says in text
+
+
 def table(scale: float = 1.0) -> torch.Tensor:
     made = get_2d_sincos_pos_embed(
         64, (4, 6), interpolation_scale=scale, base_size=4, output_type="pt"

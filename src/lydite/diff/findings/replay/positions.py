@@ -20,6 +20,7 @@ from lydite.diff.findings.replay.variants import (
 from lydite.diff.result import Finding
 
 MAX_TOKENS = 4096  # of a table whose rows are looked for in another one
+FEW_TIMES = 64  # of a run, or of a batch
 COLUMNS = 64  # of them compared
 ORDERS = ("cosines first", "sines first")
 
@@ -28,10 +29,11 @@ def other_sinusoid(e: Evidence) -> Finding | None:
     """An embedding of timesteps with another order, period, shift or unit of time."""
     if not e.same_shape or e.port.ndim != 2 or e.port.shape[1] % 2 or e.port.shape[1] < 8:
         return None
+    most = max(FEW_TIMES, min(len(e.port), MAX_TOKENS))  # each token may have a time of its own
     times = [
         (recorded.name, recorded.value.reshape(-1).astype(np.float64))
         for recorded in islice(e.before(), MAX_SOURCES)
-        if 0 < recorded.value.size <= 64 and recorded.value.ndim <= 2
+        if 0 < recorded.value.size <= most and recorded.value.ndim <= 2
     ]
     for name, time in times:
         rows = time[: e.port.shape[0]] if time.size >= e.port.shape[0] else time[:1]
@@ -64,10 +66,13 @@ def _other_time(
             return None  # the right times, perhaps in another order
         words = _relation(own, rows, name, times)
         _is_explained(e)
+        differ = np.flatnonzero(~np.isclose(own, rows, rtol=1e-4, atol=1e-4))
+        at = int(differ[0]) if len(differ) else 0
+        where = f" in {len(differ)} of {count} rows" if len(differ) < count else ""
         return Finding(
             "other-time",
-            f"The port is the sinusoid of the time {own[0]:.6g}, the reference that of "
-            f"{rows[0]:.6g}, which is {name}{words}.",
+            f"The port is the sinusoid of the time {own[at]:.6g}, the reference that of "
+            f"{rows[at]:.6g}{where}, which is {name}{words}.",
             f"Give the embedding {name} as it is.",
         )
     return None
@@ -129,8 +134,9 @@ def _relation(own: Array, right: Array, name: str, times: list[tuple[str, Array]
     found = next((w for w, t in forms.items() if np.allclose(own, t, rtol=1e-4, atol=1e-4)), "")
     if not found and other:
         return f"; the port's is {other}"
-    if not found and np.allclose(own, right * ratios[0], rtol=1e-4, atol=1e-4):
-        found = f", times {ratios[0]:.4g}"
+    ratio = ratios[int(np.argmax(right != 0))]
+    if not found and np.allclose(own, right * ratio, rtol=1e-4, atol=1e-4):
+        found = f", times {ratio:.4g}"
     return f"; the port's is that{found}" if found else ""
 
 
