@@ -55,9 +55,10 @@ def by_names_of_others(names: NamePairs) -> None:
     Nothing is left out: the port has the reference's value of that name under another name, or
     what the reference computes from it.
     """
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in _outputs_by_name(names):
-        groups[re.sub(r"\d+", NUMBER, name)].append(name)
+        around = module_of(name)
+        groups[re.sub(r"\d+", NUMBER, around), name[len(around) :]].append(name)
     for group in groups.values():
         equal = {name: _equals_counterpart(names, name) for name in group}
         found = None if True in equal.values() else _Renamed.first(names, group)
