@@ -86,7 +86,8 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
     for i in range(DEPTH):
         put(f"gl.{i + 1}.a", f"distilled_guidance_layer.layers.{i}.linear_1")
         put(f"gl.{i + 1}.b", f"distilled_guidance_layer.layers.{i}.linear_2")
-        new[f"gl.{i + 1}.norm.g"] = w[f"distilled_guidance_layer.norms.{i}.weight"]
+        j = 0 if bug == "approximator_norm_loaded_twice" else i
+        new[f"gl.{i + 1}.norm.g"] = w[f"distilled_guidance_layer.norms.{j}.weight"]
     for i in range(DOUBLE):
         old, b = f"transformer_blocks.{i}", f"D{i + 1}"
         put(f"{b}.img.qkv", *(f"{old}.attn.to_{x}" for x in "qkv"))
@@ -153,8 +154,9 @@ class Net:
     def modulated(self, x: Array, shift: Array, scale: Array, one: float = 1.0) -> Array:
         return self.q(self.q(x * self.q(one + scale)) + shift)
 
-    def sinusoid(self, t: Array, dim: int, flip: bool = False) -> Array:
-        freqs = np.exp(-math.log(10000) * np.arange(dim // 2, dtype=np.float32) / (dim // 2))
+    def sinusoid(self, t: Array, dim: int, flip: bool = False, less: int = 0) -> Array:
+        half = dim // 2
+        freqs = np.exp(-math.log(10000) * np.arange(half, dtype=np.float32) / (half - less))
         a = t[:, None].astype(np.float32) * freqs.astype(np.float32)
         return np.concatenate([np.sin(a), np.cos(a)] if flip else [np.cos(a), np.sin(a)], -1)
 
@@ -162,10 +164,13 @@ class Net:
         """The table of all shifts, scales and gates: single blocks, image, text, final."""
         bug, quarter = self.bug, APPROXIMATOR // 4
         t = t if bug == "timestep_not_scaled" else t * 1000
-        step = self.sinusoid(np.array([t]), quarter, bug == "time_sin_first")
-        guidance = self.sinusoid(np.zeros(1), quarter) * (bug != "guidance_zeros")
+        less = 1 if bug == "time_frequencies_to_the_end" else 0
+        step = self.sinusoid(np.array([t]), quarter, bug == "time_sin_first", less)
+        strength = np.full(1, 4000.0 if bug == "guidance_as_in_flux" else 0.0)
+        guidance = self.sinusoid(strength, quarter) * (bug != "guidance_zeros")
         factor = 1 if bug == "index_not_scaled" else 1000
-        index = self.sinusoid(np.arange(MODS) * factor, 2 * quarter, bug == "index_sin_first")
+        rows = np.arange(1, MODS + 1) if bug == "index_from_one" else np.arange(MODS)
+        index = self.sinusoid(rows * factor, 2 * quarter, bug == "index_sin_first")
         same = np.repeat(np.concatenate([step, guidance], 1), MODS, 0)
         parts = [index, same] if bug == "index_before_time" else [same, index]
         x = self.tap("gl.vec", self.q(np.concatenate(parts, 1)))
@@ -187,6 +192,8 @@ class Net:
         ids[N_TEXT:, first], ids[N_TEXT:, second] = rows, columns
         if bug == "rope_image_after_text":
             ids[N_TEXT:, 1:] += N_TEXT
+        if bug == "text_counted_in_first_axis":
+            ids[:N_TEXT, 0] = np.arange(N_TEXT)
         theta = 256.0 if bug == "rope_theta" else 10000.0
         parts = [ids[:, i : i + 1] * theta ** -(np.arange(0, d, 2) / d) for i, d in enumerate(AXES)]
         a = np.concatenate(parts, 1)
@@ -213,7 +220,11 @@ class Net:
 
     def attention(self, name: str, q: Array, k: Array, v: Array) -> Array:
         bug, m = self.bug, self.mask
-        q, k = self.tap(f"{name}.q", self.rotated(q)), self.tap(f"{name}.k", self.rotated(k))
+        if not (bug == "single_not_rotated" and name == "S2"):
+            q, k = self.rotated(q), self.rotated(k)
+        q, k = self.tap(f"{name}.q", q), self.tap(f"{name}.k", k)
+        if bug == "values_rotated" and name == "D1":
+            v = self.rotated(v)
         scale = 1 if bug == "attention_unscaled" and name == "S2" else HEAD**-0.5
         scores = np.einsum("qhd,khd->hqk", q, k) * scale
         if bug == "mask_as_minus_infinity":
@@ -253,6 +264,7 @@ class Net:
             shift, scale, gate = mods[s][3:]
             y = self.lin(f"{b}.{s}.proj", parts[s])
             first = 1 if bug == "attention_gate_missing" and s == "txt" and i == 1 else mods[s][2]
+            before = x[s]
             x[s] = self.tap(f"{b}.{s}.mid", self.q(x[s] + self.q(first * y)))
             y = self.ln(x[s], 1e-2 if bug == "norm2_eps" and i == 2 else 1e-6)
             if bug == "norm2_rms_text" and s == "txt":
@@ -263,7 +275,8 @@ class Net:
             y = self.tap(f"{b}.{s}.act", self.gelu(self.lin(f"{b}.{s}.fc1", y)))
             y = self.lin(f"{b}.{s}.fc2", y)
             y = y if bug == "mlp_gate_missing" and s == "img" and i == 2 else self.q(gate * y)
-            x[s] = self.tap(f"{b}.{s}", self.q(x[s] + y))
+            late = bug == "image_mlp_residual_from_input" and s == "img" and i == 1
+            x[s] = self.tap(f"{b}.{s}", self.q((before if late else x[s]) + y))
         return x["img"], x["txt"]
 
     def single(self, i: int, x: Array, table: Array) -> Array:
@@ -275,7 +288,7 @@ class Net:
         y = self.lin(f"{b}.lin1", self.tap(f"{b}.pre", self.modulated(normed, shift, scale)))
         qkv, h = y[:, : 3 * WIDTH], y[:, 3 * WIDTH :]
         y = self.attention(b, *self.split(qkv, b))
-        h = self.gelu(h, True)
+        h = h if bug == "single_gelu_missing" and i == 3 else self.gelu(h, True)
         joined = np.concatenate([h, y] if bug == "mlp_before_attention" and i == 1 else [y, h], 1)
         y = self.lin(f"{b}.lin2", self.tap(f"{b}.lin2", joined, "in.0"))
         start = normed if bug == "single_residual_of_norm" and i == 3 else x
@@ -293,7 +306,7 @@ class Net:
         for i in range(1, SINGLE + 1):
             x = x if bug == "single_skipped" and i == 2 else self.single(i, x, table)
         x = x[:N_IMAGE] if bug == "text_tokens_decoded" else x[N_TEXT:]
-        shift, scale = table[-2:]
+        shift, scale = table[:2] if bug == "final_modulation_of_first_rows" else table[-2:]
         if bug == "final_scale_first":
             shift, scale = scale, shift
         x = x if bug == "final_norm_missing" else self.ln(x)
@@ -440,4 +453,67 @@ BUGS = (
     ),
     Bug("final_scale_first", "The last shift and scale are swapped.", (SWAP,)),
     Bug("final_norm_missing", "The last norm is missing.", (r"norm|missing|skip",)),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "approximator_norm_loaded_twice",
+        "The approximator's second norm has the weight of its first.",
+        (r"load|weight|parameter|dupl|norms\.0|(other|another|first|wrong) (norm|layer)",),
+        "weights",
+    ),
+    Bug(
+        "index_from_one",
+        "Modulation indices are counted from 1, not from 0.",
+        (
+            r"off.by.one|\bindex|\bindices|arange|offset",
+            r"(from|start\w*|begin\w*) (with |at )?(1|one)\b",
+        ),
+    ),
+    Bug(
+        "guidance_as_in_flux",
+        "Guidance is embedded as 4 * 1000, where it is always 0.",
+        (r"guidance|4000|\bzeros?\b",),
+    ),
+    Bug(
+        "time_frequencies_to_the_end",
+        "Frequencies of the timestep are divided by half - 1.",
+        (
+            r"frequenc|freq_shift|half ?- ?1|denominator|divi|exponent|wavelength|\bperiod",
+            r"off.by.one",
+        ),
+    ),
+    Bug(
+        "text_counted_in_first_axis",
+        "Text tokens are counted in the first axis of positions; they are at 0.",
+        (r"position|\bids?\b|arange|count|\btext\b.*(rope|rotat)|(rope|rotat).*\btext\b",),
+    ),
+    Bug(
+        "single_not_rotated",
+        "S2 does not rotate q and k.",
+        (r"\brope\b|rotar|rotat|un-?rotated|position",),
+    ),
+    Bug(
+        "values_rotated",
+        "D1 rotates values too.",
+        (r"\b(v|values?|to_v)\b.*(\brope|rotat|rotar)|(\brope|rotat|rotar).*\b(v|values?|to_v)\b",),
+    ),
+    Bug(
+        "image_mlp_residual_from_input",
+        "D1 adds the image's MLP to the block's input; attention is lost.",
+        (
+            r"residual|skip connection|block'?s? input|input of (the )?(block|layer)",
+            r"attention.*(missing|lost|not added|left out|dropped)|without (the )?attention",
+        ),
+    ),
+    Bug(
+        "single_gelu_missing",
+        "S3's MLP has no activation.",
+        (r"gelu|activation|non-?linear",),
+    ),
+    Bug(
+        "final_modulation_of_first_rows",
+        "The last shift and scale are the table's first rows, not its last.",
+        (r"\brows?\b|\bindex|offset|slice|modulation|(wrong|first|other) (part|entries|chunk)",),
+    ),
 )

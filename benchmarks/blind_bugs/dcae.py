@@ -159,6 +159,12 @@ def wrongly_loaded(new: dict[str, Array], bug: str | None) -> dict[str, Array]:
         name = "decoder.stages.0.op_list.1.main.conv2.norm.running"
         new[f"{name}_mean"] = np.zeros(WIDTHS[0], np.float32)
         new[f"{name}_var"] = np.ones(WIDTHS[0], np.float32)
+    if bug == "norms_of_block_exchanged":
+        b = "encoder.stages.1.op_list.0"
+        for end in ("weight", "bias"):
+            first = f"{b}.context_module.main.proj.norm.{end}"
+            second = f"{b}.local_module.main.point_conv.norm.{end}"
+            new[first], new[second] = new[second], new[first]
     if bug == "norm_bias_lost":
         name = "encoder.stages.2.op_list.0.local_module.main.point_conv.norm.bias"
         new[name] = np.zeros_like(new[name])
@@ -231,8 +237,13 @@ class DCAE:
             return tap(name, ((y - mean) / root * gain + bias).astype(x.dtype))
         if bug == "norm_centred" and name == "encoder.stages.0.op_list.0.main.conv2.norm":
             y = y - y.mean(-1, keepdims=True)
+        if bug == "norms_bfloat16":
+            y = y.astype(mx.bfloat16)
         eps = 1e-6 if bug == "norm_eps" else 1e-5
-        y = y * mx.rsqrt((y * y).mean(-1, keepdims=True) + eps)
+        axes = (1, 2, 3) if bug == "norms_over_picture" else (-1,)
+        y = y * mx.rsqrt((y * y).mean(axes, keepdims=True) + eps)
+        if bug == "norms_without_bias":
+            return tap(name, y.astype(x.dtype) * gain)
         return tap(name, y.astype(x.dtype) * gain + bias)
 
     def residual(self, b: str, x: mx.array, active: str) -> mx.array:
@@ -254,7 +265,10 @@ class DCAE:
             q, k, v = qkv.reshape(batch, n, 3, heads, HEAD).transpose(2, 0, 3, 1, 4)
         else:
             q, k, v = qkv.reshape(batch, n, heads, 3, HEAD).transpose(3, 0, 2, 1, 4)
-        q, k, v = mx.maximum(q, 0), mx.maximum(k, 0), v
+        if bug == "feature_map_of_elu":
+            q, k = (mx.where(y > 0, y + 1, mx.exp(y)) for y in (q, k))
+        else:
+            q, k = mx.maximum(q, 0), mx.maximum(k, 0)
         if bug == "values_rectified":
             v = mx.maximum(v, 0)
         q, k, v = (y.astype(mx.float32) for y in (q, k, v))
@@ -291,7 +305,9 @@ class DCAE:
 
     def local(self, b: str, x: mx.array, start: mx.array) -> mx.array:
         y = self.conv(f"{b}.inverted_conv.conv", x)
-        y = self.conv(f"{b}.depth_conv.conv", y * mx.sigmoid(y))
+        if self.bug != "inverted_without_silu":
+            y = y * mx.sigmoid(y)
+        y = self.conv(f"{b}.depth_conv.conv", y)
         y, gate = mx.split(y, 2, -1)
         if self.bug == "gate_is_first_half":
             y, gate = gate, y
@@ -339,6 +355,8 @@ class DCAE:
 
     def up(self, b: str, x: mx.array, channels: int) -> mx.array:
         y = self.shuffled(self.conv(f"{b}.main.conv", x))
+        if self.bug == "growing_without_shortcut" and b == "decoder.stages.1.op_list.0":
+            return tap(b, y)
         if self.bug == "shortcut_of_nearest_pixels" and b == "decoder.stages.0.op_list.0":
             few = x.reshape(*x.shape[:-1], channels, -1).mean(-1)
             short = mx.repeat(mx.repeat(few, 2, 1), 2, 2)
@@ -371,19 +389,23 @@ class DCAE:
             for j in range(first, first + count):
                 b = f"decoder.stages.{i}.op_list.{j}"
                 x = self.block(b, x, "silu" if i else "relu")
-        x = self.norm("decoder.project_out.op_list.0", x)
+        if bug != "last_norm_missing":
+            x = self.norm("decoder.project_out.op_list.0", x)
         if bug != "last_relu_missing":
             x = mx.maximum(x, 0)
         return self.conv("decoder.project_out.op_list.2.conv", x)
 
     def __call__(self, pixels: mx.array) -> None:
         bug = self.bug
-        latents = self.encode(pixels) * SCALING
+        latents = self.encode(pixels)
+        latents = latents / SCALING if bug == "latents_divided_by_factor" else latents * SCALING
         if bug == "latents_stored_float16":
             latents = latents.astype(mx.float16).astype(self.dtype)
         latents = tap("latents", latents)
         x = self.decode(latents if bug == "decoded_as_scaled" else latents / SCALING)
-        x = x.astype(mx.float32) / 2 + 0.5
+        x = x.astype(mx.float32)
+        if bug != "image_left_from_minus_one":
+            x = x / 2 + 0.5
         tap("reconstruction", x if bug == "image_not_clamped" else mx.clip(x, 0, 1))
 
 
@@ -691,5 +713,72 @@ BUGS = (
         "image_not_clamped",
         "Pixels are not limited to 0 to 1.",
         (r"clamp|clip|\brange\b|limit|satur|negative|outside|below 0|above 1|beyond",),
+    ),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "norms_of_block_exchanged",
+        "The two norms of the encoder's stage 1 have each other's weights.",
+        (LOADED, SWAPPED, r"each other|(another|other|wrong) (norm|layer|module)"),
+        "weights",
+    ),
+    Bug(
+        "norms_bfloat16",
+        "The norms over channels are computed in bfloat16.",
+        (r"bf16|bfloat16|half.(precision|float)|precision|round|\bcast|dtype|upcast",),
+    ),
+    Bug(
+        "norms_over_picture",
+        "The norms divide by the root mean square of the whole picture, not of each pixel.",
+        (
+            r"\bax[ei]s\b|\bdims?\b|dimension|spatial|\brows?\b|column|height|width|group ?norm",
+            r"(each|per|every|all) (pixel|position|location)|whole (picture|image|tensor|sample)",
+            r"all (values|three|axes)|over all\b",
+        ),
+    ),
+    Bug(
+        "norms_without_bias",
+        "The norms over channels do not add their bias.",
+        (r"\bbias|(additive|offset|shift|beta)\b",),
+    ),
+    Bug(
+        "feature_map_of_elu",
+        "q and k pass ELU + 1, not ReLU.",
+        (r"\belu|relu|activation|non-?linear|feature map|kernel function|negative|rectif",),
+    ),
+    Bug(
+        "inverted_without_silu",
+        "The MLPs' first convolution has no SiLU.",
+        (r"silu|swish|activation|non-?linear",),
+    ),
+    Bug(
+        "growing_without_shortcut",
+        "The decoder's first block that grows has no shortcut.",
+        (r"shortcut|residual|skip connection|identity", rf"({MISSING}).*(add|sum|branch)"),
+    ),
+    Bug(
+        "last_norm_missing",
+        "The decoder's last norm is not applied.",
+        (
+            rf"norm\w*.*({MISSING})|({MISSING}).*norm|un-?normed|unnormali[sz]ed",
+            r"not (normed|normali[sz]ed)|norm_out",
+        ),
+    ),
+    Bug(
+        "latents_divided_by_factor",
+        "The encoder's latents are divided by the factor, they should be multiplied.",
+        (
+            r"scaling.?factor|0\.41|2\.41|5\.83|0\.17|divid|multipl|invers|reciproc",
+            r"\b(un|de|re)?-?scal(e|ed|ing)\b|factor",
+        ),
+    ),
+    Bug(
+        "image_left_from_minus_one",
+        "The decoded picture is cut to 0 to 1 without being moved from -1 to 1.",
+        (
+            r"\brange\b|\[?-1|0\.5|/ ?2|\bhalf|halv|denormali[sz]|(un|re|de)-?normali[sz]|affine",
+            r"\b(un|de|re)?-?scal(e|ed|ing)\b|shift|offset|post.?process|rescal",
+        ),
     ),
 )

@@ -159,6 +159,7 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
         put(f"joint.{i}.txt.mix", f"{b}.attn.to_add_out")
         for s, old in (("pic", "ff"), ("txt", "ff_context")):
             put(f"joint.{i}.{s}.fc1", f"{b}.{old}.net.0.proj")
+            old = "ff" if bug == "text_mlp_end_of_picture" and i == 1 else old
             put(f"joint.{i}.{s}.fc2", f"{b}.{old}.net.2")
     for i in range(SOLO):
         b = f"single_transformer_blocks.{i}"
@@ -179,6 +180,8 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
     if bug == "entry_rows_patch_major":  # rows of the kernel: (channel, y, x) -> (y, x, channel)
         x = new["tok.pic.w"].reshape(CHANNELS, 2, 2, WIDTH)
         new["tok.pic.w"] = x.transpose(1, 2, 0, 3).reshape(-1, WIDTH).copy()
+    if bug == "pool_weight_transposed":
+        new["cond.pool.down.w"] = new["cond.pool.down.w"].T.copy()
     if bug == "int8_left_in_solo":
         new["solo.1.back.w"] = int8(new["solo.1.back.w"])
     return new
@@ -207,6 +210,8 @@ def positions(bug: str | None) -> Tensor:
         grid(ROWS // 2, COLUMNS // 2, 0),
         grid(rows, columns, 1),
     )
+    if bug == "latents_ids_of_pixels":
+        own[:, 1:] *= 2
     if bug == "picture_index_zero":
         other[:, 0] = 0
     if bug == "picture_beside_latents":
@@ -255,8 +260,13 @@ class Kontext:
         y = x.float()
         loose = self.bug == "joint_norm_eps_default" and where.startswith("joint")
         unbiased = self.bug == "variance_unbiased" and where.startswith("solo")
-        var = y.var(-1, keepdim=True, correction=1 if unbiased else 0)
-        y = (y - y.mean(-1, keepdim=True)) * torch.rsqrt(var + (1e-5 if loose else 1e-6))
+        mean, var = (
+            y.mean(-1, keepdim=True),
+            y.var(-1, keepdim=True, correction=1 if unbiased else 0),
+        )
+        if self.bug == "solo_norm_not_centred" and where.startswith("solo.0"):
+            mean, var = 0 * mean, y.square().mean(-1, keepdim=True)
+        y = (y - mean) * torch.rsqrt(var + (1e-5 if loose else 1e-6))
         return y.to(x.dtype)
 
     def rms(self, name: str, x: Tensor) -> Tensor:
@@ -285,7 +295,8 @@ class Kontext:
             x = self.lin("cond.guide.up", taps.tap("cond.guide.waves", self.waves(guide)))
             c = taps.tap("cond.time_guide", c + self.lin("cond.guide.down", F.silu(x)))
         x = self.lin("cond.pool.up", pooled)
-        self.kept_cond = taps.tap("cond", c + self.lin("cond.pool.down", F.silu(x)))
+        x = x if bug == "pool_branch_not_activated" else F.silu(x)
+        self.kept_cond = taps.tap("cond", c + self.lin("cond.pool.down", x))
         return self.kept_cond
 
     def tables(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,6 +315,8 @@ class Kontext:
         cos, sin = self.rope
         if solo and self.bug == "solo_table_picture_first":
             cos, sin = (torch.cat([t[WORDS:], t[:WORDS]]) for t in (cos, sin))
+        if solo and self.bug == "solo_rotated_backwards":
+            sin = -sin
         a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(x.dtype)
 
@@ -319,6 +332,8 @@ class Kontext:
             v = self.rms("solo.0.nk", v)
         divisor = WIDTH if bug == "scores_over_width" else HEAD
         scores = q.float() @ k.float().mT * divisor**-0.5
+        if bug == "scores_scaled_twice" and name == "joint.1":
+            scores = scores * divisor**-0.5
         if bug == "picture_blind_to_latents" and name.startswith("joint"):
             start = WORDS + ROWS // 2 * (COLUMNS // 2)
             scores[..., start:, WORDS:start] = -torch.inf
@@ -350,7 +365,11 @@ class Kontext:
         q, k, v = (torch.cat(y, 2) for y in zip(ready["txt"], ready["pic"], strict=True))
         y = self.attend(f"joint.{i}", self.rotate(q), self.rotate(k), v)
         done: dict[str, Tensor] = {}
-        for s, part in (("txt", y[:, :WORDS]), ("pic", y[:, WORDS:])):
+        cut = y.shape[1] - WORDS if bug == "joint_split_picture_first" else WORDS
+        parts = {"txt": y[:, :cut], "pic": y[:, cut:]}
+        if bug == "joint_split_picture_first":
+            parts = {"txt": parts["pic"], "pic": parts["txt"]}
+        for s, part in parts.items():
             name, x, m = f"joint.{i}.{s}", streams[s], mods[s]
             x = taps.tap(f"{name}.mid", x + m[2] * self.lin(f"{name}.mix", part))
             h = self.lin(f"{name}.fc1", self.shifted(f"{name}.pre2", x, m[4], m[3]))
@@ -373,7 +392,8 @@ class Kontext:
         parts = [act, y] if bug == "mlp_before_attention" and i == 1 else [y, act]
         y = self.lin(f"{name}.back", taps.tap(f"{name}.cat", torch.cat(parts, -1)))
         start = h if bug == "solo_skip_from_normed" and i == 2 else x
-        return taps.tap(name, start + gate * y)
+        y = y if bug == "solo_gate_missing" and i == 1 else gate * y
+        return taps.tap(name, start + y)
 
     def head(self, x: Tensor, c: Tensor) -> Tensor:
         scale, shift = self.lin("head.ada", F.silu(c))[:, None].chunk(2, -1)
@@ -451,6 +471,8 @@ def port(
         for step in range(STEPS):
             taps.set_step(step)
             at = sigmas[step + 1] if bug == "time_one_step_ahead" else sigmas[step]
+            if bug == "time_before_the_shift":
+                at = torch.tensor(1 - step / STEPS)
             time = taps.tap("step.time", (at * 1000).expand(1).to(net.kind) / 1000, kind="schedule")
             c = net.condition(time, guide, pooled)
             both = [picture, x] if bug == "picture_tokens_first" else [x, picture]
@@ -726,5 +748,71 @@ BUGS = (
         "patch_transposed_at_end",
         "Rows and columns of each patch are exchanged in the result.",
         (r"transpos|\brows?\b|column|height|width|\bax[ei]s\b|patch|layout|unpack", SWAPPED),
+    ),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "text_mlp_end_of_picture",
+        "The last linear of the text's MLP in joint block 1 is the picture's.",
+        (LOADED, r"\bff\.net|another|other (stream|mlp|layer)|dupl|\b(picture|image)'?s\b"),
+        "weights",
+    ),
+    Bug(
+        "pool_weight_transposed",
+        "A square weight of the pooled text's MLP is transposed.",
+        (LOADED, r"transpos"),
+        "weights",
+    ),
+    Bug(
+        "latents_ids_of_pixels",
+        "Ids of the latents count latent pixels, two for each token.",
+        (IDS, r"\brope\b|factor|twice|doubl|half|pixel|stride|\bscal"),
+        "ids",
+    ),
+    Bug(
+        "time_before_the_shift",
+        "The network gets the time of the schedule without its shift.",
+        (r"\btime|timestep|sigma|schedule|shift|\bmu\b",),
+        "schedule",
+    ),
+    Bug(
+        "pool_branch_not_activated",
+        "The pooled text's MLP has no SiLU between its linears.",
+        (r"silu|swish|activation|non-?linear",),
+    ),
+    Bug(
+        "solo_norm_not_centred",
+        "The norm of solo block 0 is an RMS norm.",
+        (r"\brms|\bmean\b|cent(er|re)|subtract|layer ?norm",),
+    ),
+    Bug(
+        "solo_rotated_backwards",
+        "Solo blocks rotate queries and keys the other way.",
+        (
+            r"\bsign|negat|conjugat|invers|backward|opposite|other way|clockwise|direction|minus",
+            r"revers|mirror|\bflip",
+        ),
+    ),
+    Bug(
+        "scores_scaled_twice",
+        "Scores of joint block 1 are divided by the root of the head's width twice.",
+        (
+            r"\b(scores?|logits|temperature|sqrt|root|factor|head_dim|twice)\b|√|-0\.5",
+            r"(attention|softmax|quer).*scal|scal.*(attention|softmax|quer)",
+        ),
+    ),
+    Bug(
+        "joint_split_picture_first",
+        "Joint blocks cut attention's result as if the picture came before the text.",
+        (
+            r"split|\bcut\b|slic|offset|concat|boundary|\broll|order|swap|exchang|permut",
+            r"(picture|image|text).*(first|before)|wrong (tokens|rows|part)",
+        ),
+    ),
+    Bug(
+        "solo_gate_missing",
+        "Solo block 1 adds its result without the gate.",
+        (r"\bgat(e|es|ed|ing)\b",),
     ),
 )

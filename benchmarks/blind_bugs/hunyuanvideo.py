@@ -122,6 +122,8 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
         put(f"{b}.qkv", *(f"{old}.attn.to_{x}" for x in "qkv"))
         put(f"{b}.proj", f"{old}.attn.to_out.0")
         put_mlp(b, f"{old}.ff", "net.0.proj", "net.2")
+        if bug == "refiner_gates_of_first_block":
+            old = old[:-1] + "0"
         put(f"{b}.gates", f"{old}.norm_out.linear")
 
     for i in range(DOUBLE):
@@ -229,7 +231,8 @@ class HyVideo:
         grid = np.meshgrid(*(np.arange(n, dtype=np.float32) for n in GRID), indexing=order)
         positions = [g.reshape(-1) for g in grid]
         parts = []
-        for x, d in zip(positions, AXES, strict=True):
+        widths = AXES[::-1] if bug == "rope_axis_widths_reversed" else AXES
+        for x, d in zip(positions, widths, strict=True):
             whole = HEAD if bug == "rope_exponent_of_head" else d
             parts.append(np.outer(x, THETA ** -(np.arange(0, d, 2) / whole)))
         a = np.concatenate(parts, 1)
@@ -332,7 +335,9 @@ class HyVideo:
                 shift, scale = mods["img"][3:5]
             before = x[s]
             x[s] = taps.tap(f"{b}.{s}.mid", x[s] + gate * y)
-            y = taps.tap(f"{b}.{s}.pre2", self.ln(x[s]) * (1 + scale) + shift)
+            raw = bug == "text_mlp_norm_missing" and s == "txt" and i == 1
+            y = x[s] if raw else self.ln(x[s])
+            y = taps.tap(f"{b}.{s}.pre2", y * (1 + scale) + shift)
             y = last * self.mlp(f"{b}.{s}", y)
             start = before if bug == "text_mlp_residual_from_input" and s == "txt" else x[s]
             x[s] = taps.tap(f"{b}.{s}", start + y)
@@ -358,7 +363,8 @@ class HyVideo:
             q, k = (mx.concatenate([self.rotated(z[:, :n]), z[:, n:]], 1) for z in (q, k))
         y = self.attend(b, taps.tap(f"{b}.q", q), taps.tap(f"{b}.k", k), v, mask)
         h = taps.tap(f"{b}.act", self.gelu(h, b))
-        y = self.lin(f"{b}.lin2", mx.concatenate([y, h], -1))
+        both = [h, y] if bug == "single_joins_mlp_first" and i == 1 else [y, h]
+        y = self.lin(f"{b}.lin2", mx.concatenate(both, -1))
         if bug == "single_gate_tanh":
             gate = mx.tanh(gate)
         return taps.tap(b, x + gate * y)
@@ -391,7 +397,8 @@ class HyVideo:
         guide = self.embed("vec.guide", self.sin("vec.guide.freqs", guidance))
         if bug != "guidance_not_added":
             vec = vec + guide
-        vec = taps.tap("vec", vec + self.embed("vec.clip", pooled))
+        clip = self.embed("vec.clip", pooled)
+        vec = taps.tap("vec", vec if bug == "pooled_text_not_added" else vec + clip)
         txt = self.refine(text, mask, t, vec)
         keep = np.concatenate([np.ones(N_IMAGE, bool), mask.astype(bool)])
         if bug == "mask_text_first":
@@ -403,10 +410,14 @@ class HyVideo:
             img, txt = self.double(i, img, txt, vec, attend)
         tokens = [txt, img] if bug == "single_text_first" else [img, txt]
         joint = mx.concatenate(tokens)
+        if bug == "single_mask_missing":
+            attend = mx.ones_like(attend)
         for i in range(SINGLE):
             joint = self.single(i, joint, vec, attend)
         x = joint[:N_IMAGE]
         scale, shift = mx.split(self.lin("final.mod", nn.silu(vec)), 2)
+        if bug == "final_halves_swapped":
+            scale, shift = shift, scale
         x = mx.fast.rms_norm(x, None, 1e-6) if bug == "final_rms_norm" else self.ln(x)
         x = taps.tap("final.pre", x * (1 + scale) + shift)
         return taps.tap("velocity", self.unpatched(self.lin("final.out", x)))
@@ -420,6 +431,7 @@ class UniPC:
         end = 0.0 if bug == "sigmas_to_zero" else 0.001
         s = np.linspace(1, end, STEPS + 1)[:-1]
         s = s if bug == "flow_shift_missing" else SHIFT * s / (1 + (SHIFT - 1) * s)
+        s = SHIFT * s / (1 + (SHIFT - 1) * s) if bug == "flow_shift_twice" else s
         s[0] = min(s[0], 1 - 1e-6)  # else log(0)
         times = s * 1000
         self.times = np.round(times) if bug == "timesteps_rounded" else np.trunc(times)
@@ -465,8 +477,8 @@ class UniPC:
         if i > 0 and bug != "corrector_missing":
             assert self.last is not None
             x = self.update(i - 1, self.last, self.order, x0)
-        self.x0.append(x0)
-        self.order = min(2, STEPS - i, i + 1)
+        self.x0.append(x - sigma * v if bug == "x0_of_corrected_sample" else x0)
+        self.order = 1 if bug == "solver_order_one" else min(2, STEPS - i, i + 1)
         self.last = x
         return self.update(i, x, self.order)
 
@@ -772,5 +784,68 @@ BUGS = (
         "The mask ends one token too early.",
         (r"mask|token|prompt|text",),
         "inputs",
+    ),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "refiner_gates_of_first_block",
+        "ref.1 has ref.0's weights of the gates.",
+        (
+            r"load|weight|parameter|dupl|refiner_blocks\.0|ref\.0",
+            r"(another|other|first|previous|wrong) block",
+        ),
+        "weights",
+    ),
+    Bug(
+        "pooled_text_not_added",
+        "The pooled text's embedding is computed and not added.",
+        (r"pooled|\bclip\b|text_embedder|missing|not added|left out|omit|\bterm|summand|skip",),
+    ),
+    Bug(
+        "rope_axis_widths_reversed",
+        "RoPE gives its axes widths 6, 6, 4 and not 4, 6, 6.",
+        (r"\bax[ei]s|axes_dim|widths?\b|\bdim(ension)?s?\b|frequenc|" + ORDER,),
+    ),
+    Bug(
+        "text_mlp_norm_missing",
+        "dbl.1 modulates the text before the MLP without its norm.",
+        (
+            r"norm.*(missing|skip|not (appl|run|used|called)|left out|lack|unused|never|omit)",
+            r"(missing|skip|\bno\b|without|lacks?|omit|forg).*norm|un-?norm|not norm",
+        ),
+    ),
+    Bug(
+        "single_joins_mlp_first",
+        "sgl.1 joins the MLP's part before the attention's.",
+        (r"order|concat|swap|exchang|permut|\bjoin",),
+    ),
+    Bug(
+        "single_mask_missing",
+        "Single blocks attend to the text's padding.",
+        (r"mask|padd",),
+    ),
+    Bug(
+        "final_halves_swapped",
+        "The last modulation is taken as shift, scale.",
+        (ORDER + r"|exchang|halves|scale.*shift|shift.*scale",),
+    ),
+    Bug(
+        "flow_shift_twice",
+        "Sigmas are shifted twice.",
+        (r"shift|sigma|schedule",),
+        "schedule",
+    ),
+    Bug(
+        "solver_order_one",
+        "UniPC has order 1 in all steps, not 2.",
+        (r"\border\b|multistep|history|solver|previous|unipc|predictor|corrector",),
+    ),
+    Bug(
+        "x0_of_corrected_sample",
+        "UniPC keeps the x0 of the corrected sample, not of the sample that the model was given.",
+        (
+            r"correct(ed|or|ion)|\bx_?0\b|unipc|converted|model_output|(before|after).*(sample|latent)",
+        ),
     ),
 )

@@ -147,6 +147,9 @@ class Mix(Part):
         if self.has("scale_of_key_width", "trunk"):
             scale = (KV * HEAD) ** -0.5
         scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * scale
+        if self.has("trunk_causal", "trunk"):
+            later = torch.ones(n, n, dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
         if mask is not None and not self.has("text_mask_missing"):
             scores = scores.masked_fill((mask == 0)[:, None, None], -math.inf)
         p = scores.softmax(-2 if self.has("softmax_over_queries", "trunk.2") else -1)
@@ -194,6 +197,8 @@ class Block(Part):
             gate_a, scale_m = scale_m, gate_a
         if self.has("mlp_scale_of_attention", "trunk.0"):
             scale_m = scale_a
+        if self.has("mlp_gate_of_attention", "trunk.2"):
+            gate_m = gate_a
         self.tap("gate_a", gate_a[:, 0])
         self.tap("scale_m", scale_m[:, 0])
         self.tap("gate_m", gate_m[:, 0])
@@ -243,7 +248,8 @@ class Head(Part):
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         scale = self.mod(c if self.has("head_without_silu") else F.silu(c))[:, None]
-        return self.out(F.layer_norm(x, (WIDTH,), eps=1e-6) * (1 + scale))
+        norm = F.rms_norm if self.has("head_rms_norm") else F.layer_norm
+        return self.out(norm(x, (WIDTH,), eps=1e-6) * (1 + scale))
 
 
 class Net(Part):
@@ -262,6 +268,7 @@ class Net(Part):
         )
         self.head = Head("head", bug)
         self.first: Tensor | None = None
+        self.kept: Tensor | None = None
 
     def tokens(self, x: Tensor) -> Tensor:
         p = PATCH
@@ -280,6 +287,8 @@ class Net(Part):
         begin = 1 if self.has("rope_text_from_one") else 0
         text = torch.zeros(n, 3)
         text[:, 0] = torch.arange(n) + begin
+        if self.has("text_positions_in_all_axes"):
+            text[:] = torch.arange(n)[:, None]
         image = torch.zeros(rows, columns, 3)
         offset = N_TEXT if self.has("rope_offset_of_padded_text") else valid
         image[..., 0] = offset
@@ -296,10 +305,15 @@ class Net(Part):
 
     def forward(self, x: Tensor, t: Tensor, text: Tensor, mask: Tensor) -> Tensor:
         rows, columns, valid = x.shape[2] // PATCH, x.shape[3] // PATCH, int(mask.sum())
-        c = self.clock(t, x.dtype)
+        if self.has("clock_of_first_step") and self.kept is not None:
+            c = self.kept
+        else:
+            c = self.kept = self.clock(t, x.dtype)
         text = self.cap_in(self.cap_norm(text))
         table = self.table(valid, valid, rows, columns)
         text_table = F.pad(table[:valid], (0, 0, 0, len(text[0]) - valid))  # 0: padding
+        if self.has("text_refiner_not_rotated"):
+            text_table = torch.ones_like(text_table)
         image_table = table[valid:]
         if self.has("image_refiner_table_from_start"):
             image_table = table[: rows * columns]
@@ -316,12 +330,16 @@ class Net(Part):
         if self.has("joint_with_padding"):
             valid = N_TEXT
             table = self.table(valid, int(mask.sum()), rows, columns)
-        x = self.tap("joint", torch.cat([text[:, :valid], x], 1))
+        parts = [text[:, :valid], x]
+        if self.has("joint_image_first"):
+            parts.reverse()
+        x = self.tap("joint", torch.cat(parts, 1))
         self.tap("rope.joint", table)
         for block in self.trunk:
             x = block(x, table, c=c)
         x = self.head(x, c)
         start = valid - 1 if self.has("output_one_token_early") else valid
+        start = 0 if self.has("joint_image_first") else start
         return self.image(x[:, start : start + rows * columns], rows)
 
 
@@ -343,6 +361,8 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Tensor]:
     blocks = {f"refine_txt.{i}": f"context_refiner.{i}" for i in range(REFINERS)}
     blocks |= {f"refine_img.{i}": f"noise_refiner.{i}" for i in range(REFINERS)}
     blocks |= {f"trunk.{i}": f"layers.{i}" for i in range(LAYERS)}
+    if bug == "layer_index_repeated":
+        blocks["trunk.2"] = "layers.1"
     for to, source in blocks.items():
         names, modulated = "qkv", not to.startswith("refine_txt")
         if bug == "keys_and_values_swapped" and to == "trunk.0":
@@ -353,7 +373,9 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Tensor]:
         new[f"{to}.mix.qkv.weight"] = torch.cat([old[f"{attn}.to_{x}.weight"] for x in names])
         new[f"{to}.mix.o.weight"] = old[f"{attn}.to_out.0.weight"]
         for x in "qk":
-            new[f"{to}.mix.{x}n.gain"] = old[f"{attn}.norm_{x}.weight"]
+            exchanged = bug == "qk_gains_exchanged" and to == "trunk.1"
+            part = {"q": "k", "k": "q"}[x] if exchanged else x
+            new[f"{to}.mix.{x}n.gain"] = old[f"{attn}.norm_{part}.weight"]
         gate, up = (3, 1) if bug == "w1_w3_swapped" else (1, 3)
         both = [old[f"{ff}.linear_{i}.weight"] for i in (gate, up)]
         new[f"{to}.mlp.gate_up.weight"] = torch.cat(both)
@@ -386,6 +408,8 @@ def schedule(bug: str | None) -> Tensor:
 
 def guided(with_text: Tensor, without: Tensor, bug: str | None) -> Tensor:
     """Guidance, brought back to the length of the prediction with text along each row."""
+    if bug == "prompts_exchanged_in_guidance":
+        with_text, without = without, with_text
     base = with_text if bug == "guidance_from_conditional" else without
     y = base + GUIDANCE * (with_text - without)
     if bug == "guidance_on_three_channels":
@@ -724,5 +748,70 @@ BUGS = (
         "latents_f16",
         "Latents are rounded to float16 after each step.",
         (r"f16|float16|\bhalf\b|fp16", PRECISION),
+    ),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "qk_gains_exchanged",
+        "trunk.1 norms q with the weight for k and k with the weight for q.",
+        (LOADED, r"swap|exchang|interchang|norm_[qk]\b|\b[qk]n\b|gain"),
+        "weights",
+    ),
+    Bug(
+        "layer_index_repeated",
+        "trunk.2 has all weights of trunk.1.",
+        (
+            LOADED,
+            r"dupl|layers\.1\b|trunk\.1\b|(another|other|previous|same|wrong) (layer|block)",
+            r"off.by.one|twice|repeat",
+        ),
+        "weights",
+    ),
+    Bug(
+        "joint_image_first",
+        "The joint tokens are image, then text; RoPE's table is text, then image.",
+        (
+            r"order|concat|swap|exchang|permut|\broll",
+            r"image.*(first|before)|text.*(after|last|behind)|image,? then text",
+        ),
+    ),
+    Bug(
+        "text_positions_in_all_axes",
+        "Text is counted in all three axes of RoPE, not in the first only.",
+        (r"position|\bids?\b|coordinate", r"\bax[ei]s\b|zeros?\b|\brope\b|rotary"),
+    ),
+    Bug(
+        "text_refiner_not_rotated",
+        "The context refiner does not rotate q and k.",
+        (r"\brope\b|rotat|rotary|un-?rotated|position",),
+    ),
+    Bug(
+        "trunk_causal",
+        "Attention in the trunk is causal.",
+        (r"causal|mask|triang|(later|future|following|earlier|previous) (token|key|position)",),
+    ),
+    Bug(
+        "head_rms_norm",
+        "The last norm is RMSNorm, not LayerNorm.",
+        (r"\brms|\bmean\b|layer ?norm|cent(er|re)|subtract",),
+    ),
+    Bug(
+        "mlp_gate_of_attention",
+        "trunk.2's MLP has the gate of attention.",
+        (r"\bgates?\b|gate_|chunk|split|modulation|wrong part",),
+    ),
+    Bug(
+        "clock_of_first_step",
+        "The timestep's embedding of the first step is used in all steps.",
+        (
+            r"stale|cach|\bkept\b|reus|not (updated|recomputed|recorded|called|run)|constant",
+            r"(first|previous|earlier|other|another) (step|call)|step 0|call 0|same time",
+        ),
+    ),
+    Bug(
+        "prompts_exchanged_in_guidance",
+        "Guidance takes the negative prediction for the one with text, and the reverse.",
+        (r"swap|exchang|interchang|revers|order|guid|\bcfg\b|negative|uncond",),
     ),
 )

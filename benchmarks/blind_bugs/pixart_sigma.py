@@ -120,6 +120,9 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
     if bug == "cross_queries_transposed":
         name = "blocks.0.cross_attn.q_linear.weight"
         new[name] = new[name].T.copy()
+    if bug == "cross_proj_of_self_attention":
+        for end in ("weight", "bias"):
+            new[f"blocks.0.cross_attn.proj.{end}"] = new[f"blocks.0.attn.proj.{end}"]
     if bug == "mlp_of_block_before":
         for end in ("weight", "bias"):
             new[f"blocks.2.mlp.fc2.{end}"] = new[f"blocks.1.mlp.fc2.{end}"]
@@ -174,6 +177,8 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(size, hidden), nn.Linear(hidden, WIDTH)
         self.act = nn.GELU() if bug == "mlp_gelu_exact" and size == WIDTH else nn.GELU("precise")
+        if bug == "captions_by_silu" and size == CAPTION:
+            self.act = nn.SiLU()
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.fc2(self.act(self.fc1(x)))
@@ -205,6 +210,8 @@ class CrossAttention(nn.Module):
     def __call__(self, x: mx.array, y: mx.array, mask: mx.array) -> mx.array:
         q = heads_of(self.q_linear(x))
         k, v = (heads_of(z) for z in mx.split(self.kv_linear(y), 2, -1))
+        if self.bug == "mask_inverted":
+            mask = mx.logical_not(mask)
         return self.proj(attend(q, k, v, None if self.bug == "padding_attended" else mask))
 
 
@@ -231,9 +238,11 @@ class Block(nn.Module):
         seen = x
         if bug == "cross_queries_normed" and i == 1:
             seen = mx.fast.layer_norm(x, None, None, 1e-6)
+        before = x
         x = x + self.cross_attn(seen, y, mask)
         one = 0 if bug == "mlp_scale_without_one" else 1
-        h = self.mlp(self.norm2(x) * (one + scale_m) + shift_m)
+        h = self.norm2(before if bug == "mlp_beside_cross_attention" else x)
+        h = self.mlp(h * (one + scale_m) + shift_m)
         return x + (h if bug == "mlp_gate_missing" and i == 2 else gate_m * h)
 
 
@@ -282,7 +291,10 @@ class PixArt(nn.Module):
         parts = [waves(along), waves(down)]
         if bug == "positions_rows_first":
             parts.reverse()
-        return taps.tap("pos_embed", mx.array(np.concatenate(parts, -1).astype(np.float32)))
+        table = mx.array(np.concatenate(parts, -1).astype(np.float32))
+        if bug == "positions_bfloat16":
+            table = table.astype(mx.bfloat16).astype(mx.float32)
+        return taps.tap("pos_embed", table)
 
     def __call__(self, x: mx.array, t: mx.array, y: mx.array, mask: mx.array) -> mx.array:
         bug, n = self.bug, x.shape[0]
@@ -290,7 +302,7 @@ class PixArt(nn.Module):
         x = (x + self.positions()).astype(x.dtype).reshape(n, HIGH * WIDE, WIDTH)
         taps.tap("tokens", x)
         t = self.t_embedder(t)
-        six = self.t_block(nn.silu(t))
+        six = self.t_block(t if bug == "time_block_without_silu" else nn.silu(t))
         y = self.y_embedder(y)
         for block in self.blocks:
             x = block(x, y, six, mask[:, None, None])
@@ -311,7 +323,7 @@ def schedule(bug: str | None) -> tuple[Array, Array]:
     steps = np.linspace(0, 999, STEPS + 1).round()[:0:-1].astype(np.int64)
     if bug == "timesteps_leading":
         steps = np.arange(STEPS, 0, -1) * (1000 // (STEPS + 1))
-    sigmas = np.sqrt((1 - bars) / bars)[steps]
+    sigmas = np.sqrt((1 - bars) / bars)[steps - 1 if bug == "sigmas_one_time_early" else steps]
     return steps, np.append(sigmas, 0.0).astype(np.float32)
 
 
@@ -325,13 +337,15 @@ class Solver:
     def __call__(self, i: int, eps: mx.array, x: mx.array) -> mx.array:
         now, to = self.sigmas[i], self.sigmas[i + 1]
         alpha, alpha_to = (1 + now * now) ** -0.5, (1 + to * to) ** -0.5
-        clean = taps.tap("x0", (x - (alpha * now) * eps) / alpha)
+        share = now if self.bug == "noise_not_scaled_by_alpha" else alpha * now
+        clean = taps.tap("x0", (x - share * eps) / alpha)
         d = clean
         if self.before is not None and to > 0:
             r = np.log(self.sigmas[i - 1] / now) / np.log(now / to)
             if self.bug == "step_ratio_inverted":
                 r = 1 / r
-            d = clean + float(0.5 / r) * (clean - self.before)
+            half = 1 if self.bug == "correction_not_halved" else 0.5
+            d = clean + float(half / r) * (clean - self.before)
         self.before = clean
         x = x.astype(mx.float32) * (alpha_to * to / (alpha * now))
         return (x + alpha_to * (1 - to / now) * d.astype(mx.float32)).astype(eps.dtype)
@@ -341,6 +355,8 @@ def guided(both: mx.array, bug: str | None) -> mx.array:
     """Of the prompt's and the negative prompt's prediction; without the variance."""
     kept = both[..., CHANNELS:] if bug == "variance_taken" else both[..., :CHANNELS]
     cond, uncond = kept[:1], kept[1:]
+    if bug == "guidance_halves_exchanged":
+        cond, uncond = uncond, cond
     if bug == "guidance_of_prompt":
         return cond + GUIDANCE * (cond - uncond)
     y = uncond + GUIDANCE * (cond - uncond)
@@ -566,4 +582,71 @@ BUGS = (
         ),
     ),
     Bug("latents_float16", "Latents are rounded to float16 after each step.", (HALF,)),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "cross_proj_of_self_attention",
+        "The output of block 0's cross-attention has the weights of its self-attention.",
+        (
+            LOADED,
+            r"dupl|twice|(another|other|wrong|same|self) ?-?(layer|attention|module)|attn1",
+        ),
+        "weights",
+    ),
+    Bug(
+        "captions_by_silu",
+        "Captions are projected with SiLU between the layers, not GELU.",
+        (r"silu|swish|gelu|activation|non-?linear",),
+    ),
+    Bug(
+        "mask_inverted",
+        "Cross-attention sees the padding alone: its mask is negated.",
+        (r"mask|\bpad(s|ding|ded)?\b",),
+    ),
+    Bug(
+        "mlp_beside_cross_attention",
+        "The MLP reads the stream before cross-attention was added.",
+        (
+            r"parallel|beside|residual|(before|without) (the )?(cross|att|add)|stale|\bold\b",
+            r"un-?updated|not (yet )?(added|updated|includ)|wrong order|input of (the )?mlp",
+            r"(cross|att)\w* .*(missing|skip|not added|left out|lack)",
+        ),
+    ),
+    Bug(
+        "time_block_without_silu",
+        "The blocks' modulation is made from the time's embedding without SiLU.",
+        (r"silu|swish|activation|activated|non-?linear",),
+    ),
+    Bug("positions_bfloat16", "The table of positions is rounded to bfloat16.", (HALF,)),
+    Bug(
+        "sigmas_one_time_early",
+        "Sigmas are those of the time before each timestep.",
+        (
+            r"sigmas?\b|alphas?(_cumprod)?\b|schedule|index",
+            r"off.by.one|one (time|index|step|entry) |t ?- ?1|shift|offset|early|earlier",
+        ),
+        "schedule",
+    ),
+    Bug(
+        "noise_not_scaled_by_alpha",
+        "The predicted noise is multiplied by sigma alone when x0 is computed, not by alpha too.",
+        (
+            r"\balpha|\bsigma|\bscal(e|ed|ing)\b|factor|coefficient|variance.exploding|\bv[ep]\b",
+            r"x_?0\b|clean|denois|epsilon|conver(t|sion)|predicted (sample|noise)",
+        ),
+    ),
+    Bug(
+        "correction_not_halved",
+        "The second-order term of the solver lacks its factor of one half.",
+        (
+            r"\bhalf|halv|0\.5|1 ?/ ?2|twice|doubl|factor|coefficient",
+            r"second.order|order 2|multistep|correction|extrapol|history|solver|midpoint|\bD1\b",
+        ),
+    ),
+    Bug(
+        "guidance_halves_exchanged",
+        "Guidance takes the prompt's prediction for the negative prompt's.",
+        (r"guid|\bcfg\b|uncond|negative|halves|batch|\bsign\b", SWAPPED),
+    ),
 )

@@ -83,6 +83,9 @@ def ids_of(folder: Path, bug: str | None) -> Array:
             text = row[row != PAD][:-3]
             row[:] = PAD
             row[: len(text)] = text
+    if bug == "padded_at_start":
+        for row in ids:
+            row[:] = np.concatenate([row[row == PAD], row[row != PAD]])
     if bug == "start_token_added":
         ids = np.concatenate([np.full_like(ids[:, :1], END), ids[:, :-1]], 1)
     return ids
@@ -93,7 +96,8 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
     new = {"table.rows": w["embed_tokens.weight"].copy(), "finish.gain": w["norm.weight"].copy()}
     for i in range(LAYERS):
         here, own = f"layers.{i}", f"depth{i}"
-        joined = [w[f"{here}.self_attn.{x}_proj.weight"] for x in "qkv"]
+        letters = "qvk" if bug == "values_before_keys" and i == 1 else "qkv"
+        joined = [w[f"{here}.self_attn.{x}_proj.weight"] for x in letters]
         new[f"{own}/mix/in.matrix"] = np.concatenate(joined).T
         back = w[f"{here}.self_attn.o_proj.weight"]
         reshaped = bug == "mix_out_reshaped" and i == 0
@@ -133,7 +137,10 @@ class Encoder:
             gain = gain + 1
         if self.bug == "norm_subtracts_mean" and name.endswith("pre_feed"):
             x = x - x.mean(-1, keepdims=True)
-        x = self.r(x / np.sqrt((x * x).mean(axes, keepdims=True) + eps))
+        squares = (x * x).mean(axes, keepdims=True)
+        if self.bug == "head_norms_by_length" and name.endswith(("q_unit", "k_unit")):
+            squares = (x * x).sum(axes, keepdims=True)
+        x = self.r(x / np.sqrt(squares + eps))
         return tap(name, self.r(x * gain))
 
     def angles(self, tokens: int) -> tuple[Array, Array]:
@@ -143,7 +150,7 @@ class Encoder:
         size = WIDTH // HEADS if bug == "rotary_size_of_width" else HEAD
         freqs = (1 / theta ** (np.arange(0, HEAD, 2, dtype=np.float32) / size)).astype(np.float32)
         a = np.arange(tokens, dtype=np.float32)[:, None] * freqs
-        a = np.concatenate([a, a], -1)
+        a = np.repeat(a, 2, -1) if bug == "angles_in_pairs" else np.concatenate([a, a], -1)
         if bug == "rotary_angles_bfloat16":
             a = a.astype(ml_dtypes.bfloat16).astype(np.float32)
         sine = -np.sin(a) if bug == "rotary_backwards" else np.sin(a)
@@ -178,13 +185,16 @@ class Encoder:
         else:
             k, v = (np.repeat(y, HEADS // GROUPS, 1) for y in (k, v))
         q, k, v = tap(f"{name}/q", q), tap(f"{name}/k", k), tap(f"{name}/v", v)
-        scores = q @ k.swapaxes(2, 3) * HEAD**-0.5
+        size = WIDTH // HEADS if bug == "scores_scaled_by_width_over_heads" else HEAD
+        scores = q @ k.swapaxes(2, 3) * size**-0.5
         if bug == "window_in_upper_layers" and i >= 2:
             seen = seen & (np.arange(n)[:, None] - np.arange(n) < 4)
         scores = np.where(seen, scores, -1e9)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         y = self.r(shares / shares.sum(-1, keepdims=True) @ v)
-        y = tap(f"{name}/heads", y.transpose(0, 2, 1, 3).reshape(b * n, HEADS * HEAD))
+        if not (bug == "heads_merged_without_swap" and i == 2):
+            y = y.transpose(0, 2, 1, 3)
+        y = tap(f"{name}/heads", y.reshape(b * n, HEADS * HEAD))
         return self.matmul(f"{name}/out", y)
 
     def feed(self, i: int, x: Array) -> Array:
@@ -195,7 +205,10 @@ class Encoder:
             gate = self.r(0.5 * gate * (1 + np.tanh(inner)))
         else:
             gate = self.r(gate / (1 + np.exp(-gate)))
-        return self.matmul(f"{name}/out", tap(f"{name}/gated", self.r(gate * y)))
+        y = self.r(gate * y)
+        if self.bug == "gated_bfloat16" and i == 0:
+            y = y.astype(ml_dtypes.bfloat16).astype(np.float32)
+        return self.matmul(f"{name}/out", tap(f"{name}/gated", y))
 
     def __call__(self, ids: Array, mask: Array) -> Array:
         bug, (b, n) = self.bug, ids.shape
@@ -204,15 +217,19 @@ class Encoder:
             x = self.r(x * WIDTH**0.5)
         x = tap("table", x)
         turn = self.angles(n)
-        seen = np.tri(n, dtype=bool) & (mask[:, None, None] > 0)
+        diagonal = -1 if bug == "own_token_not_seen" else 0
+        seen = np.tri(n, k=diagonal, dtype=bool) & (mask[:, None, None] > 0)
         if bug == "later_tokens_seen":
             seen = np.ones((n, n), bool) & (mask[:, None, None] > 0)
         tap("seen", seen, kind="input")
         states = [x]
         for i in range(LAYERS):
+            start = x
             normed = self.unit(f"depth{i}/pre_mix", x)
             x = tap(f"depth{i}/middle", self.r(x + self.mix(i, normed, turn, seen)))
             normed = self.unit(f"depth{i}/pre_feed", x)
+            if bug == "feed_added_to_input_of_layer" and i == 2:
+                x = start
             x = tap(f"depth{i}", self.r(x + self.feed(i, normed)))
             states.append(x)
         return self.features(states, mask)
@@ -224,7 +241,8 @@ class Encoder:
         picked = [states[i + later] for i in PICKED]
         if bug == "all_states_normed":
             picked = [self.unit("finish", x) for x in picked]
-        picked.append(self.unit("finish", states[-1]))
+        last = states[-1]
+        picked.append(last if bug == "last_state_not_normed" else self.unit("finish", last))
         x = np.stack(picked, -1 if bug == "states_interleaved" else 1).reshape(b, n, 3 * WIDTH)
         x = tap("prompt/features", x)
         keep = mask[:, :-PREFIX] if bug == "mask_not_cut" else mask[:, PREFIX:]
@@ -413,5 +431,76 @@ BUGS = (
         "padding_kept",
         "Features of padding are not zero.",
         (r"\bpad|mask|zero",),
+    ),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "padded_at_start",
+        "The shorter prompt is padded at its start, not at its end.",
+        (r"\bpad|left|token|\bids?\b",),
+        "ids",
+    ),
+    Bug(
+        "values_before_keys",
+        "Layer 1's fused matrix holds the values before the keys.",
+        (LOADED, SWAPPED, r"fused|\bjoin|concat|keys?\b.*values?\b|values?\b.*keys?\b|q, ?v, ?k"),
+        "weights",
+    ),
+    Bug(
+        "head_norms_by_length",
+        "q and k are divided by their length, not by their root mean square.",
+        (
+            r"\blength|l2|\bsum\b|\bmean\b|\brms|euclid|unit norm|sqrt|root",
+            r"\bscal(e|es|ed|ing)\b|factor|3\.46|0\.288?|\bdivi",
+        ),
+    ),
+    Bug(
+        "angles_in_pairs",
+        "Angles are repeated for neighbouring channels, though the halves of a head are turned.",
+        (
+            r"interleav|neighbou?r|adjacent|pairs?\b|pairwise|halves|half|\beven\b|repeat|duplicat",
+            r"concat|layout|" + SWAPPED,
+        ),
+    ),
+    Bug(
+        "scores_scaled_by_width_over_heads",
+        "Scores are scaled by the root of width over heads, not of the channels of a head.",
+        (
+            r"\bscal(e|es|ed|ing)\b|sqrt|root|factor|temperature|head.?dim|\*\* ?-0\.5",
+            r"1\.22|0\.816",
+        ),
+    ),
+    Bug(
+        "heads_merged_without_swap",
+        "Layer 2 joins heads without moving them behind the tokens.",
+        (r"\bheads?\b|merg|transpos|reshap|layout|permut|\bax[ei]s\b", SWAPPED),
+    ),
+    Bug(
+        "gated_bfloat16",
+        "Layer 0's product of gate and values is rounded to bfloat16.",
+        (r"bf16|bfloat|precision|round|\bcast|dtype",),
+    ),
+    Bug(
+        "own_token_not_seen",
+        "The causal mask hides each token from itself.",
+        (
+            r"mask|causal|diagonal|triang|\btri[lu]?\b|(it|them)sel(f|ves)|own (token|position)",
+            r"off.by.one|attend|\bsees?\b",
+        ),
+        "inputs",
+    ),
+    Bug(
+        "feed_added_to_input_of_layer",
+        "Layer 2 adds its MLP to the layer's input; attention is lost from the stream.",
+        (
+            r"residual|skip connection|(layer|block)'?s? (own )?input|input of (the )?layer",
+            r"(before|without) (the )?att|att\w* .*(missing|lost|not added|drop)|stale",
+        ),
+    ),
+    Bug(
+        "last_state_not_normed",
+        "The last of the three states lacks the last norm.",
+        (NORM, r"un-?normed|unnormali[sz]ed|not normed|last_hidden"),
     ),
 )

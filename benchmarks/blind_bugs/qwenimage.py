@@ -170,6 +170,8 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
     if bug == "add_out_not_transposed":
         name = "transformer_blocks.0.attn.to_add_out.weight"
         new[name] = new[name].T
+    if bug == "text_value_bias_left_out":
+        new["transformer_blocks.1.attn.add_qkv_proj.bias"][2 * WIDTH :] = 0
     if bug == "text_norm_left_at_one":
         new["txt_norm.weight"] = np.ones_like(new["txt_norm.weight"])
     if bug == "mod_bias_dropped":
@@ -197,7 +199,8 @@ def text_features(hidden: Array, mask: Array, bug: str | None) -> tuple[Array, A
     features = np.zeros((len(rows), longest, hidden.shape[-1]), np.float32)
     kept = np.zeros((len(rows), longest), np.int64)
     for i, row in enumerate(rows):
-        features[i, : len(row)], kept[i, : len(row)] = row, 1
+        start = longest - len(row) if bug == "features_padded_on_the_left" else 0
+        features[i, start : start + len(row)], kept[i, : len(row)] = row, 1
     return features, kept
 
 
@@ -231,7 +234,10 @@ def image_ids(rows: int, columns: int, bug: str | None) -> Array:
 def text_ids(length: int, rows: int, columns: int, bug: str | None) -> Array:
     """Texts go on along the diagonal where the picture ends."""
     start = max(rows, columns) if bug == "text_after_whole_side" else max(rows // 2, columns // 2)
-    return np.repeat(np.arange(length, dtype=np.float32)[:, None], 3, 1) + start
+    counted = np.arange(length, dtype=np.float32)
+    if bug == "texts_at_one_position":
+        counted = np.zeros_like(counted)
+    return np.repeat(counted[:, None], 3, 1) + start
 
 
 def embed_nd(ids: Array, bug: str | None) -> Array:
@@ -286,7 +292,8 @@ class QwenImage:
         waves = np.exp(exponent.astype(np.float32).astype(np.float64)).astype(np.float32)
         if bug == "time_as_whole_number":
             sigma = np.floor(sigma * 1000) / np.float32(1000)
-        args = np.float32(1000) * (sigma[:, None].astype(np.float32) * waves)
+        factor = np.float32(1 if bug == "time_not_multiplied" else 1000)
+        args = factor * (sigma[:, None].astype(np.float32) * waves)
         x = self.q(np.concatenate([np.cos(args), np.sin(args)], 1))
         x = self.tap("time_text_embed.time_proj", x)
         x = self.linear(f"{name}.linear_1", x)
@@ -341,7 +348,10 @@ class QwenImage:
         self, name: str, img: Array, txt: Array, mask: Array, pe: Array
     ) -> tuple[Array, Array]:
         bug, n = self.bug, txt.shape[1]
-        text = self.stream(f"{name}.add_qkv_proj", txt, "norm_added", pe[:, :n])
+        turns = pe[:, :n]
+        if bug == "texts_not_rotated":
+            turns = np.broadcast_to(np.eye(2, dtype=np.float32), turns.shape)
+        text = self.stream(f"{name}.add_qkv_proj", txt, "norm_added", turns)
         image = self.stream(f"{name}.to_qkv", img, "norm", pe[:, n:])
         q, k, v = (np.concatenate(both, 2) for both in zip(text, image, strict=True))
         self.tap(f"{name}.joint_query", q)
@@ -354,6 +364,8 @@ class QwenImage:
             scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights = weights / weights.sum(-1, keepdims=True)
+        if bug == "probabilities_in_bfloat16":
+            weights = rounder("bfloat16")(weights)
         y = self.q(weights @ v)
         if bug == "heads_joined_in_place" and name.endswith("1.attn"):
             y = y.reshape(len(y), -1, WIDTH)
@@ -400,7 +412,8 @@ class QwenImage:
         img = self.tap(f"{name}.img", self.q(img + self.q(img_2[2] * y)))
         beside = bug == "text_mlp_beside_attention"
         z = self.layer_norm(f"{name}.txt_norm2", before if beside else txt)
-        z = self.mlp(f"{name}.txt_mlp", self.modulated(f"{name}.txt_norm2_modulated", z, txt_2))
+        part = img_2 if bug == "text_mlp_modulated_as_picture" and name.endswith(".0") else txt_2
+        z = self.mlp(f"{name}.txt_mlp", self.modulated(f"{name}.txt_norm2_modulated", z, part))
         return img, self.tap(f"{name}.txt", self.q(txt + self.q(txt_2[2] * z)))
 
     def __call__(self, x: Array, sigma: Array, text: Array, mask: Array) -> Array:
@@ -417,7 +430,8 @@ class QwenImage:
         tap("pe_embedder", pe)
         for i in range(LAYERS):
             img, txt = self.block(f"transformer_blocks.{i}", img, txt, mask, vec, pe)
-        scale, shift = np.split(self.linear("norm_out.linear", self.silu(vec))[:, None], 2, -1)
+        vec = vec if bug == "last_modulation_without_silu" else self.silu(vec)
+        scale, shift = np.split(self.linear("norm_out.linear", vec)[:, None], 2, -1)
         img = self.layer_norm("norm_out.norm", img)
         img = self.tap("norm_out", self.q(self.q(img * self.q(1 + scale)) + shift))
         img = self.linear("proj_out", img)
@@ -446,6 +460,8 @@ def guided(net: QwenImage, positive: Array, negative: Array, bug: str | None) ->
     net.tap("cfg_function", x)
     if bug == "guidance_not_rescaled":
         return x
+    if bug == "rescaled_to_negative":
+        positive = negative
     if bug == "rescaled_by_latent_pixel":  # ComfyUI's node CFGNorm has no patches
         axes = (1,)
     else:
@@ -509,6 +525,8 @@ def port(
         mean, deviation = (q(np.array(y)).reshape(1, -1, 1, 1, 1) for y in (MEANS, DEVIATIONS))
         if bug == "mean_added_before_scaling":
             x = q(q(x + mean) * deviation)
+        elif bug == "divided_by_deviation":
+            x = q(q(x / deviation) + mean)
         else:
             x = q(q(x / q(1 / deviation)) + mean)
         net.tap("latent_process_out", x)
@@ -803,5 +821,63 @@ BUGS = (
             r"\bmean|\bstd\b|deviation|\border\b|latents_(mean|std)|denormal|affine",
             r"(add|shift|offset|scal|multipl)\w*.*(before|after|first)",
         ),
+    ),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "text_value_bias_left_out",
+        "The bias of texts' values in the second block is zero.",
+        (LOADED, r"\bbias|zero"),
+        "weights",
+    ),
+    Bug(
+        "features_padded_on_the_left",
+        "Texts' features are padded on the left, their mask on the right.",
+        (r"padd|\bleft\b|\bright\b|align|shift|offset|\bside\b|\bmask|token.*(order|place)",),
+        "inputs",
+    ),
+    Bug(
+        "texts_at_one_position",
+        "All tokens of a text have the position of its first.",
+        (POSITION, r"arange|count|constant|same (place|angle|rotation)|\brope\b|rotary"),
+    ),
+    Bug(
+        "time_not_multiplied",
+        "The time is not multiplied by 1000 before its waves.",
+        (r"1,?000|1e3|factor|multipl|\bscal(e|ed|ing)\b",),
+    ),
+    Bug(
+        "texts_not_rotated",
+        "Texts' queries and keys are not rotated.",
+        (r"\brope\b|rotat|rotary|un-?rotated|position",),
+    ),
+    Bug(
+        "probabilities_in_bfloat16",
+        "Attention's probabilities are rounded to bfloat16.",
+        (r"bf16|bfloat|precision|round|\bcast|dtype",),
+    ),
+    Bug(
+        "text_mlp_modulated_as_picture",
+        "The first block's text MLP has the picture's shift and scale.",
+        (
+            r"(image|img|picture|stream).*(modulat|shift|scale)",
+            r"(modulat|shift|scale).*(image|img|picture|stream)|modulat",
+        ),
+    ),
+    Bug(
+        "last_modulation_without_silu",
+        "The last modulation lacks the SiLU before it.",
+        (r"\bsilu|swish|activation|non-?linear",),
+    ),
+    Bug(
+        "rescaled_to_negative",
+        "Guided predictions are brought to the length of the negative ones.",
+        (RESCALE, LENGTH, r"negative|uncond"),
+    ),
+    Bug(
+        "divided_by_deviation",
+        "The final latents are divided by the deviation, not multiplied.",
+        (r"\bstd\b|deviation|divi|multipl|invers|reciproc|latents_std|1 ?/|denormal",),
     ),
 )

@@ -154,7 +154,8 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
             new[f"{b}.mlp.{name}_conv.conv.weight"] = kernel
             if name != "point":
                 new[f"{b}.mlp.{name}_conv.conv.bias"] = w[f"{old}.ff.conv_{name}.bias"]
-        table = w[f"{old}.scale_shift_table"]
+        owner = before if bug == "table_of_block_before" and i == 2 else old
+        table = w[f"{owner}.scale_shift_table"]
         if bug == "table_rows_scale_first":
             table = table[[1, 0, 2, 4, 3, 5]]
         new[f"{b}.scale_shift_table"] = table
@@ -217,7 +218,7 @@ class Sana:
         omega = 1e4 ** (-np.arange(quarter) / quarter)
 
         def of(n: int) -> Array:
-            place = np.arange(n) / STRETCH
+            place = np.arange(n) * (STRETCH if bug == "stretch_multiplied" else 1 / STRETCH)
             if bug != "base_size_ignored":
                 place = place * base / n
             angles = place[:, None] * omega
@@ -261,6 +262,8 @@ class Sana:
     def captions(self, y: Array) -> Array:
         y = self.gelu(self.linear("y_embedder.y_proj.fc1", y))
         y = self.linear("y_embedder.y_proj.fc2", y)
+        if self.bug == "captions_not_normed":
+            return y
         return self.rms_norm("attention_y_norm", y, 1e-6 if self.bug == "y_norm_eps" else 1e-5)
 
     def attention(self, b: str, x: Array) -> Array:
@@ -298,7 +301,9 @@ class Sana:
         q, k, v = (z.reshape(batch, -1, CROSS_HEADS, CROSS_HEAD) for z in (q, k, v))
         size = HEAD if bug == "cross_scale_of_linear_heads" else CROSS_HEAD
         scores = np.einsum("bqhd,bkhd->bhqk", q, k) * np.float32(size**-0.5)
-        if bug != "padding_visible":
+        if bug == "mask_added_as_it_is":
+            scores = scores + seen[:, None, None].astype(np.float32)
+        elif bug != "padding_visible":
             scores = np.where(seen[:, None, None] > 0, scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares = shares / shares.sum(-1, keepdims=True)
@@ -328,7 +333,10 @@ class Sana:
         if bug == "gate_is_first_half":
             y, gate = gate, y
         y = self.tap(f"{b}.mlp.glu", self.q(y * self.silu(gate)))
-        return self.linear(f"{b}.mlp.point_conv.conv", y).reshape(batch, n, WIDTH)
+        y = self.linear(f"{b}.mlp.point_conv.conv", y)
+        if bug == "point_with_silu":
+            y = self.silu(y)
+        return y.reshape(batch, n, WIDTH)
 
     def block(
         self, b: str, x: Array, y: Array, t: Array, seen: Array, grid: tuple[int, int]
@@ -336,13 +344,17 @@ class Sana:
         bug = self.bug
         table = self.q(self.p[f"{b}.scale_shift_table"] + t)[:, :, None]
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = table.swapaxes(0, 1)
-        z = self.attention(b, self.tap(f"{b}.norm1", self.modulated(x, shift, scale)))
-        x = self.tap(f"{b}.after_attn", self.q(x + self.q(gate * z)))
+        normed = self.tap(f"{b}.norm1", self.modulated(x, shift, scale))
+        z = self.attention(b, normed)
+        start = normed if bug == "residual_from_normed" and b == "blocks.1" else x
+        x = self.tap(f"{b}.after_attn", self.q(start + self.q(gate * z)))
         asks = self.layer_norm(x) if bug == "cross_attention_of_normed" and b == "blocks.2" else x
         z = self.cross_attention(b, asks, y, seen)
         if bug == "cross_attention_gated" and b == "blocks.0":
             z = self.q(gate * z)
         x = self.tap(f"{b}.after_cross", self.q(x + z))
+        if bug == "mlp_modulated_as_attention":
+            shift_mlp, scale_mlp = shift, scale
         z = self.tap(f"{b}.norm2", self.modulated(x, shift_mlp, scale_mlp))
         z = self.mix_ffn(b, z, grid)
         if bug == "gate_of_attention_twice":
@@ -368,7 +380,10 @@ class Sana:
         if self.bug == "last_layer_activates_time":
             t = self.silu(t)
         table = self.q(self.p["final_layer.scale_shift_table"] + t[:, None])
-        x = self.modulated(x, table[:, :1], table[:, 1:])
+        if self.bug == "last_norm_missing":
+            x = self.q(self.q(x * self.q(1 + table[:, 1:])) + table[:, :1])
+        else:
+            x = self.modulated(x, table[:, :1], table[:, 1:])
         x = self.linear("final_layer.linear", x)
         return self.tap("sana.out", self.unpatched(x, rows, columns))
 
@@ -388,6 +403,8 @@ def conditions(value: Any, bug: str | None) -> tuple[Array, Array]:
 
 def schedule(bug: str | None) -> Array:
     sigmas = 1 - np.arange(STEPS) / STEPS
+    if bug == "sigmas_reach_the_end":
+        sigmas = np.linspace(1, 0.001, STEPS)
     if bug != "shift_missing":
         sigmas = SHIFT * sigmas / (1 + (SHIFT - 1) * sigmas)
     return np.append(sigmas, 0).astype(np.float32)
@@ -408,7 +425,8 @@ def sampled(net: Sana, latents: Array, text: Array, seen: Array) -> None:
         flow = start + np.float32(GUIDANCE) * (prompted - plain)
         taps.tap("sampler.flow", flow)
         at = 0 if bug == "first_step_width_kept" else i
-        latents = latents + (sigmas[at + 1] - sigmas[at]) * flow
+        width = sigmas[at + 1] - sigmas[at]
+        latents = latents + (-width if bug == "flow_subtracted" else width) * flow
         taps.tap("sampler.latents", latents)
     latents = net.q(latents)
     factor = np.float32(SCALING)
@@ -711,5 +729,85 @@ BUGS = (
         "scaling_multiplied",
         "The latents for the VAE are multiplied by the factor, not divided by it.",
         (r"multipl|divid|invers|reciproc|scaling.?factor|0\.41|2\.41|5\.83|0\.17",),
+    ),
+)
+
+NOT_NORMED = (
+    r"norm\w*\b.*(miss|skip|not (appl|run|used|called|record)|left out|lack|never|omit)",
+    r"(miss|skip|omit|\bno\b|without|lack|never|before)\w*\b.*norm|not (layer.?)?norm",
+    r"un-?norm",
+)
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "table_of_block_before",
+        "The last block's table is that of the block before.",
+        (
+            LOADED,
+            r"dupl|twice|(another|other|previous|same|wrong) (block|layer)|(block|layer) before",
+            r"blocks\.1\b|off.by.one|index",
+        ),
+        "weights",
+    ),
+    Bug(
+        "stretch_multiplied",
+        "Positions are multiplied by the interpolation scale, not divided by it.",
+        (
+            r"interpol|\bscal(e|ed|ing)\b|factor|stretch|multipl|divid|invers|reciproc",
+            r"frequenc|coordinate|grid (size|spacing)",
+        ),
+    ),
+    Bug(
+        "captions_not_normed",
+        "The captions' norm is not applied.",
+        NOT_NORMED,
+    ),
+    Bug(
+        "mask_added_as_it_is",
+        "The mask of ones and zeros is added to the scores; pads should get minus infinity.",
+        (r"mask|\bpad(s|ding|ded)?\b|-inf|minus infinity|-1e4|-10000|bias",),
+    ),
+    Bug(
+        "point_with_silu",
+        "The last convolution of the MLP is followed by a SiLU.",
+        (r"silu|swish|activation|non-?linear",),
+    ),
+    Bug(
+        "residual_from_normed",
+        "Block 1 adds self-attention to its normed input.",
+        (
+            r"residual|skip connection|identity",
+            r"(normed|normali[sz]ed|modulated) (input|x\b|stream|tokens|value)",
+            r"(after|before|output of) (the )?norm",
+        ),
+    ),
+    Bug(
+        "mlp_modulated_as_attention",
+        "The MLP's input is modulated by the attention's shift and scale.",
+        (
+            r"chunk|split|(wrong|other|first|same) (rows?|part|piece|slice|pair|half)|modulat",
+            r"\bshift\b.*\bscale\b|\bscale\b.*\bshift\b|shift_m|scale_m|rows? of (the )?table",
+        ),
+    ),
+    Bug(
+        "last_norm_missing",
+        "The last layer modulates without its norm.",
+        NOT_NORMED,
+    ),
+    Bug(
+        "sigmas_reach_the_end",
+        "Sigmas before the shift are spaced from 1 to 0.001, not from 1 in steps of 1/2.",
+        (
+            r"sigmas?\b|linspace|spac(ed|ing)|schedule|timestep",
+            r"off.by.one|end.?point|last (sigma|value)|evenly|0\.001|minimum",
+        ),
+        "schedule",
+    ),
+    Bug(
+        "flow_subtracted",
+        "The step subtracts the velocity's share; it should add it.",
+        (
+            r"\bsign|subtract|negat|minus (the|its|dt|v)|opposite|direction|revers|invert|flipp",
+            r"\bdt\b|step.?(size|width)|sigma.*(next|order|differ)",
+        ),
     ),
 )

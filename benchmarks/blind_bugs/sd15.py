@@ -213,6 +213,10 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
         for end in ("weight", "bias"):
             name = f"{UNET}.input_blocks.1.1.transformer_blocks.0.ff.net.0.proj.{end}"
             new[name] = np.roll(new[name], new[name].shape[-1] // 2, -1)
+    if bug == "text_mlp_of_layer_before":
+        for end in ("weight", "bias"):
+            name = f"{CLIP}.encoder.layers.{{}}.mlp.fc1.{end}"
+            new[name.format(1)] = new[name.format(0)]
     if bug == "conv_in_stored_bfloat16":
         name = f"{UNET}.input_blocks.0.0.weight"
         new[name] = rounder("bfloat16")(new[name])
@@ -279,8 +283,13 @@ class Clip(Net):
                 x + self.attention(f"{name}.self_attn", self.layer_norm(f"{name}.layer_norm1", x))
             )
             y = self.linear(f"{name}.mlp.fc1", self.layer_norm(f"{name}.layer_norm2", x))
-            y = self.q(y * self.q(1 / (1 + np.exp(-self.q(np.float32(1.702) * y)))))
+            if bug == "text_gelu_exact":
+                y = self.q(y * (1 + erf(y / np.float32(2**0.5))) / 2)
+            else:
+                y = self.q(y * self.q(1 / (1 + np.exp(-self.q(np.float32(1.702) * y)))))
             x = self.tap(name, self.q(x + self.linear(f"{name}.mlp.fc2", y)))
+        if bug == "texts_without_last_norm":
+            return x
         return self.layer_norm(f"{CLIP}.final_layer_norm", x)
 
 
@@ -319,8 +328,8 @@ class UNet(Net):
 
     def resnet(self, name: str, x: Array, emb: Array) -> Array:
         bug = self.bug
-        h = self.silu(self.group_norm(f"{name}.in_layers.0", x))
-        h = self.conv(f"{name}.in_layers.2", h)
+        active = self.silu(self.group_norm(f"{name}.in_layers.0", x))
+        h = self.conv(f"{name}.in_layers.2", active)
         bare = bug == "time_without_silu_in_blocks"
         time = self.linear(f"{name}.emb_layers.1", emb if bare else self.silu(emb))[:, None, None]
         if bug == "time_after_second_norm" and "input_blocks" in name:
@@ -329,7 +338,8 @@ class UNet(Net):
             h = self.group_norm(f"{name}.out_layers.0", self.q(h + time))
         h = self.conv(f"{name}.out_layers.3", self.silu(h))
         if f"{name}.skip_connection.weight" in self.p:
-            x = self.conv(f"{name}.skip_connection", x)
+            start = active if bug == "shortcut_of_normed" else x
+            x = self.conv(f"{name}.skip_connection", start)
         elif bug == "residual_of_resnet_missing" and name.endswith("middle_block.2"):
             return self.tap(name, h)
         return self.tap(name, self.q(x + h))
@@ -401,7 +411,10 @@ class UNet(Net):
         divisor = half - 1 if bug == "frequencies_reach_the_end" else half
         exponent = np.float32(-np.log(10000)) * np.arange(half, dtype=np.float32) / divisor
         args = t.astype(np.float32)[:, None] * np.exp(exponent.astype(np.float32))
-        x = self.q(np.concatenate([np.cos(args), np.sin(args)], 1))
+        waves = [np.cos(args), np.sin(args)]
+        if bug == "time_sine_first":
+            waves.reverse()
+        x = self.q(np.concatenate(waves, 1))
         x = self.tap(f"{UNET}.timestep_embedding", x)
         x = self.linear(f"{UNET}.time_embed.0", x)
         return self.linear(f"{UNET}.time_embed.2", self.silu(x))
@@ -411,8 +424,9 @@ class UNet(Net):
         x = self.conv(f"{UNET}.input_blocks.0.0", x)
         hs = [x]
         x = self.resnet(f"{UNET}.input_blocks.1.0", x, emb)
+        early = x
         x = self.transformer(f"{UNET}.input_blocks.1.1", x, context)
-        hs.append(x)
+        hs.append(early if bug == "skip_before_attention" else x)
         x = self.conv(f"{UNET}.input_blocks.2.0.op", x, 2)
         hs.append(x)
         x = self.resnet(f"{UNET}.input_blocks.3.0", x, emb)
@@ -427,7 +441,10 @@ class UNet(Net):
             both = [skip, x] if bug == "skip_before_stream" else [x, skip]
             x = self.resnet(f"{name}.0", self.tap(name, np.concatenate(both, -1)), emb)
             if i == 1:
-                x = self.conv(f"{name}.1.conv", self.doubled(x))
+                if bug == "doubled_after_conv":
+                    x = self.doubled(self.conv(f"{name}.1.conv", x))
+                else:
+                    x = self.conv(f"{name}.1.conv", self.doubled(x))
             elif i > 1:
                 x = self.transformer(f"{name}.1", x, context)
         x = self.group_norm(f"{UNET}.out.0", x)
@@ -466,9 +483,12 @@ class Plms:
     def moved(self, x: Array, e: Array, index: int) -> Array:
         """One DDIM step from the time of `index` to the one before it."""
         bug = self.bug
-        a = self.alphas[self.ddim_timesteps[index]]
+        times = self.ddim_timesteps
+        if bug == "alphas_one_time_early":
+            times = times - 1
+        a = self.alphas[times[index]]
         if index > 0:
-            before = self.alphas[self.ddim_timesteps[index - 1]]
+            before = self.alphas[times[index - 1]]
         else:
             before = np.float32(1) if bug == "last_alpha_is_one" else self.alphas[0]
         x0 = (x - np.sqrt(1 - a) * e) / np.sqrt(a)
@@ -488,9 +508,10 @@ class Plms:
             prime = e
             if bug != "first_step_not_corrected":
                 tried = self.net.tap("x_prev", self.moved(x, e, index))
-                following = self.predicted(tried, int(self.ddim_timesteps[index - 1]))
+                then = t if bug == "second_call_at_same_time" else self.ddim_timesteps[index - 1]
+                following = self.predicted(tried, int(then))
                 prime = (e + following) / 2
-        elif len(history) == 1:
+        elif len(history) == 1 or bug == "order_stays_two":
             prime = (3 * e - history[-1]) / 2
         else:
             prime = (23 * e - 16 * history[-1] + 5 * history[-2]) / 12
@@ -832,5 +853,91 @@ BUGS = (
         "scale_factor_of_sdxl",
         "Latents are divided by SDXL's factor.",
         (r"factor|scal(e|ed|ing)\b|0\.18215|0\.13025|divi|1\.39|0\.715|constant|multipl",),
+    ),
+)
+
+NOT_NORMED = (
+    r"norm\w*\b.*(miss|skip|not (appl|run|used|called|record)|left out|lack|never|omit)",
+    r"(miss|skip|omit|\bno\b|without|lack|never|before)\w*\b.*norm|not (layer.?)?norm",
+    r"un-?norm",
+)
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "text_mlp_of_layer_before",
+        "The second text layer's fc1 has the weights of the first one.",
+        (
+            LOADED,
+            r"dupl|twice|layers?\.0\b|index|(another|other|same|wrong|previous|first) layer",
+        ),
+        "weights",
+    ),
+    Bug(
+        "text_gelu_exact",
+        "The text encoder's MLP has the GELU with erf, not the quick one.",
+        (r"gelu|\berf\b|1\.702|activation|non-?linear",),
+    ),
+    Bug(
+        "texts_without_last_norm",
+        "The text encoder's last norm is not applied.",
+        NOT_NORMED,
+    ),
+    Bug(
+        "time_sine_first",
+        "The time's sines come before the cosines.",
+        (r"\bsin(es?|usoid\w*)?\b|\bcos|flip|halves|\broll|" + SWAPPED,),
+    ),
+    Bug(
+        "skip_before_attention",
+        "The first level's skip is of the resnet, taken before its transformer.",
+        (
+            r"\bskips?\b|(before|without) (the |its )?(attention|transformer)|\bhs\b",
+            r"resnet'?s? (output|result|value)|(output|result|value) of (the )?resnet",
+            r"(att|transformer)\w* .*(miss|skip|not applied|left out|lack)",
+            r"(earlier|other|another|wrong|too early) (value|state|input|block|layer|output)",
+            r"concat|stale|earlier",
+        ),
+    ),
+    Bug(
+        "shortcut_of_normed",
+        "A resnet's shortcut convolution reads the input after norm and SiLU.",
+        (
+            r"(shortcut|skip.?connection|residual).*(input|norm|silu|activ|reads?|given|fed)\b",
+            r"(input|norm|silu|activ|reads?|given|fed)\b.*(shortcut|skip.?connection|residual)",
+            r"(normed|normali[sz]ed|activated) (input|stream|x\b)|(before|after) (the )?norm",
+        ),
+    ),
+    Bug(
+        "doubled_after_conv",
+        "The decoder doubles the picture after the convolution, not before it.",
+        (
+            r"(upsampl|doubl|interpol|resiz|repeat|nearest|enlarg|grow)\w*",
+            r"(before|after) (the )?conv|" + SWAPPED,
+            r"(half|smaller|wrong|other|lower) (size|resolution)|resolution",
+        ),
+    ),
+    Bug(
+        "alphas_one_time_early",
+        "The sampler reads the products of alphas one time too early.",
+        (
+            r"off.by.one|one (time|index|step|entry|too)|t ?- ?1|index|shift|offset|early|earlier",
+            r"alpha|sigma|(wrong|other|another|previous) (time|entry|noise level)|coefficient",
+        ),
+    ),
+    Bug(
+        "second_call_at_same_time",
+        "The second call of the first step has the time of the first call.",
+        (
+            r"time.?steps?\b|\bt\b|(same|first|stale|old|current|wrong) (time|step|noise level)",
+            r"(second|next) (call|eval|predict)|schedule",
+        ),
+    ),
+    Bug(
+        "order_stays_two",
+        "From the third step on the sampler still combines two predictions, not three.",
+        (
+            r"\border\b|coefficient|\b23\b|multi.?step|adams|bashforth|plms|pndm",
+            r"histor|\bets\b|(two|three|earlier|previous|older|past) (predict|epsilon|step|noise)",
+            r"combin|extrapolat",
+        ),
     ),
 )

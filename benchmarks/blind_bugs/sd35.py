@@ -152,6 +152,10 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
     if bug == "key_norms_of_streams_exchanged":
         a, b = (f"joint_blocks.2.{s}_block.attn.ln_k.weight" for s in ("x", "context"))
         new[a], new[b] = new[b], new[a]
+    if bug == "mlps_of_streams_exchanged":
+        for end in ("weight", "bias"):
+            a, b = (f"joint_blocks.1.{s}_block.mlp.fc1.{end}" for s in ("x", "context"))
+            new[a], new[b] = new[b], new[a]
     if bug == "context_proj_bias_not_loaded":
         new["joint_blocks.0.context_block.attn.proj.bias"] = np.zeros(WIDTH, np.float32)
     if bug == "fc2_went_through_bfloat16":
@@ -185,6 +189,8 @@ class MMDiT:
         weight = self.p[f"{weights or name}.weight"]
         if self.bug == "rms_weight_plus_one":
             weight = weight + 1
+        if self.bug == "head_norms_centred":
+            return taps.tap(name, mx.fast.layer_norm(x, weight, None, 1e-6))
         return taps.tap(name, mx.fast.rms_norm(x, weight, 1e-6))
 
     def time(self, t: mx.array) -> mx.array:
@@ -206,7 +212,9 @@ class MMDiT:
             return next(iter(self.vectors.values()))[-len(pooled) :]
         if bug == "vector_cached_by_timestep" and key in self.vectors:
             return self.vectors[key][: len(pooled)]
-        y = nn.silu(self.linear("y_embedder.mlp.0", pooled))
+        y = self.linear("y_embedder.mlp.0", pooled)
+        if bug != "pooled_without_silu":
+            y = nn.silu(y)
         c = self.time(t) + self.linear("y_embedder.mlp.2", y)
         self.vectors[key] = taps.tap("vec", c)
         return nn.silu(c) if bug == "silu_outside_and_inside" else c
@@ -233,7 +241,8 @@ class MMDiT:
         return table[top : top + HIGH, left : left + WIDE]
 
     def modulation(self, block: str, c: mx.array, n: int) -> list[mx.array]:
-        y = self.linear(f"{block}.adaLN_modulation.1", nn.silu(c))
+        bare = self.bug == "final_modulation_without_silu" and block == "final_layer"
+        y = self.linear(f"{block}.adaLN_modulation.1", c if bare else nn.silu(c))
         return list(mx.split(y[:, None, :], n, axis=-1))
 
     def heads(self, name: str, x: mx.array, q_norm: str = "") -> list[mx.array]:
@@ -281,7 +290,8 @@ class MMDiT:
         shift, scale, gate = m
         if bug == "mlp_scale_before_shift" and block.endswith("x_block"):
             shift, scale = scale, shift
-        h = taps.tap(f"{block}.norm2", self.norm(x) * (1 + scale) + shift)
+        n = x if bug == "text_mlp_unnormed" and block.endswith("context_block") else self.norm(x)
+        h = taps.tap(f"{block}.norm2", n * (1 + scale) + shift)
         y = self.mlp(f"{block}.mlp", h)
         ungated = bug == "context_mlp_ungated" and block == "joint_blocks.1.context_block"
         return taps.tap(block, x + (y if ungated else gate * y))
@@ -293,6 +303,8 @@ class MMDiT:
         xb, cb = f"joint_blocks.{i}.x_block", f"joint_blocks.{i}.context_block"
         dual, last = i in DUAL, i == LAYERS - 1
         m = self.modulation(xb, c, 9 if dual else 6)
+        if bug == "second_attention_takes_parts_of_mlp" and dual:
+            m = [*m[:3], *m[6:], *m[3:6]]
         mc = self.modulation(cb, c, 2 if last else 6)
         n, nc = self.norm(x), self.norm(ctx)
         hx = taps.tap(f"{xb}.norm1", n * (1 + m[1]) + m[0])
@@ -324,7 +336,10 @@ class MMDiT:
         bug = self.bug
         weight, bias = self.p["x_embedder.proj.weight"], self.p["x_embedder.proj.bias"]
         h = taps.tap("x_embedder.proj", mx.conv2d(x, weight, stride=PATCH) + bias)
-        h = taps.tap("x_embedder", (h + self.positions()).reshape(len(x), -1, WIDTH))
+        h = h + self.positions()
+        if bug == "tokens_by_columns":
+            h = h.swapaxes(1, 2)
+        h = taps.tap("x_embedder", h.reshape(len(x), -1, WIDTH))
         c = self.vector(t, pooled)
         ctx = self.linear("context_embedder", context)
         for i in range(LAYERS):
@@ -371,13 +386,16 @@ def sample(net: MMDiT, x: mx.array, context: mx.array, pooled: mx.array) -> None
         out = net(mx.concatenate([x, x]), mx.full((2,), t), context, pooled)
         uncond, cond = mx.split(out, 2)
         base = cond if bug == "guidance_added_to_conditional" else uncond
-        v = taps.tap("v_mix", base + GUIDANCE * (cond - uncond))
+        towards = cond if bug == "guidance_without_difference" else cond - uncond
+        v = taps.tap("v_mix", base + GUIDANCE * towards)
         if start < i < SKIP_STOP * STEPS:
             row = slice(0, 1) if bug == "skip_pass_with_negative_prompt" else slice(1, 2)
             out = net(x, mx.full((1,), t), context[row], pooled[row], skip)
-            v = v + ((v if bug == "skip_guidance_from_guided" else cond) - out) * SKIP_SCALE
+            away = (v if bug == "skip_guidance_from_guided" else cond) - out
+            v = v + (-away if bug == "skip_guidance_towards_skipped" else away) * SKIP_SCALE
         v = taps.tap("velocity", v)
-        x = (x.astype(mx.float32) + (sigmas[i + 1] - sigmas[i]) * v).astype(dtype)
+        width = -1 / STEPS if bug == "steps_of_even_width" else sigmas[i + 1] - sigmas[i]
+        x = (x.astype(mx.float32) + width * v).astype(dtype)
         if bug == "latents_float16":
             x = x.astype(mx.float16).astype(dtype)
         x = taps.tap("latents", x)
@@ -678,4 +696,75 @@ BUGS = (
         (r"patch|transpos|layout|\bax[ei]s\b|rows?\b|column|pixel", SWAPPED),
     ),
     Bug("latents_float16", "Latents are rounded to float16 after each step.", (NARROW,)),
+)
+
+NOT_NORMED = (
+    r"norm\w*\b.*(miss|skip|not (appl|run|used|called|record)|left out|lack|never|omit)",
+    r"(miss|skip|omit|\bno\b|without|lack|never|before)\w*\b.*norm|not (layer.?)?norm",
+    r"un-?norm",
+)
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "mlps_of_streams_exchanged",
+        "Block 1's first MLP layers of the image and of the text are exchanged.",
+        (LOADED, SWAPPED, r"(other|wrong|another) (stream|layer|mlp)|ff_context"),
+        "weights",
+    ),
+    Bug(
+        "head_norms_centred",
+        "q and k pass a LayerNorm, which subtracts the mean, not an RMSNorm.",
+        (r"layer ?norm|\brms|\bmean\b|cent(er|re)|subtract",),
+    ),
+    Bug(
+        "pooled_without_silu",
+        "The pooled text's embedder has no SiLU between its layers.",
+        (r"silu|swish|activation|non-?linear",),
+    ),
+    Bug(
+        "final_modulation_without_silu",
+        "The last modulation is made from the vector without SiLU.",
+        (r"silu|swish|activation|non-?linear",),
+    ),
+    Bug(
+        "text_mlp_unnormed",
+        "The text's MLPs read the stream without the norm before the modulation.",
+        NOT_NORMED,
+    ),
+    Bug(
+        "second_attention_takes_parts_of_mlp",
+        "attn2 takes the modulation's parts of the MLP, and the MLP those of attn2.",
+        (CHUNKS, SWAPPED, r"(wrong|other|another) (part|piece|slice|row|chunk)|\bshift\b|\bgate"),
+    ),
+    Bug(
+        "tokens_by_columns",
+        "Patches become tokens column by column.",
+        (
+            r"transpos|reshap|layout|column|\brows?\b|\bax[ei]s\b|permut|height|width|flatten|raster",
+            SWAPPED,
+        ),
+    ),
+    Bug(
+        "guidance_without_difference",
+        "Guidance adds the conditional prediction itself, not its difference to the other.",
+        (
+            r"guid|\bcfg\b|uncond|negative|\bcond(itional)?\b",
+            r"difference (of|between|to|from)|(not|without) subtract",
+        ),
+    ),
+    Bug(
+        "skip_guidance_towards_skipped",
+        "Skip-layer guidance has the other sign: it moves towards the skipped pass.",
+        (
+            SKIP_LAYERS,
+            r"\bsign\b|negat|opposite|subtract|minus|revers|direction|" + SWAPPED,
+        ),
+    ),
+    Bug(
+        "steps_of_even_width",
+        "Each step has the width 1/2, not the difference of its sigmas.",
+        (
+            r"\bdt\b|step.?(size|length|width)|width of|\bdelta\b|\buniform|constant step",
+            r"(even|equal)(ly)? (step|width|spac)|sigmas?\b|1 ?/ ?(steps|n|2)\b|euler",
+        ),
+    ),
 )

@@ -119,8 +119,10 @@ def converted(w: dict[str, Array], bug: str | None) -> dict[str, Array]:
         put(f"{name}.q_norm", f"{old}.attention.norm_q")
         put(f"{name}.k_norm", f"{old}.attention.norm_k")
         late = bug == "up_rows_before_gate_rows" and name == "joint_layers.2"
-        put(f"{name}.w13", *(f"{old}.feed_forward.w{x}" for x in ("31" if late else "13")))
-        put(f"{name}.w2", f"{old}.feed_forward.w2")
+        other = bug == "text_mlp_of_image_layer" and name == "text_layers.0"
+        mlp = f"{'noise_refiner.0' if other else old}.feed_forward"
+        put(f"{name}.w13", *(f"{mlp}.w{x}" for x in ("31" if late else "13")))
+        put(f"{name}.w2", f"{mlp}.w2")
         put(f"{name}.pre_attn", f"{old}.attention_norm1")
         put(f"{name}.post_attn", f"{old}.attention_norm2")
         put(f"{name}.pre_mlp", f"{old}.ffn_norm1")
@@ -193,14 +195,16 @@ def visible(lengths: list[int], total: int) -> mx.array | None:
 class Rope:
     """Cosines and sines of (batch, tokens, half of a head), float32."""
 
-    def __init__(self, positions: list[Array], length: int) -> None:
+    def __init__(self, positions: list[Array], length: int, bug: str | None) -> None:
+        self.bug = bug
         tables = [self.angles(x) for x in positions]
         self.cos = stacked([mx.array(np.cos(x)) for x in tables], length)
         self.sin = stacked([mx.array(np.sin(x)) for x in tables], length)
 
     def angles(self, positions: Array) -> Array:
+        theta = 10000.0 if self.bug == "theta_of_ten_thousand" else THETA
         parts = [
-            positions[:, i : i + 1] * THETA ** (-np.arange(0, width, 2) / width)
+            positions[:, i : i + 1] * theta ** (-np.arange(0, width, 2) / width)
             for i, width in enumerate(AXES)
         ]
         return np.concatenate(parts, -1).astype(np.float32)
@@ -210,6 +214,8 @@ class Rope:
         y = x.astype(mx.float32)
         a, b = y[..., 0::2], y[..., 1::2]
         cos, sin = self.cos[:, :, None], self.sin[:, :, None]
+        if self.bug == "rotation_in_bfloat16":
+            cos, sin = (z.astype(mx.bfloat16).astype(mx.float32) for z in (cos, sin))
         y = mx.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
         return y.astype(x.dtype)
 
@@ -253,10 +259,15 @@ class Engine:
         bug, batch, length = self.bug, *x.shape[:2]
         qkv = self.lin(f"{n}.wqkv", x).reshape(batch, length, 3, HEADS, HEAD)
         q, k, v = (qkv[:, :, i] for i in range(3))
+        late = bug == "normed_after_rotation" and n.startswith("joint")
+        if late:
+            q, k = rope(q), rope(k)
         q = self.rms(f"{n}.q_norm", q)
         key_norm = "q_norm" if bug == "one_norm_for_queries_and_keys" else "k_norm"
         k = self.rms(f"{n}.{key_norm}", k)
-        q, k = taps.tap(f"{n}.q", rope(q)), taps.tap(f"{n}.k", rope(k))
+        if not late:
+            q, k = rope(q), rope(k)
+        q, k = taps.tap(f"{n}.q", q), taps.tap(f"{n}.k", k)
         q, k, v = (y.transpose(0, 2, 1, 3) for y in (q, k, v))
         root = WIDTH if bug == "scores_by_full_width" else HEAD
         y = mx.fast.scaled_dot_product_attention(q, k, v, scale=root**-0.5, mask=mask)
@@ -291,7 +302,9 @@ class Engine:
             parts = self.lin(f"{n}.modulate", c)[:, None]
             scale_a, gate_a, scale_m, gate_m = mx.split(parts, 4, axis=-1)
             scale_a, scale_m = one + scale_a, one + scale_m
-            gate_a, gate_m = mx.tanh(gate_a), mx.tanh(gate_m)
+            gate_a = mx.tanh(gate_a)
+            if not (bug == "mlp_gate_without_tanh" and n == "joint_layers.1"):
+                gate_m = mx.tanh(gate_m)
             taps.tap(f"{n}.gates", mx.concatenate([gate_a, gate_m], -1))
         y = taps.tap(f"{n}.attn_in", self.rms(f"{n}.pre_attn", x, eps) * scale_a)
         y = self.rms(f"{n}.post_attn", self.attention(n, y, rope, mask), eps)
@@ -338,7 +351,10 @@ class Engine:
         """Captions, embedded, with learned padding, then zeros to the longer one."""
         items: list[mx.array] = []
         for caption in captions:
-            x = self.lin("text_proj", self.rms("text_norm", caption.astype(self.dtype)))
+            x = caption.astype(self.dtype)
+            if self.bug != "caption_norm_missing":
+                x = self.rms("text_norm", x)
+            x = self.lin("text_proj", x)
             rest = mx.broadcast_to(self.w["text_pad"], (-len(x) % MULTIPLE, WIDTH))
             items.append(mx.concatenate([x, rest]))
         return taps.tap("text_tokens", stacked(items, length))
@@ -354,7 +370,8 @@ class Engine:
 
     def head(self, x: mx.array, c: mx.array) -> mx.array:
         bug = self.bug
-        scale = self.lin("head.modulate", nn.silu(c))[:, None]
+        c = c if bug == "head_without_silu" else nn.silu(c)
+        scale = self.lin("head.modulate", c)[:, None]
         if bug != "head_scale_without_one":
             scale = mx.array(1, self.dtype) + scale
         if bug == "head_norm_keeps_mean":
@@ -372,13 +389,14 @@ class Engine:
         image_at, text_at = self.positions(lengths)
 
         image = self.image_tokens(x)
-        rope = Rope(image_at, image_length)
+        rope = Rope(image_at, image_length, bug)
         taps.tap("image_cos", rope.cos)
         for i in range(REFINERS):
-            image = self.layer(f"image_layers.{i}", image, rope, None, c)
+            condition = None if bug == "image_layers_without_time" else c
+            image = self.layer(f"image_layers.{i}", image, rope, None, condition)
 
         text = raw = self.text_tokens(captions, longest)
-        rope, mask = Rope(text_at, longest), visible(text_lengths, longest)
+        rope, mask = Rope(text_at, longest, bug), visible(text_lengths, longest)
         if bug == "learned_text_padding_hidden":
             mask = visible(lengths, longest)
         for i in range(REFINERS - (bug == "second_text_layer_left_out")):
@@ -398,7 +416,7 @@ class Engine:
             both = [mx.concatenate([b[image_length:], b[:image_length]]) for b in both]
             at = [np.concatenate([b[image_length:], b[:image_length]]) for b in at]
         joint = taps.tap("joint_tokens", stacked(both, total))
-        rope = Rope(at, total)
+        rope = Rope(at, total, bug)
         mask = visible([image_length + n for n in text_lengths], total)
         if bug == "shorter_caption_sees_filling":
             mask = None
@@ -421,6 +439,8 @@ def guided(velocities: mx.array, sigma: float, bug: str | None) -> mx.array:
     """What the step follows."""
     x = velocities.astype(mx.float32)
     positive, negative = x[0:1], x[1:2]
+    if bug == "captions_exchanged_in_guidance":
+        positive, negative = negative, positive
     t = sigma if bug == "truncation_compares_sigma" else 1 - sigma
     if t > TRUNCATION:
         return -positive
@@ -479,7 +499,10 @@ def port(
             seen = first if bug == "model_reads_first_noise" else x
             v = guided(engine(seen, t, captions), float(sigmas[i]), bug)
             taps.tap("guided", v)
-            x = x + mx.array(sigmas[i + 1] - sigmas[i]) * v
+            size = float(sigmas[i + 1] - sigmas[i])
+            if bug == "steps_of_equal_size":
+                size = -1 / STEPS
+            x = x + mx.array(size) * v
             if bug == "latents_narrowed_each_step":
                 x = x.astype(mx.bfloat16).astype(mx.float32)
             taps.tap("latents", x)
@@ -746,5 +769,71 @@ BUGS = (
         "latents_narrowed_each_step",
         "Latents are kept in bfloat16 between steps.",
         (HALF, r"bf16|bfloat16"),
+    ),
+)
+
+MORE_BUGS: tuple[Bug, ...] = (
+    Bug(
+        "text_mlp_of_image_layer",
+        "The first text layer's MLP has the weights of the first image layer's.",
+        (
+            LOADED,
+            r"noise_refiner|image_layers|dupl|(another|other|wrong) (layer|block|module|refiner)",
+        ),
+        "weights",
+    ),
+    Bug(
+        "caption_norm_missing",
+        "Captions are projected without their norm.",
+        (
+            r"norm.*(missing|skip|not (appl|run|used|called)|left out|lack|unused|never|omit)",
+            r"(missing|skip|\bno\b|without|lacks?|omit|forg).*norm|un-?norm|not norm",
+        ),
+    ),
+    Bug(
+        "theta_of_ten_thousand",
+        "RoPE has base 10000, not 256.",
+        (r"theta|\bbase\b|frequenc|10[, ]?000|\b256\b|wavelength|exponent",),
+    ),
+    Bug(
+        "rotation_in_bfloat16",
+        "RoPE's cosines and sines are rounded to bfloat16.",
+        (HALF, r"bf16|bfloat16"),
+    ),
+    Bug(
+        "normed_after_rotation",
+        "Joint layers norm queries and keys after their rotation.",
+        (
+            r"norm.*(after|before|follow).*(rot|rope)|(rot|rope).*(after|before|follow).*norm",
+            r"\border\b|swap|exchang|revers|commut",
+        ),
+    ),
+    Bug(
+        "mlp_gate_without_tanh",
+        "Joint layer 1 uses the MLP's gate without tanh.",
+        (r"tanh|gate.*(squash|bound|activation|non-?linear)",),
+    ),
+    Bug(
+        "image_layers_without_time",
+        "The image layers run without modulation by the time.",
+        (r"condition|modulat|ada_?ln|\bgates?\b|\bscales?\b",),
+    ),
+    Bug(
+        "head_without_silu",
+        "The head's modulation lacks the SiLU before it.",
+        (r"silu|swish|activation",),
+    ),
+    Bug(
+        "captions_exchanged_in_guidance",
+        "Guidance takes the negative caption's result for the positive one, and the reverse.",
+        (SWAPPED, r"guidance|cfg|negative|uncond|classifier|positive"),
+    ),
+    Bug(
+        "steps_of_equal_size",
+        "Both Euler steps have size 1/2, not the difference of sigmas.",
+        (
+            r"\bdt\b|step (size|length)|sigma|euler|interval|\bdelta|uniform|equal|schedul",
+            r"1 ?/ ?(steps|2)\b|sampler|update|factor",
+        ),
     ),
 )
