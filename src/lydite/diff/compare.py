@@ -156,6 +156,7 @@ class _Comparer:
         self.search.turned = {module_of(name) for name, _ in self.turned}
         divergence = self.search.run()
         self.remarks += self.search.remarks
+        self._accept_units(rows)
         for failed in self.failed:
             # Weights may be stored more coarsely, or not be used: they have to show in a value.
             if failed.gate.name != "weights" or divergence.first is not None or not rows:
@@ -205,6 +206,33 @@ class _Comparer:
         ]
         self.gates += [result.gate for result in results]
         self.failed = [result for result in results if not result.gate.passed]
+
+    def _accept_units(self, rows: Sequence[Row]) -> None:
+        """Pass a schedule in another unit, where what the network makes of its times is right."""
+        agreeing = {
+            event.i
+            for row, pair in zip(rows, self.pairs, strict=True)
+            if row.agrees
+            for event in pair.reference
+        }
+        pairs = list(self.pairing.pairs)
+        for failed in [failed for failed in self.failed if failed.gate.name == "schedule"]:
+            result = failed
+            while result.pair is not None:
+                factor = preconditions.unit_of_times(result.pair, self.traces, agreeing)
+                if factor is None:
+                    break
+                self.remarks.append(
+                    f"{result.pair.port_event.name} is {factor:g} × the reference's; what the "
+                    "network computes from its times agrees: another unit"
+                )
+                pairs.remove(result.pair)
+                result = preconditions.check_schedule(
+                    pairs, self.traces.reference, self.traces.port
+                )
+            self.gates[self.gates.index(failed.gate)] = result.gate
+            at = self.failed.index(failed)
+            self.failed[at : at + 1] = [] if result.gate.passed else [result]
 
     def _at_gate(self, failed: preconditions.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()

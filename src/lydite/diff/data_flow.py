@@ -92,6 +92,10 @@ class DataFlow:
         outputs = [output for call in calls for output in self._outputs.get(call, ())]
         return sorted((e for e in outputs if e.hash != event.hash), key=lambda other: other.i)
 
+    def outputs(self, event: Event) -> list[Event]:
+        """What the call of a module returned that was given this value."""
+        return self._outputs.get(self._calls[event.i], [])
+
     def _is_open(self, event: Event) -> bool:
         """Whether a value may have been computed from values that the trace does not show."""
         return event.kind not in GIVEN and (not self._sources(event) or event.i in self._by_hand)

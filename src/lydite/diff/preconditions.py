@@ -1,9 +1,9 @@
 """What has to be equal before activations are worth comparing."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, prod
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,19 @@ from numpy.typing import NDArray
 
 from lydite.diff.measure.aligned import Layouts, align_values, measure_pair
 from lydite.diff.measure.rounding import UNIT, coarser
-from lydite.diff.measure.rows import run_dtype
+from lydite.diff.measure.rows import Comparison, run_dtype
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.name_matching import close_stats, same_values
 from lydite.diff.pairing.pair_parameters import pair_parameters
 from lydite.diff.pairing.paired_events import Pair
 from lydite.diff.result import Gate, with_port_name
-from lydite.trace.events import WeightInfo
+from lydite.trace.events import Event, WeightInfo
 from lydite.trace.reader import Trace
 
 MUST_MATCH = ("prompt", "negative", "width", "height", "steps", "guidance", "strength")
 REPORTED = ("model", "checkpoint", "seed", "noise", "sampler", "schedule")
 INPUT_ROUNDINGS = 16  # between two copies of one input
+MAX_TIMES = 64  # rows of a batch, each with the time of the step
 TABLE_TOLERANCE = 1e-5  # of a sigma or timestep table: float32 arithmetic in another order
 
 
@@ -103,6 +104,42 @@ def check_schedule(pairs: Sequence[Pair], reference: Trace, port: Trace) -> Gate
             )
             return _failed("schedule", pair, detail)
     return _passed("schedule", compared, chosen, "table")
+
+
+def unit_of_times(pair: Pair, traces: Comparison, agreeing: Collection[int]) -> float | None:
+    """The factor between two tables of times, where the network's use of them shows it to be right.
+
+    A port may list its times from 1 to 0 and multiply them by 1000 where it embeds them. Then what
+    the reference computes from a time alone is among the `agreeing` values, by their numbers.
+    """
+    tables = _tables(pair, traces.reference, traces.port)
+    if tables is None:
+        return None
+    expected, table = _of_one_length(*(each.astype(np.float64) for each in tables))
+    if expected.shape != table.shape or not expected.any():
+        return None
+    factor = float(table @ expected / (expected @ expected))
+    if not factor or not np.allclose(table, factor * expected, rtol=TABLE_TOLERANCE):
+        return None
+    compared: dict[str, list[bool]] = defaultdict(list)
+    for event in traces.reference.events:
+        if _is_time(event, traces.reference, expected):
+            for output in traces.flow.outputs(event):
+                compared[output.name].append(output.i in agreeing)
+    return factor if any(map(all, compared.values())) else None
+
+
+def _is_time(event: Event, reference: Trace, table: NDArray[Any]) -> bool:
+    """Whether a module was given an entry of a table of times, and nothing else."""
+    if not event.slot.startswith("in") or prod(event.shape) > MAX_TIMES:
+        return False
+    if not reference.has_values(event):
+        return False
+    values = reference.read(event).reshape(-1).astype(np.float64)
+    times = table[table != 0]
+    return bool(values.size and len(times)) and any(
+        np.allclose(values, time, rtol=TABLE_TOLERANCE) for time in times
+    )
 
 
 def check_inputs(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateResult:
