@@ -1,6 +1,9 @@
-"""Correct traces written again as another engineer might have recorded the same port."""
+"""Traces written again as another engineer might have recorded the same port."""
 
 import random
+import re
+from collections import defaultdict
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +16,17 @@ from lydite.trace.writer import TraceWriter
 FREE = ("activation", "input")  # kinds whose values may be rounded and laid out in other ways
 
 
-def rewrite(trace: Trace, out: Path, seed: int) -> str:
+BORROWED = 0.3  # of the names, where some are those of other values in the reference
+
+
+def rewrite(trace: Trace, out: Path, seed: int, reference: Trace | None = None) -> dict[str, str]:
     """Write `trace` to `out` with other names, layouts and rounding, and fewer values.
 
-    A name keeps its layout over all steps. Returns what was changed.
+    A name keeps its layout over all steps, and two traces of one port are written alike. With a
+    reference some names are those that it gives to other values. Returns the new names by the old.
     """
-    choose = random.Random(seed)
     names = list(dict.fromkeys(event.name for event in trace.events))
+    choose = random.Random(seed)
     kept = choose.choice((1.0, 1.0, 0.7, 0.4, 0.15))
     spelling = choose.choice(("own", "own", "words", "numbers"))
     layouts = choose.choice(("own", "axes", "rows"))
@@ -27,10 +34,12 @@ def rewrite(trace: Trace, out: Path, seed: int) -> str:
     step_in_name = choose.random() < 0.2
     with_weights = choose.random() < 0.6
     last = trace.events[-1].name
-    present = {name for name in names if choose.random() < kept or name == last}
-    spelled = _spelled(names, spelling, choose)
+    present = {name for name in names if _of(seed, name).random() < kept or name == last}
+    if reference is not None:
+        spelled, present, step_in_name = _borrowed(trace, reference, seed), set(names), False
+    else:
+        spelled = _spelled(names, spelling, seed)
     generator = np.random.default_rng(seed)
-    permutations: dict[tuple[str, int], tuple[int, ...]] = {}
     header = Header(dtype=trace.header.dtype, conditions=trace.header.conditions)
     with TraceWriter(out, header) as writer:
         for event in trace.events:
@@ -40,10 +49,8 @@ def rewrite(trace: Trace, out: Path, seed: int) -> str:
             if event.kind in FREE and value.dtype.kind == "f":
                 if event.dtype in ("f32", "f64"):
                     value = value * (1 + noise * generator.standard_normal(value.shape))
-                key = event.name, value.ndim
-                if key not in permutations:
-                    permutations[key] = _layout(value, layouts, choose)
-                value = _laid_out(value.astype(np.float32), permutations[key])
+                layout = _layout(value, layouts, _of(seed, f"{event.name} {value.ndim}"))
+                value = _laid_out(value.astype(np.float32), layout)
             name = spelled[event.name]
             if step_in_name and event.step:
                 name = f"step{event.step}/{name}"
@@ -57,24 +64,52 @@ def rewrite(trace: Trace, out: Path, seed: int) -> str:
             )
     if with_weights and (trace.folder / "weights.json").exists():
         (out / "weights.json").write_bytes((trace.folder / "weights.json").read_bytes())
-    changes = f"kept {kept}, names {spelling}, layout {layouts}, noise {noise}"
-    return f"{changes}, step in name {step_in_name}, weights {with_weights}"
+    return spelled
 
 
-def _spelled(names: list[str], spelling: str, choose: random.Random) -> dict[str, str]:
+def _of(seed: int, name: str) -> random.Random:
+    """Choices for one name, which do not depend on the other names."""
+    return random.Random(f"{seed} {name}")
+
+
+def _borrowed(trace: Trace, reference: Trace, seed: int) -> dict[str, str]:
+    """Names of which some are the reference's for other values of that size, in all blocks."""
+    templates: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for event in reference.events:
+        if event.slot == "out" and event.kind == "activation":
+            path = event.name.rpartition("/")[2]
+            key = prod(event.shape), len(re.findall(r"\d+", path))
+            templates[key].append(re.sub(r"\d+", "{}", path))
+    own = {event.name: event.name for event in trace.events}
+    taken, given = set(own), dict[str, str]()
+    for event in trace.events:
+        if event.kind != "activation" or event.slot != "out":
+            continue
+        template = re.sub(r"\d+", "{}", event.name)
+        numbers = re.findall(r"\d+", event.name)
+        choices = _of(seed, template)
+        if template not in given:
+            possible = sorted({*templates[prod(event.shape), len(numbers)]} - set(given.values()))
+            borrows = possible and choices.random() < BORROWED
+            given[template] = choices.choice(possible) if borrows else template
+        name = given[template].format(*numbers)
+        if own[event.name] == event.name and name not in taken:
+            own[event.name] = name
+            taken.add(name)
+    return own
+
+
+def _spelled(names: list[str], spelling: str, seed: int) -> dict[str, str]:
     if spelling == "own":
         return {name: name for name in names}
     if spelling == "numbers":
         return {name: f"v{at}" for at, name in enumerate(names)}
     syllables = ["ka", "lo", "mi", "tu", "re", "sa", "no", "vi", "pe", "du"]
-    words: dict[str, str] = {}
 
     def word(part: str) -> str:
         own = "".join(c for c in part if not c.isdigit())
         digits = "".join(c for c in part if c.isdigit())
-        if own not in words:
-            words[own] = "".join(choose.choices(syllables, k=3))
-        return words[own] + digits
+        return "".join(_of(seed, own).choices(syllables, k=3)) + digits
 
     spelled = {name: "/".join(map(word, name.replace(".", "/").split("/"))) for name in names}
     if len(set(spelled.values())) < len(spelled):  # two words became one
