@@ -101,7 +101,8 @@ def reference(folder: Path, dtype: str) -> None:
     model.eval().requires_grad_(False)
     for module in model.modules():
         if isinstance(module, Kandinsky5Attention):
-            module.set_processor(FloatRotary())
+            processor: Any = FloatRotary()
+            module.set_processor(processor)
     scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=SHIFT)
     with (
         reference_trace(folder, dtype) as recorder,
@@ -290,8 +291,7 @@ class Kandinsky:
             y = (a + 1j * b).astype(np.complex64) * turn
             return self.r(np.concatenate([y.real, y.imag], -1))
         y = np.ascontiguousarray(x).view(np.complex64) * turn
-        y = y.view(np.float32)
-        return rounder("bfloat16")(y) if self.bug == "rope_rounds_to_bfloat16" else self.r(y)
+        return self.r(y.view(np.float32))
 
     def attend(self, name: str, q: Array, k: Array, v: Array) -> Array:
         """Of (tokens, heads, channels)."""
@@ -422,6 +422,8 @@ def port(
     prompt, negative = (r(value(f"pipeline/{x}prompt_embeds_qwen")[0]) for x in ("", "negative_"))
     clip, clip_n = (r(value(f"pipeline/{x}prompt_embeds_clip")[0]) for x in ("", "negative_"))
     image, x = r(value("pipeline/image_latents")[0, 0]), r(value("pipeline/noise")[0])
+    if bug == "negative_padded_without_mask":
+        negative = np.pad(negative, ((0, TOKENS[0] - TOKENS[1]), (0, 0)))
     times, sigmas = schedule(bug)
     kept = {k: v.astype("float32" if wide(k) else dtype) for k, v in net.p.items()}
     blocks = ("prompt*", "clip*", "negative*", "noise", "image", "timesteps", "sigmas")
@@ -457,7 +459,6 @@ NO_COUNTERPART: tuple[str, ...] = (
 
 LOADED = r"load|checkpoint|conver|\bweights?\b|parameter"
 SWAPPED = r"swap|exchang|order|permut|revers|transpos|interchang|mixed up"
-HALF = r"f16|float16|\bhalf\b|fp16|precision|round|\bcast"
 SCHEDULE = r"schedule|sigma|timestep"
 BUGS = (
     Bug(
@@ -492,6 +493,15 @@ BUGS = (
         "clip_of_prompt_in_both",
         "The pass of the negative prompt has the pooled CLIP embedding of the prompt.",
         (r"pooled|\bclip\b|negative|\buncond",),
+        "inputs",
+    ),
+    Bug(
+        "negative_padded_without_mask",
+        "The negative prompt is filled with zeros up to the prompt's length, and no mask is used.",
+        (
+            r"\bpad|mask|\blengths?\b|zeros?\b.*tokens?|tokens?\b.*zeros?",
+            r"(more|extra|additional|number of|fewer) (tokens|keys|rows)|shape|negative",
+        ),
         "inputs",
     ),
     Bug(
@@ -548,11 +558,6 @@ BUGS = (
         "rope_pairs_of_halves",
         "RoPE turns channel i with channel i + half, not neighbouring channels.",
         (r"interleav|neighbou?r|adjacent|\bpair|halves|rotate.?half|half.?split|even.*odd",),
-    ),
-    Bug(
-        "rope_rounds_to_bfloat16",
-        "q and k are rounded to bfloat16 after RoPE.",
-        (HALF,),
     ),
     Bug(
         "query_norm_after_rope",
