@@ -99,6 +99,8 @@ def reference(folder: Path, dtype: str) -> None:
         path, torch_dtype=getattr(torch, dtype)
     )  # keeps the embedding of the time and the modulations in float32
     model.eval().requires_grad_(False)
+    for layer in (m for m in model.modules() if isinstance(m, torch.nn.Linear)):
+        layer.register_forward_pre_hook(lambda m, inputs: (inputs[0].to(m.weight.dtype),))
     for module in model.modules():
         if isinstance(module, Kandinsky5Attention):
             processor: Any = FloatRotary()

@@ -53,7 +53,7 @@ def by_names_of_others(names: NamePairs) -> None:
     """Pair a name's value with the one that it equals, in all blocks.
 
     Nothing is left out: the port has the reference's value of that name under another name, or
-    what the reference computes from it.
+    what the reference computes from it, or the two values differ in size and the port's is no copy.
     """
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in _outputs_by_name(names):
@@ -110,7 +110,8 @@ class _Renamed:
             )
             if value_of is not None:
                 other_name = _name_of_value(names, right, name)
-                if other_name is not None or _has_result(names, right, event):
+                is_computed = prod(event.shape) != prod(right.shape) and name not in names.copies
+                if other_name is not None or is_computed or _has_result(names, right, event):
                     return cls(name, site, value_of, other_name)
         return None
 

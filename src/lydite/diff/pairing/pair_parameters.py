@@ -41,7 +41,7 @@ def pair_parameters(
     left, free = _left(port, pairs), _left(reference, pairs.values())
     named = match_spelling(left, free)
     equal = match_weights(port, reference)
-    pairs |= _renumbered(named, equal, port, reference)
+    pairs |= _renumbered(_without_other_modules(named, equal), equal, port, reference)
     left, free = _left(port, pairs), _left(reference, pairs.values())
     pairs |= match_weights(left, free)
     left, free = _left(port, pairs), _left(reference, pairs.values())
@@ -73,6 +73,32 @@ def _by_map(
             if f"{path}.{own}" in reference:
                 yield name, f"{path}.{own}"
                 break
+
+
+def _without_other_modules(named: Mapping[str, str], equal: Mapping[str, str]) -> dict[str, str]:
+    """Pairs by name, without those where the name is that of another parameter in the port.
+
+    The port has the value of that name under another name, and so on, up to a name that the
+    reference has not: then nothing was exchanged.
+    """
+    holders = {target: name for name, target in equal.items()}
+
+    def is_renamed(name: str) -> bool:
+        passed = {name}
+        while (holder := holders.get(named[name])) is not None:
+            if holder not in named:
+                return True
+            if holder in passed:
+                return False
+            passed.add(holder)
+            name = holder
+        return False
+
+    return {
+        name: target
+        for name, target in named.items()
+        if equal.get(name, target) == target or not is_renamed(name)
+    }
 
 
 def _renumbered(
