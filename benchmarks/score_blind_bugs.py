@@ -50,7 +50,7 @@ ROUNDS = {
     13: ("sdxl_ldm", "qwen3_text", "pixart_sigma", "ltxvideo"),
     14: ("wan_t2v", "cogview4"),
     15: ("hunyuandit", "gemma2text", "flux2_bfl", "cascade_prior"),
-    17: ("kandinsky5", "ltx_vae"),
+    17: ("kandinsky5", "ltx_vae", "hidream", "kandinsky3"),
 }
 PORTS = tuple(port for ports in ROUNDS.values() for port in ports)
 PORTS_WITH_MORE = ("chroma", "lumina2", "hunyuanvideo", "zimage", "fluxkontext", "qwenimage")
