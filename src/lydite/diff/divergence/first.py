@@ -29,6 +29,7 @@ from lydite.trace.events import Event
 from lydite.trace.reader import Trace
 
 ESTIMATE_MARGIN = 3.0  # times the limit: by how much an estimated limit may be too low
+MEASURED_MARGIN = 2.0  # the same of a measured one, where a port may round in other places
 # The same where nothing shows how much error came in: unrecorded operations, and a dtype's width.
 OPEN_MARGIN, OPEN_MARGIN_COARSE = 100.0, 20.0
 CLOSED_MARGIN = 10.0  # the same where all that came in is known, over many operations
@@ -91,6 +92,7 @@ def first_divergence(
     other, and the port's first is named.
     """
     ignored: list[int] = []
+    margin = ESTIMATE_MARGIN if estimated else MEASURED_MARGIN
     is_mispaired = is_mispaired or is_misplaced
 
     def is_false_guess(index: int, agrees_after: bool) -> bool:
@@ -116,7 +118,7 @@ def first_divergence(
             _is_lost_in_rounding(row)
             or is_impossible(index)
             or (agrees_after and (row.error is None or is_misplaced(index)))
-            or (may_be_too_low(index) and _is_marginal(rows, index))
+            or (may_be_too_low(index) and _is_marginal(rows, index, margin))
             or is_false_guess(index, agrees_after)
             or _is_overtaken(rows, index, is_guessed, estimated=estimated)
             or _was_ignored(rows, index, ignored)
@@ -205,15 +207,15 @@ def _is_lost_in_rounding(row: Row) -> bool:
     return row.limit is not None and row.limit >= RELATED and (row.error or inf) < UNRELATED
 
 
-def _is_marginal(rows: Sequence[Row], index: int) -> bool:
+def _is_marginal(rows: Sequence[Row], index: int, margin: float) -> bool:
     """Whether a value is little above its limit, and no later value is far above its own."""
     row, later = rows[index], rows[index + 1 :]
-    if row.error is None or not row.limit or row.error > ESTIMATE_MARGIN * row.limit:
+    if row.error is None or not row.limit or row.error > margin * row.limit:
         return False
     compared = [other for other in later if other.error is not None]
     return bool(compared) and not any(
         other.wrong
-        and (other.error is None or other.error > ESTIMATE_MARGIN * (other.limit or 0.0))
+        and (other.error is None or other.error > margin * (other.limit or 0.0))
         for other in later
     )
 
@@ -299,10 +301,11 @@ def _outer_module_agrees(
     returned: dict[str, list[bool]] = {}  # all that a module returns has to agree
     for at, other in enumerate(later, index + 1):
         is_around = row.site.startswith((f"{other.site}.", f"{other.site}/"))
-        is_around = is_around or (is_first_input and row.site == other.site)
+        is_result = is_first_input and row.site == other.site
+        is_around = is_around or is_result
         same_call = (other.step, other.call) == (row.step, row.call)
         if is_around and same_call and other.slot.startswith("out") and other.error is not None:
-            is_gone = other.error <= left or (is_first_input and other.dtype not in FINE)
+            is_gone = other.error <= left or (is_result and other.dtype not in FINE)
             agrees = other.agrees and is_whole(at) and (is_gone or is_reordered(index))
             returned.setdefault(other.site, []).append(agrees)
     return any(map(all, returned.values()))

@@ -210,11 +210,13 @@ def replayed(evidence: Evidence, *, of_input: bool = True) -> tuple[Finding, ...
 def is_another_form(evidence: Evidence) -> bool:
     """Whether the port's value is the reference's in another known form, up to rounding.
 
-    Rounding itself may look like a fit, a place or another precision; it never looks like this.
+    Rounding itself may look like a fit, a place or another precision; it never looks like this. A
+    time that is rounded to the precision of the run is rounding.
     """
+    forms = (f for f in replayed(evidence) if f.cause != "sinusoid-rounded")
     moved = (f for line in MOVED for f in _tried(line, evidence, one=True))
     same = evidence.same_shape and evidence.port.size > 0 and evidence.wrong
-    return bool(replayed(evidence)) or (same and any(_is_sure(f) for f in moved))
+    return any(forms) or (same and any(_is_sure(f) for f in moved))
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
