@@ -6,6 +6,7 @@ it returned last. A value that was recorded by hand was computed from the one re
 and possibly from others.
 """
 
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -108,8 +109,9 @@ class DataFlow:
     def _find_sources(self, event: Event) -> list[Event]:
         if event.kind in GIVEN:
             return []
-        if same := [other for other in self._same.get(event.hash or "", ()) if other.i < event.i]:
-            return same[-1:]
+        same = self._same.get(event.hash or "", [])
+        if at := bisect_left(same, event.i, key=lambda other: other.i):
+            return [same[at - 1]]
         if _is_input(event):
             return self._beside(event)
         inputs = self._inputs.get(self._calls[event.i], [])
