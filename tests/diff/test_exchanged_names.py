@@ -1,4 +1,4 @@
-"""Two parts of a block that have each other's names in the port, and a bug behind them."""
+"""Parts of a block that have each other's names in the port, or other values' names."""
 
 from pathlib import Path
 from typing import Any
@@ -78,3 +78,74 @@ def test_parameters_show_exchanged_names(weighted: int, tmp_path: Path) -> None:
     own = {name.replace("norm2", f"norm{weighted}"): value for name, value in WEIGHTS.items()}
     port = write(tmp_path / "port", "norm3", "norm2", OTHERS, own)
     assert counterparts(reference, port) == (EXCHANGED if weighted == 3 else AS_NAMED)
+
+
+def write_modulated(folder: Path, names: str, values: Any, *, taken: bool = False) -> Trace:
+    """Blocks of a normed value, the same modulated, and what a layer returns for that.
+
+    `names` are those of the three; "" where one is not recorded. The reference's modules take them.
+    """
+    with TraceWriter(folder, Header()) as writer:
+        for i, (normed, modulated, result) in enumerate(values):
+            before = None
+            for name, x in zip(names.split(","), (normed, modulated, result), strict=True):
+                if taken and before is not None:
+                    writer.add(f"net/blocks.{i}.{name}", before, slot="in.0")
+                if name:
+                    writer.add(f"net/blocks.{i}.{name}", x)
+                before = x
+    return Trace.open(folder)
+
+
+RIGHT, WRONG = VALUES[:, :3], OTHERS[:, :3]
+OWN = {("norm", "norm")}
+OF_OTHER_NAME = {("norm", "scaled"), ("plain", "norm")}
+LATE = np.stack((RIGHT[0], WRONG[1]))  # the first block is right
+ALONE = np.stack((RIGHT[:, 0], RIGHT[:, 1], WRONG[:, 2]), axis=1)
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "found"),
+    [
+        ("plain,norm,out", RIGHT, OF_OTHER_NAME),
+        ("plain,norm,out", LATE, OF_OTHER_NAME),
+        (",norm,out", LATE, {("norm", "scaled")}),  # the result is right
+        ("plain,norm,", LATE, OF_OTHER_NAME),  # the other name has the value
+        (",norm,out", ALONE, OWN),  # nothing shows that the normed value was right
+        (",norm,out", WRONG, OWN),
+    ],
+)
+def test_a_name_is_paired_with_the_value_that_it_has(
+    names: str, values: Any, found: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    reference = write_modulated(tmp_path / "ref", "norm,scaled,out", RIGHT, taken=True)
+    port = write_modulated(tmp_path / "port", names, values)
+    pairs = pair_traces(reference, port).pairs
+    assert {
+        (pair.port_event.name, pair.event.name)
+        for pair in pairs
+        if pair.port_event.name.endswith((".norm", ".plain"))
+    } == {(f"net/blocks.{i}.{a}", f"net/blocks.{i}.{b}") for i in range(BLOCKS) for a, b in found}
+
+
+def test_two_names_with_each_others_values_are_no_names_of_others(tmp_path: Path) -> None:
+    """What is computed from both is wrong: the values may be exchanged."""
+    reference = write(tmp_path / "ref", "norm2", "norm3", VALUES)
+    values = VALUES.copy()
+    values[:, 1::2] = OTHERS[:, 1::2]
+    assert counterparts(reference, write(tmp_path / "port", "norm3", "norm2", values)) == AS_NAMED
+
+
+def test_a_port_that_leaves_the_operation_out_has_no_name_of_another(tmp_path: Path) -> None:
+    """Its norm has the value that comes in, and what is computed from that is wrong."""
+    sides: list[Trace] = []
+    for side, normed, out in (("ref", RIGHT, RIGHT), ("port", RIGHT[:, [2, 1, 0]], WRONG)):
+        with TraceWriter(tmp_path / side, Header()) as writer:
+            for i in range(BLOCKS):
+                writer.add(f"net/blocks.{i}.given", RIGHT[i, 2])
+                writer.add(f"net/blocks.{i}.norm", normed[i, 0])
+                if side == "ref":
+                    writer.add(f"net/blocks.{i}.out", normed[i, 0], slot="in.0")
+                writer.add(f"net/blocks.{i}.out", out[i, 1])
+        sides.append(Trace.open(tmp_path / side))
+    assert counterparts(*sides) == {(f"net/blocks.{i}.norm",) * 2 for i in range(BLOCKS)}
