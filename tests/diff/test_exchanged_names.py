@@ -149,3 +149,47 @@ def test_a_port_that_leaves_the_operation_out_has_no_name_of_another(tmp_path: P
                 writer.add(f"net/blocks.{i}.out", out[i, 1])
         sides.append(Trace.open(tmp_path / side))
     assert counterparts(*sides) == {(f"net/blocks.{i}.norm",) * 2 for i in range(BLOCKS)}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_layer_that_joins_the_results_shows_what_was_recorded(kept: bool, tmp_path: Path) -> None:
+    """The reference's q, k and v of the normed value are one layer of the port."""
+    qkv = DRAW.standard_normal((3, 2, 6, 8)).astype(np.float32)
+    with TraceWriter(tmp_path / "ref", Header()) as writer:
+        writer.add("net/blocks.0.norm.plain", RIGHT[0, 0])
+        writer.add("net/blocks.0.norm", RIGHT[0, 1])
+        for name, value in zip("qkv", qkv, strict=True):
+            writer.add(f"net/blocks.0.to_{name}", RIGHT[0, 1], slot="in.0")
+            writer.add(f"net/blocks.0.to_{name}", value)
+    with TraceWriter(tmp_path / "port", Header()) as writer:
+        writer.add("net/blocks.0.norm", RIGHT[0, 0])
+        writer.add("net/blocks.0.qkv", np.concatenate(qkv if kept else qkv[::-1] + 1, -1))
+    found = counterparts(*(Trace.open(tmp_path / side) for side in ("ref", "port")))
+    assert found == {("net/blocks.0.norm", "net/blocks.0.norm" + ".plain" * kept)}
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("key", "value"), {("key", "to_key"), ("value", "to_value")}),  # as in the encoder
+        (("a", "b"), {("a", "to_value"), ("b", "to_key")}),  # the spelling says nothing
+    ],
+)
+def test_a_word_means_the_same_in_a_later_part(
+    words: tuple[str, str], found: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    """The port's decoder has keys and values exchanged, and the attention of these."""
+    sides: list[Trace] = []
+    for side, names in (("ref", ("to_key", "to_value")), ("port", words)):
+        with TraceWriter(tmp_path / side, Header()) as writer:
+            for n, part in enumerate(("down", "up")):
+                part += "_blocks" if side == "ref" else ""
+                swaps = side == "port" and n == 1
+                key, value = VALUES[n, 1::-1] if swaps else VALUES[n, :2]
+                writer.add(f"net/{part}.0.{names[0]}", key)
+                writer.add(f"net/{part}.0.{names[1]}", value)
+                writer.add(f"net/{part}.0.out", (OTHERS if swaps else VALUES)[n, 2])
+        sides.append(Trace.open(tmp_path / side))
+    pairs = pair_traces(sides[0], sides[1]).pairs
+    ends = {(p.port_event.name.split(".")[-1], p.event.name.split(".")[-1]) for p in pairs[3:]}
+    assert {pair for pair in ends if pair[0] in words} == found

@@ -378,6 +378,7 @@ TIMES, EMBEDDED = (900.0, 600.0, 300.0), np.random.default_rng(5).standard_norma
         ((0.9, 0.6, 0.3), EMBEDDED, WRONG, "net"),  # another bug, which is named
         ((0.9, 0.6, 0.3), EMBEDDED + 1, X, "pipeline/timesteps"),  # its embedding is another
         ((0.9, 0.6, 0.3), EMBEDDED[[0, 1, 1]], X, "pipeline/timesteps"),  # in one step
+        ((0.9, 0.6, 0.3), EMBEDDED[..., ::-1], WRONG, "net/time_embed"),  # in another order
         ((0.9, 0.5, 0.3), EMBEDDED, X, "pipeline/timesteps"),  # no multiple
         ((0.0, 0.0, 0.0), EMBEDDED, X, "pipeline/timesteps"),
     ],

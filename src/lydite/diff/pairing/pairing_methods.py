@@ -31,8 +31,13 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
-from lydite.diff.pairing.exchanged_names import by_exchanged_names, by_names_of_others
+from lydite.diff.pairing.exchanged_names import (
+    by_exchanged_names,
+    by_names_of_others,
+    by_words_of_earlier_blocks,
+)
 from lydite.diff.pairing.module_names import by_containers, by_parameters, by_spelling
+from lydite.diff.pairing.multiples import by_multiples
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
 from lydite.diff.pairing.paired_events import same_kind
@@ -448,7 +453,9 @@ def by_position(names: NamePairs) -> None:
 
 def by_shapes(names: NamePairs) -> None:
     """Values that are the only ones of their shape in a block, on both sides."""
-    blocks = BlockMap(names.refs())
+    known = names.refs()
+    blocks = BlockMap(known)
+    positions = Positions(names.reference_events, names.port_events, known)
     left, free = names.left_events(copies=False), names.free_events(copies=False)
     for name, event in left.items():
         sites = {
@@ -456,6 +463,7 @@ def by_shapes(names: NamePairs) -> None:
             for site, other in reversed(free.items())
             if same_axes(other, event)
             and blocks.same_block(name, site.name)
+            and positions.permit(event, other)
             and names.comparer.same_form(other, event)
         }
         if name not in names.inputs:  # what a module returns, rather than what one takes
@@ -563,6 +571,8 @@ OTHER_NAMES: tuple[Method, ...] = (
     by_values,
     by_other_parts,
     by_tables,
+    by_multiples,
+    by_words_of_earlier_blocks,
     by_siblings,
     by_containers,
     by_scopes,
