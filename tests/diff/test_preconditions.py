@@ -361,10 +361,10 @@ def record_times(folder: Path, times: Any, given: Any, embedded: Any, out: Any) 
     with TraceWriter(folder, Header(dtype="float32")) as writer:
         writer.add("pipeline/timesteps", np.array(times, np.float32), kind="schedule")
         for step, (time, embedding) in enumerate(zip(given, embedded, strict=True)):
-            writer.step = step
-            writer.add("net/time_embed", np.float32([time]), slot="in.0")
-            writer.add("net/time_embed", np.float32(embedding))
-            writer.add("net", np.float32(out))
+            values = (np.array(value, np.float32) for value in ([time], embedding, out))
+            names = (("net/time_embed", "in.0"), ("net/time_embed", "out"), ("net", "out"))
+            for (name, slot), value in zip(names, values, strict=True):
+                writer.add(name, value, slot=slot, step=step)
     return Trace.open(folder)
 
 

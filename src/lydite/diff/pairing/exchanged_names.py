@@ -99,8 +99,9 @@ def by_words_of_earlier_blocks(names: NamePairs) -> None:
 def _is_another(names: NamePairs, name: str, site: Site) -> bool:
     """Whether a value of the reference can be a name's counterpart, and differs from its value."""
     event = names.reference_events.get(site)
-    possible = event is not None and names.is_possible(name, (site,))
-    return possible and names.comparer.are_equal([event], [names.port_events[name]]) is False
+    if event is None or not names.is_possible(name, (site,)):
+        return False
+    return names.comparer.are_equal([event], [names.port_events[name]]) is False
 
 
 def _outputs_by_name(names: NamePairs) -> list[str]:

@@ -48,17 +48,20 @@ def _multiples(reader: ValueReader, events: Iterable[Event], test: Test) -> Iter
 
 def _may_be_multiple(reader: ValueReader, one: Event, other: Event) -> bool:
     """Whether the statistics of two values permit it, in any layout."""
-    a, b = reader.stats(one), reader.stats(other)
-    if a is None or b is None or not a.rms or not b.rms or abs(b.rms / a.rms - 1) < SAME_SIZE:
+    sides = [
+        (stats.rms, [x or 0.0 for x in (stats.min, stats.max, stats.mean)])
+        for stats in map(reader.stats, (one, other))
+        if stats is not None and stats.rms
+    ]
+    if len(sides) < 2:
         return False
-    sides = [[x / each.rms for x in (each.min, each.max, each.mean)] for each in (a, b)]
-    return bool(np.allclose(*sides, rtol=0, atol=SIMILAR))
+    own, others = (np.divide(numbers, size) for size, numbers in sides)
+    is_scaled = abs(sides[1][0] / sides[0][0] - 1) > SAME_SIZE
+    return is_scaled and np.allclose(own, others, rtol=0, atol=SIMILAR)
 
 
 def _is_multiple(reader: ValueReader, one: Event, other: Event) -> bool:
-    if not (
-        _may_be_multiple(reader, one, other) and reader.can_read(one) and reader.can_read(other)
-    ):
+    if not _may_be_multiple(reader, one, other) or not all(map(reader.can_read, (one, other))):
         return False
     a, b = (wide(reader.read(event)).reshape(-1) for event in (one, other))
     factor = float(a @ b) / float(a @ a)
