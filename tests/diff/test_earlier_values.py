@@ -472,17 +472,3 @@ def test_a_wrong_rotation_of_a_normed_value_is_named(tmp_path: Path) -> None:
     port = [("start", x), ("scaled", normed), ("query", wrong), ("result", np.tanh(wrong.sum(1)))]
     verdict = compare(write(tmp_path / "r", reference), write(tmp_path / "p", port))
     assert (verdict.verdict, verdict.port_site) == ("diverge", "query")
-
-
-def test_a_wrong_value_may_have_batch_and_tokens_merged(tmp_path: Path) -> None:
-    """The reference runs its text layers on rows, the port on (batch, tokens)."""
-    draw = np.random.default_rng(2)
-    x = draw.standard_normal((2, TOKENS, WIDTH))
-    first, second = draw.standard_normal((2, WIDTH, WIDTH)) / 4
-    rows = x.reshape(-1, WIDTH)
-    right, wrong = np.tanh(rows @ first), np.sin(x @ first)
-    events = [("net/a", rows, "in.0"), ("net/a", rows @ first), ("net/act", rows @ first, "in.0")]
-    events += [("net/act", right), ("net/b", right, "in.0"), ("net/b", right @ second)]
-    reference = write(tmp_path / "r", events)
-    port = write(tmp_path / "p", [("a", x @ first), ("m", wrong), ("b", wrong @ second)])
-    assert compare(reference, port).port_site == "m"

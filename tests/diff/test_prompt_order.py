@@ -163,7 +163,7 @@ def test_a_result_that_joins_two_calls_has_the_order_of_the_reference(tmp_path: 
     parts = [np.tanh(TEXT @ w) for w in W[:2]]
     calls = [(f"{{}}{n}", part[at], 0) for at in (0, 1) for n, part in enumerate(parts)]
     sides: list[Trace] = []
-    for side, order in (("net/", [0, 1]), ("m.", [0, 1]), ("m.", [1, 0])):
+    for side, order in (("net/", [1, 0]), ("m.", [1, 0]), ("m.", [0, 1])):
         events = [(name.format(side), value, 0) for name, value, _ in calls]
         events.append((f"{side}all", parts[1][order], 0))
         sides.append(write(tmp_path / str(len(sides)), events))

@@ -181,7 +181,7 @@ class EarlierValues:
         else:
             fits = same_axes(event, own) or merges_axes(event, own)
             fits = fits or (same_kind(event, own) and is_packed(own.shape, event.shape))
-            fits = fits or _is_part_of_batch(event, own) or _merges_rows(event, own)
+            fits = fits or _is_part_of_batch(event, own)
         if fits or _long_axes(event) in self.shapes:
             return fits
         if _has_other_length(event, own):
@@ -299,13 +299,6 @@ class EarlierValues:
 def _long_axes(event: Event) -> tuple[int, ...]:
     """A shape without axes of length 1: a port may leave out the batch."""
     return tuple(length for length in event.shape if length != 1)
-
-
-def _merges_rows(event: Event, own: Event) -> bool:
-    """Whether both have as many rows of one width, and one has the batch and the tokens merged."""
-    shapes = event.shape, own.shape
-    is_kind = same_kind(event, own) and len(shapes[0]) != len(shapes[1])
-    return is_kind and shapes[0][-1:] == shapes[1][-1:] and prod(shapes[0]) == prod(shapes[1])
 
 
 def _is_part_of_batch(event: Event, own: Event) -> bool:
