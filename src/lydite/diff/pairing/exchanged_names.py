@@ -188,7 +188,7 @@ def _has_result(names: NamePairs, right: Event, event: Event) -> bool:
     far = names.comparer.distance(right, event)
     results, new = [], [right]
     later = [e for e in names.port_events.values() if event.i < e.i <= event.i + NEARBY]
-    if _has_fused(names, names.flow.results(right), later):
+    if _has_fused(names, names.flow.results(right), later, far):
         return True
     for _ in range(STEPS_BEHIND):
         new = [e for each in new for e in names.flow.results(each)]
@@ -203,13 +203,15 @@ def _has_result(names: NamePairs, right: Event, event: Event) -> bool:
     return False
 
 
-def _has_fused(names: NamePairs, results: Sequence[Event], later: Sequence[Event]) -> bool:
+def _has_fused(
+    names: NamePairs, results: Sequence[Event], later: Sequence[Event], far: float
+) -> bool:
     """Whether the port has some of these results side by side: q, k and v of one layer."""
     outputs = [e for e in results if e.slot == "out"]
     return any(
         own.step == parts[0].step
         and prod(own.shape) == sum(prod(part.shape) for part in parts)
-        and names.comparer.are_equal(parts, [own]) is True
+        and (names.comparer.joined_error(parts, [own]) or 0.0) < MUCH_CLOSER * far
         for count in FUSED
         for parts in combinations(outputs, count)
         if len({part.shape[:-1] for part in parts}) == 1
