@@ -207,7 +207,7 @@ def test_what_is_computed_after_the_scores_is_not_what_they_are_computed_from(
     with TraceWriter(tmp_path / "port", Header(dtype="float32")) as writer:
         for name, value in (("query", -q), ("scores", scores + 1), ("mixed", mixed)):
             writer.add(name, value)
-    names = NamePairs(*(Trace.open(tmp_path / side) for side in ("ref", "port")))
+    names = NamePairs(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
     names.found["scores"] = Rename((Site("net/attn", "out.1"),), how="similarity")
     sites = {name: _is_source_of_earlier(names, name, Site("net/q")) for name in names.port_names}
     assert sites == {"query": False, "scores": False, "mixed": True}
@@ -223,6 +223,6 @@ def test_a_wrong_guidance_is_not_one_of_the_two_predictions(guided: bool, tmp_pa
             writer.add("guided", both[0] + 3 * (both[1] - both[0]))
     with TraceWriter(tmp_path / "port", Header(dtype="float32")) as writer:
         writer.add("out", both[1] + np.float32(0.1) * (both[0] - both[1]))
-    names = NamePairs(*(Trace.open(tmp_path / side) for side in ("ref", "port")))
+    names = NamePairs(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
     by_values(names)
     assert ("out" in names.found) == (not guided)
