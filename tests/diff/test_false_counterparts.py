@@ -17,7 +17,7 @@ from lydite.diff.pairing.blocks import BlockMap
 from lydite.diff.pairing.name_matching import module_renames
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import Pair
-from lydite.diff.pairing.pairing_methods import by_sequences, by_values
+from lydite.diff.pairing.pairing_methods import _is_source_of_earlier, by_sequences, by_values
 from lydite.diff.pairing.results import by_ends_of_steps
 from lydite.trace.events import Header, Site
 from lydite.trace.reader import Trace
@@ -189,3 +189,40 @@ def test_a_value_of_more_tokens_is_no_attention_of_fewer() -> None:
         e = evidence(G.standard_normal(shape), G.standard_normal(shape))
         parts = {(False, False, part): G.standard_normal((1, 7, 8)) for part in "qkv"}
         assert bool([*_forms(e, parts, 2)]) is has_forms
+
+
+def test_what_is_computed_after_the_scores_is_not_what_they_are_computed_from(
+    tmp_path: Path,
+) -> None:
+    """The result of an attention has the axes of the query, with its heads together."""
+    draw = np.random.default_rng(8)
+    x, q, mixed = draw.standard_normal((3, 12, 32)).astype(np.float32)
+    scores = draw.uniform(0, 1, (4, 12, 12)).astype(np.float32)
+    with TraceWriter(tmp_path / "ref", Header(dtype="float32")) as writer:
+        writer.add("net", x, slot="in.0")
+        writer.add("net/q", x, slot="in.0")
+        writer.add("net/q", q)
+        writer.add("net/attn", q.reshape(12, 4, 8).swapaxes(0, 1), slot="in.q")
+        writer.add("net/attn", scores, slot="out.1")
+    with TraceWriter(tmp_path / "port", Header(dtype="float32")) as writer:
+        for name, value in (("query", -q), ("scores", scores + 1), ("mixed", mixed)):
+            writer.add(name, value)
+    names = NamePairs(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
+    names.found["scores"] = Rename((Site("net/attn", "out.1"),), how="similarity")
+    sites = {name: _is_source_of_earlier(names, name, Site("net/q")) for name in names.port_names}
+    assert sites == {"query": False, "scores": False, "mixed": True}
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_a_wrong_guidance_is_not_one_of_the_two_predictions(guided: bool, tmp_path: Path) -> None:
+    """It is closer to one of them than to the guided value, where the reference has that."""
+    both = np.random.default_rng(9).standard_normal((2, 6, 8)).astype(np.float32)
+    with TraceWriter(tmp_path / "ref", Header(dtype="float32")) as writer:
+        writer.add("net/out", both)
+        if guided:
+            writer.add("guided", both[0] + 3 * (both[1] - both[0]))
+    with TraceWriter(tmp_path / "port", Header(dtype="float32")) as writer:
+        writer.add("out", both[1] + np.float32(0.1) * (both[0] - both[1]))
+    names = NamePairs(Trace.open(tmp_path / "ref"), Trace.open(tmp_path / "port"))
+    by_values(names)
+    assert ("out" in names.found) == (not guided)

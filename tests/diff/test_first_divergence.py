@@ -330,3 +330,13 @@ def test_the_call_that_the_port_runs_first_is_named() -> None:
         found, lambda _: False, is_guessed=lambda at: at % 2 == 0, port_order=[2, 3, 0, 1]
     )
     assert judged.first == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "guessed", "first"), [(1.9, True, 2), (2.1, True, 1), (2.1, False, 2)]
+)
+def test_a_guess_that_is_far_larger_does_not_show_where_an_error_was_made(
+    error: float, guessed: bool, first: int
+) -> None:
+    found = rows(0, 90.0, error / LIMIT, error / LIMIT)
+    assert judge(found, is_guessed=guessed, is_anchored=True).first == first

@@ -354,3 +354,50 @@ def test_ids_may_have_the_tokens_first(tmp_path: Path) -> None:
         found = compare(*sides)
         assert found.verdict == ("diverge" if wrong else "agree")
         assert not wrong or "1 of 28 ids differ, first at position 5" in found.sentence
+
+
+def record_times(folder: Path, times: Any, given: Any, embedded: Any, out: Any) -> Trace:
+    """A loop whose network embeds its time, which it is given alone, and returns `out`."""
+    with TraceWriter(folder, Header(dtype="float32")) as writer:
+        writer.add("pipeline/timesteps", np.array(times, np.float32), kind="schedule")
+        for step, (time, embedding) in enumerate(zip(given, embedded, strict=True)):
+            values = (np.array(value, np.float32) for value in ([time], embedding, out))
+            names = (("net/time_embed", "in.0"), ("net/time_embed", "out"), ("net", "out"))
+            for (name, slot), value in zip(names, values, strict=True):
+                writer.add(name, value, slot=slot, step=step)
+    return Trace.open(folder)
+
+
+TIMES, EMBEDDED = (900.0, 600.0, 300.0), np.random.default_rng(5).standard_normal((3, 1, 32))
+
+
+@pytest.mark.parametrize(
+    ("times", "embedded", "out", "site"),
+    [
+        ((0.9, 0.6, 0.3), EMBEDDED, X, None),
+        ((0.9, 0.6, 0.3), EMBEDDED, WRONG, "net"),  # another bug, which is named
+        ((0.9, 0.6, 0.3), EMBEDDED + 1, X, "pipeline/timesteps"),  # its embedding is another
+        ((0.9, 0.6, 0.3), EMBEDDED[[0, 1, 1]], X, "pipeline/timesteps"),  # in one step
+        ((0.9, 0.6, 0.3), EMBEDDED[..., ::-1], WRONG, "net/time_embed"),  # in another order
+        ((0.9, 0.5, 0.3), EMBEDDED, X, "pipeline/timesteps"),  # no multiple
+        ((0.0, 0.0, 0.0), EMBEDDED, X, "pipeline/timesteps"),
+    ],
+)
+def test_times_may_have_another_unit_where_their_embedding_agrees(
+    times: Any, embedded: Any, out: Any, site: str | None, tmp_path: Path
+) -> None:
+    reference = record_times(tmp_path / "ref", TIMES, TIMES, EMBEDDED, X)
+    port = record_times(tmp_path / "port", times, times, embedded, out)
+    found = compare(reference, port)
+    assert (found.verdict, found.site) == ("diverge" if site else "agree", site)
+    said = any("0.001 × the reference's" in remark for remark in found.remarks)
+    assert said == (site != "pipeline/timesteps")
+
+
+def test_an_embedding_of_more_than_the_time_shows_no_unit(tmp_path: Path) -> None:
+    """What is given other numbers than the reference's times was not computed from a time alone."""
+    sides = [
+        record_times(tmp_path / name, times, (1.0, 2.0, 3.0), EMBEDDED, X)
+        for name, times in (("ref", TIMES), ("port", (0.9, 0.6, 0.3)))
+    ]
+    assert compare(*sides).site == "pipeline/timesteps"

@@ -156,3 +156,29 @@ def test_prompts_of_two_lengths_whose_values_are_wrong(tmp_path: Path) -> None:
     _, port, remarks = views(*traces)
     assert [event.call for event in port.events] == [1, 0] and "calls" in remarks[0]
     assert views(traces[0], traces[0])[2] == ()
+
+
+def test_a_result_that_joins_two_calls_has_the_order_of_the_reference(tmp_path: Path) -> None:
+    """Nothing is computed from it that could take another order into account."""
+    parts = [np.tanh(TEXT @ w) for w in W[:2]]
+    calls = [(f"{{}}{n}", part[at], 0) for at in (0, 1) for n, part in enumerate(parts)]
+    sides: list[Trace] = []
+    for side, order in (("net/", [1, 0]), ("m.", [1, 0]), ("m.", [0, 1])):
+        events = [(name.format(side), value, 0) for name, value, _ in calls]
+        events.append((f"{side}all", parts[1][order], 0))
+        sides.append(write(tmp_path / str(len(sides)), events))
+    reference, right, wrong = sides
+    assert compare(reference, right).verdict == "agree"
+    found = compare(reference, wrong)
+    assert (found.verdict, found.port_site) == ("diverge", "m.all")
+
+
+def test_a_wrong_value_that_is_near_to_both_orders_shows_none(tmp_path: Path) -> None:
+    """The two halves differ by 6 %, and half of that is wrong."""
+    one = DRAW.standard_normal((6, 8))
+    near, wrong = np.stack([one, 1.06 * one]), np.stack([1.03 * one] * 2)
+    traces = [
+        write(tmp_path / side, [(f"{side}/a", TEXT[order], 0), (f"{side}/b", value, 0)])
+        for side, order, value in (("net", [0, 1], near), ("port", [1, 0], wrong))
+    ]
+    assert "halves of the batch" in views(*traces)[2][0]

@@ -38,7 +38,7 @@ from lydite.diff.verdict_text import (
     uncovered_text,
     undecided_text,
 )
-from lydite.trace.events import EventId
+from lydite.trace.events import Event, EventId
 from lydite.trace.reader import Trace
 from lydite.trace.selftest import check_selftest
 
@@ -209,17 +209,21 @@ class _Comparer:
 
     def _accept_units(self, rows: Sequence[Row]) -> None:
         """Pass a schedule in another unit, where what the network makes of its times is right."""
-        agreeing = {
-            event.i
+        compared = {
+            event.i: (row, pair)
             for row, pair in zip(rows, self.pairs, strict=True)
-            if row.agrees
             for event in pair.reference
         }
+
+        def is_right(event: Event) -> bool:
+            found = compared.get(event.i)
+            return found is not None and (found[0].agrees or self._has_right_numbers(*found))
+
         pairs = list(self.pairing.pairs)
         for failed in [failed for failed in self.failed if failed.gate.name == "schedule"]:
             result = failed
             while result.pair is not None:
-                factor = preconditions.unit_of_times(result.pair, self.traces, agreeing)
+                factor = preconditions.unit_of_times(result.pair, self.traces, is_right)
                 if factor is None:
                     break
                 self.remarks.append(
@@ -233,6 +237,14 @@ class _Comparer:
             self.gates[self.gates.index(failed.gate)] = result.gate
             at = self.failed.index(failed)
             self.failed[at : at + 1] = [] if result.gate.passed else [result]
+
+    def _has_right_numbers(self, row: Row, pair: Pair) -> bool:
+        """Whether a wrong value has the right numbers in another order."""
+        values = self.reader.values(pair)
+        if values.reference is None or values.port is None or row.limit is None:
+            return False
+        right, own = (np.sort(wide(x), axis=None) for x in (values.reference, values.port))
+        return relative_error(own, right) <= row.limit
 
     def _at_gate(self, failed: preconditions.GateResult, rows: list[Row]) -> Verdict:
         findings: tuple[Finding, ...] = ()

@@ -1,7 +1,7 @@
 """What has to be equal before activations are worth comparing."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose, prod
 from typing import Any
@@ -106,11 +106,13 @@ def check_schedule(pairs: Sequence[Pair], reference: Trace, port: Trace) -> Gate
     return _passed("schedule", compared, chosen, "table")
 
 
-def unit_of_times(pair: Pair, traces: Comparison, agreeing: Collection[int]) -> float | None:
+def unit_of_times(
+    pair: Pair, traces: Comparison, is_right: Callable[[Event], bool]
+) -> float | None:
     """The factor between two tables of times, where the network's use of them shows it to be right.
 
     A port may list its times from 1 to 0 and multiply them by 1000 where it embeds them. Then what
-    the reference computes from a time alone is among the `agreeing` values, by their numbers.
+    the reference computes from a time alone `is_right` in the port: its numbers, in any order.
     """
     tables = _tables(pair, traces.reference, traces.port)
     if tables is None:
@@ -125,7 +127,7 @@ def unit_of_times(pair: Pair, traces: Comparison, agreeing: Collection[int]) -> 
     for event in traces.reference.events:
         if _is_time(event, traces.reference, expected):
             for output in traces.flow.outputs(event):
-                compared[output.name].append(output.i in agreeing)
+                compared[output.name].append(is_right(output))
     return factor if any(map(all, compared.values())) else None
 
 

@@ -23,6 +23,7 @@ from lydite.trace.reader import Trace
 
 SIMILAR = 1e-2  # of two values' statistics, as bfloat16 rounds
 EQUAL = 0.05  # relative error; that of two prompts is far larger
+CLOSER = 0.25  # of the error in the other order: wrong values may be near to both
 MAX_READ = 8  # values of a component that show its order
 MAX_TRIED = 64  # values of a component that are looked at
 MAX_COUNT = 2**24  # numbers in one of them
@@ -43,6 +44,7 @@ def in_order_of(reference: Trace, port: TraceView) -> tuple[TraceView, tuple[str
     Where a value is in the same order, the port exchanges the prompts somewhere itself: a bug.
     """
     sizes, halves = _exchanged_batches(reference, port), _calls_of_half(port)
+    sizes -= _sizes_of_results(port, halves)
     has_other_calls = _has_other_calls(reference, port)
     if not sizes and not has_other_calls:
         return port, ()
@@ -63,6 +65,18 @@ def in_order_of(reference: Trace, port: TraceView) -> tuple[TraceView, tuple[str
         "prompt); its values are compared in the reference's"
     )
     return replace(port, events=tuple(events), exchanged=frozenset(exchanged)), (remark,)
+
+
+def _sizes_of_results(port: Trace, halves: Half) -> set[int]:
+    """Sizes of batches that only the port's last value has, which joins the results of two calls.
+
+    Nothing of the port takes their order into account.
+    """
+    if 1 not in halves.values():
+        return set()
+    computed = [event for event in port.events if event.kind in COMPUTED]
+    before = {event.shape[0] for event in computed[:-1] if len(event.shape) > 1}
+    return {event.shape[0] for event in computed[-1:] if len(event.shape) > 1} - before
 
 
 def _component(event: Event) -> str:
@@ -88,11 +102,9 @@ def _exchanged_batches(reference: Trace, port: Trace) -> set[int]:
             value, expected = port.read(event), reference.read(other)
             if is_mask(expected) or _are_equal(expected, other_half_first(expected)):
                 continue  # the masks themselves may be exchanged
-            if _are_equal(value, expected):
-                votes.add(event, event.shape[0], is_other=False)
-                break
-            if _are_equal(other_half_first(value), expected):
-                votes.add(event, event.shape[0], is_other=True)
+            same, other = (_error(x, expected) for x in (value, other_half_first(value)))
+            if min(same, other) < EQUAL and min(same, other) < CLOSER * max(same, other):
+                votes.add(event, event.shape[0], is_other=other < same)
                 break
     return votes.all_other()
 
@@ -219,4 +231,8 @@ def _are_similar(a: Event, b: Event) -> bool:
 
 
 def _are_equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return best_fit(possible_fits(a.shape, b.shape), a, b)[1] < EQUAL
+    return _error(a, b) < EQUAL
+
+
+def _error(a: NDArray[Any], b: NDArray[Any]) -> float:
+    return best_fit(possible_fits(a.shape, b.shape), a, b)[1]

@@ -129,6 +129,8 @@ def test_positions_that_the_port_adds() -> None:
     table = torch.cat([angles.sin(), angles.cos()], -1)
     assert "sinusoids" in first(seen(X, X + table))[1]
     assert first(seen(X[:1], X[:1] + table))[0] != "positions-added"  # one row shows nothing
+    same = torch.cat([X[:1].expand_as(X)[:, :6], X[:, 6:]], 1)  # where the rows are equal
+    assert first(seen(same, same + (torch.arange(12) < 6)[:, None] * table))[0] != "positions-added"
 
 
 @pytest.mark.parametrize(

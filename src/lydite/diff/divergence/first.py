@@ -225,7 +225,7 @@ def _is_overtaken(rows: Sequence[Row], index: int, is_guessed: Test, *, estimate
 
     An error that grows does so little by little; one that appears at once was made there, and is in
     what follows. A value that was as wrong at an earlier step already has a form of its own, and
-    one of another shape may be no counterpart.
+    a guess of another shape or size may be no counterpart.
     """
     largest = over_limit(rows[index])
     if not 1 < largest <= OPEN_MARGIN:
@@ -234,7 +234,7 @@ def _is_overtaken(rows: Sequence[Row], index: int, is_guessed: Test, *, estimate
     before = {(row.site, row.slot): row for row in rows[:index] if row.wrong}
     for at in range(index + 1, len(rows)):
         other, over = rows[at], over_limit(rows[at])
-        if other.error is None and is_guessed(at):
+        if is_guessed(at) and (other.error is None or other.error > UNRELATED):
             continue
         known = before.get((other.site, other.slot))
         if known is not None and _is_as_wrong(known, other):

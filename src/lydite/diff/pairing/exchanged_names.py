@@ -8,22 +8,24 @@ One name may also be that of a norm on one side, and of the modulated norm on th
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from math import prod
 
 from lydite.diff.name_map import Rename
-from lydite.diff.pairing.blocks import NUMBER
+from lydite.diff.pairing.blocks import NUMBER, last_word, numbered_variants
 from lydite.diff.pairing.name_matching import close_stats, module_of
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import BY_NAME
+from lydite.diff.pairing.similarity import name_similarity
 from lydite.trace.events import Event, Site, WeightInfo
 
 SIMILAR = 0.05  # relative difference of the statistics of two values that may be equal
 STEPS_BEHIND = 3  # modules in a row that show whether a value is right
 MUCH_CLOSER = 0.25  # of the distance of two values that are no counterparts
+FUSED = (2, 3)  # layers that a port may have as one
 NEARBY = 60  # values around one among which another value of its name is searched
 
 
@@ -65,6 +67,41 @@ def by_names_of_others(names: NamePairs) -> None:
         if found is not None:
             for name in group:
                 found.apply(names, name)
+
+
+def by_words_of_earlier_blocks(names: NamePairs) -> None:
+    """Pair a name by its last words in earlier blocks, where it equals another part's value.
+
+    A port may exchange keys and values in its decoder only: what is called `k` there equals the
+    reference's `to_v`. The spelling has to speak for the earlier blocks' counterpart.
+    """
+    known: dict[str, tuple[str, str]] = {}
+    changed: dict[str, Site] = {}
+    equal = [n for n, r in names.found.items() if r.how == "equal" and len(r.ref) == 1]
+    for name in sorted(set(equal) & names.port_events.keys(), key=lambda n: names.port_events[n].i):
+        site, word = names.found[name].ref[0], last_word(name)
+        own = last_word(site.name), site.slot
+        if not word or not own[0] or not numbered_variants(name):
+            continue
+        wanted, slot = known.setdefault(word, own)
+        other = Site(site.name.removesuffix(own[0]) + wanted, slot)
+        is_alike = name_similarity(word, wanted) > name_similarity(word, own[0])
+        if other != site and is_alike and _is_another(names, name, other):
+            changed[name] = other
+    for name in changed:
+        del names.found[name]
+    free = set(names.free())
+    for name, site in changed.items():
+        if site in free:
+            names.found[name] = Rename((site,), how="siblings")
+
+
+def _is_another(names: NamePairs, name: str, site: Site) -> bool:
+    """Whether a value of the reference can be a name's counterpart, and differs from its value."""
+    event = names.reference_events.get(site)
+    if event is None or not names.is_possible(name, (site,)):
+        return False
+    return names.comparer.are_equal([event], [names.port_events[name]]) is False
 
 
 def _outputs_by_name(names: NamePairs) -> list[str]:
@@ -151,10 +188,12 @@ def _has_result(names: NamePairs, right: Event, event: Event) -> bool:
     """
     far = names.comparer.distance(right, event)
     results, new = [], [right]
+    later = [e for e in names.port_events.values() if event.i < e.i <= event.i + NEARBY]
+    if _has_fused(names, names.flow.results(right), later, far):
+        return True
     for _ in range(STEPS_BEHIND):
         new = [e for each in new for e in names.flow.results(each)]
         results += new
-    later = [e for e in names.port_events.values() if event.i < e.i <= event.i + NEARBY]
     for result in {e.i: e for e in results}.values():
         for own in later:
             if own.step != result.step or not _may_be_equal(names, result, own):
@@ -163,6 +202,22 @@ def _has_result(names: NamePairs, right: Event, event: Event) -> bool:
             if is_equal or names.comparer.distance(result, own) < MUCH_CLOSER * far:
                 return True
     return False
+
+
+def _has_fused(
+    names: NamePairs, results: Sequence[Event], later: Sequence[Event], far: float
+) -> bool:
+    """Whether the port has some of these results side by side: q, k and v of one layer."""
+    outputs = [e for e in results if e.slot == "out"]
+    return any(
+        own.step == parts[0].step
+        and prod(own.shape) == sum(prod(part.shape) for part in parts)
+        and (names.comparer.joined_error(parts, [own]) or 0.0) < MUCH_CLOSER * far
+        for count in FUSED
+        for parts in combinations(outputs, count)
+        if len({part.shape[:-1] for part in parts}) == 1
+        for own in later
+    )
 
 
 def _are_near_and_equal(

@@ -1,6 +1,6 @@
 """Names of the port and their sites in the reference, as found so far."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,6 +8,7 @@ from math import inf, prod
 
 from lydite.diff.data_flow import DataFlow
 from lydite.diff.measure.axes import has_parts_of, part_of, possible_fits
+from lydite.diff.measure.distance import relative_error, wide
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.alignment import PortEvents, ReferenceEvents
 from lydite.diff.pairing.blocks import (
@@ -15,8 +16,10 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
+from lydite.diff.pairing.name_matching import close_stats
 from lydite.diff.pairing.paired_events import same_kind
 from lydite.diff.pairing.similarity import (
+    FINE,
     Comparer,
     first_events,
     first_outputs,
@@ -39,6 +42,7 @@ GUESSED = (
     "similarity",
 )  # siblings correct these
 WEAK = ("order", "position", "copy", "similarity")  # of these none corrects an equal value
+NEAR_COPY = 1e-5  # relative error between a float32 value and the same one, normed again
 MIN_RESULT = 16  # numbers of a last value that is paired because it is the last
 
 
@@ -78,13 +82,32 @@ class NamePairs:
         """
         copies: set[str] = set()
         seen: set[tuple[int, str]] = set()
+        by_size: dict[tuple[int, tuple[int, ...]], list[Event]] = defaultdict(list)
         for name, event in self.port_events.items():
             content = self.comparer.port.content(event) if event.kind == "activation" else None
-            if content is not None and (event.step, content) in seen:
+            if content is None:
+                continue
+            alike = by_size[event.step, event.shape]
+            if (event.step, content) in seen or self._is_near_copy(event, alike):
                 copies.add(name)
-            elif content is not None:
+            else:
                 seen.add((event.step, content))
+                alike.append(event)
         return copies
+
+    def _is_near_copy(self, event: Event, others: Sequence[Event]) -> bool:
+        """Whether a value is an earlier one up to rounding: a norm changes no normed value."""
+        reader = self.comparer.port
+        stats = reader.stats(event)
+        if event.dtype not in FINE or prod(event.shape) < MIN_RESULT or not reader.can_read(event):
+            return False
+        return any(
+            stats is not None
+            and (other_stats := reader.stats(other)) is not None
+            and close_stats(stats, other_stats, NEAR_COPY)
+            and relative_error(wide(reader.read(event)), wide(reader.read(other))) < NEAR_COPY
+            for other in others
+        )
 
     def only_returns(self, name: str) -> bool:
         """Whether a name has the value of a part of it, as the reference has that under two names.

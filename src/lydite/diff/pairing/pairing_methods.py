@@ -31,8 +31,13 @@ from lydite.diff.pairing.blocks import (
     Sites,
     numbered_variants,
 )
-from lydite.diff.pairing.exchanged_names import by_exchanged_names, by_names_of_others
+from lydite.diff.pairing.exchanged_names import (
+    by_exchanged_names,
+    by_names_of_others,
+    by_words_of_earlier_blocks,
+)
 from lydite.diff.pairing.module_names import by_containers, by_parameters, by_spelling
+from lydite.diff.pairing.multiples import by_multiples
 from lydite.diff.pairing.mutual_similarity import Positions, pair_roles
 from lydite.diff.pairing.pair_names import GUESSED, MIN_RESULT, WEAK, NamePairs, compatible
 from lydite.diff.pairing.paired_events import same_kind
@@ -66,7 +71,7 @@ def by_values(names: NamePairs) -> None:
     equal, close = align(names.comparer, names.free_events(), port, names.refs())
     names.add(equal, "equal")
     names.add(with_same_rows(names), "rows")
-    free = set(names.free())
+    free = names.free_events()
     positions = Positions(names.reference_events, names.port_events, names.refs())
     ends = ends_of_steps(names)  # the picture of a step may be closer to the next latents
     in_order = {
@@ -75,8 +80,20 @@ def by_values(names: NamePairs) -> None:
         if site in free
         and (ends is None or site != ends[1] or name == ends[0].name)
         and positions.permit(names.port_events[name], names.reference_events[site])
+        and not _has_whole_result(names.port_events[name], names.reference_events[site], free)
     }
     names.add(in_order, "order")
+
+
+def _has_whole_result(port: Event, reference: Event, free: Mapping[Site, Event]) -> bool:
+    """Whether a value is close to a part of the reference's, right before one of its own size.
+
+    A wrong guidance is close to one of the two predictions.
+    """
+    later = [e for e in free.values() if e.i > reference.i and e.step == reference.step]
+    following = min(later, key=lambda e: e.i, default=None)
+    is_part = prod(port.shape) < prod(reference.shape)
+    return is_part and following is not None and same_axes(following, port)
 
 
 def by_fused_shapes(names: NamePairs) -> None:
@@ -314,12 +331,24 @@ def by_sequences(names: NamePairs) -> None:
                     positions.permit(sides[0][name], free[site], 1)
                     and blocks.allows(name, site.name)
                     and names.comparer.same_form(free[site], sides[0][name])
+                    and not _is_source_of_earlier(names, name, site)
                     for name, site in pairs
                 )
                 and not _is_in_another_order(names, pairs)
             ):
                 names.add(dict(pairs), "position")
                 break
+
+
+def _is_source_of_earlier(names: NamePairs, name: str, site: Site) -> bool:
+    """Whether the port has, right before a value, what the reference computes from this site."""
+    event, source = names.port_events[name], names.reference_events[site]
+    before = [n for n, e in names.port_events.items() if n in names.found and e.i < event.i]
+    sites = (s for n in before[-SOON_TAKEN:] for s in names.found[n].ref)
+    results = [names.reference_events[s] for s in sites if s in names.reference_events]
+    known = {e.i for e in results}
+    later = (e for e in results if e.i > source.i and e.step == source.step)
+    return any(source in names.flow.upstream(e, known - {e.i}).passed for e in later)
 
 
 def _is_in_another_order(names: NamePairs, pairs: Sequence[tuple[str, Site]]) -> bool:
@@ -448,7 +477,9 @@ def by_position(names: NamePairs) -> None:
 
 def by_shapes(names: NamePairs) -> None:
     """Values that are the only ones of their shape in a block, on both sides."""
-    blocks = BlockMap(names.refs())
+    known = names.refs()
+    blocks = BlockMap(known)
+    positions = Positions(names.reference_events, names.port_events, known)
     left, free = names.left_events(copies=False), names.free_events(copies=False)
     for name, event in left.items():
         sites = {
@@ -456,6 +487,7 @@ def by_shapes(names: NamePairs) -> None:
             for site, other in reversed(free.items())
             if same_axes(other, event)
             and blocks.same_block(name, site.name)
+            and positions.permit(event, other)
             and names.comparer.same_form(other, event)
         }
         if name not in names.inputs:  # what a module returns, rather than what one takes
@@ -464,7 +496,8 @@ def by_shapes(names: NamePairs) -> None:
         rivals = [other for other in left.values() if same_axes(other, event)]
         if len(sites) == len(rivals) == 1 and prod(event.shape) >= MIN_RESULT:
             (site,) = sites.values()
-            if not _crosses_equal_value(names, name, site):
+            is_late = _is_source_of_earlier(names, name, site)
+            if not is_late and not _crosses_equal_value(names, name, site):
                 names.found[name] = Rename((site,), how="position")
 
 
@@ -563,6 +596,8 @@ OTHER_NAMES: tuple[Method, ...] = (
     by_values,
     by_other_parts,
     by_tables,
+    by_multiples,
+    by_words_of_earlier_blocks,
     by_siblings,
     by_containers,
     by_scopes,

@@ -170,6 +170,12 @@ class Comparer:
 
     def are_equal(self, reference: Sequence[Event], port: Sequence[Event]) -> bool | None:
         """Whether values are equal up to rounding, parts concatenated; None: not known."""
+        error = self.joined_error(reference, port)
+        coarse = any(d not in FINE for d in (self.port.trace.dtype, *(e.dtype for e in port)))
+        return None if error is None else error < (EQUAL if coarse else EQUAL_FINE)
+
+    def joined_error(self, reference: Sequence[Event], port: Sequence[Event]) -> float | None:
+        """The relative error between values of one size, parts concatenated; None: not known."""
         readable = all(map(self.reference.can_read, reference)) and all(
             map(self.port.can_read, port)
         )
@@ -181,11 +187,9 @@ class Comparer:
         fits = possible_fits(_concatenated(parts, 0).shape, expected.shape)
         if not fits:
             return None
-        coarse = any(d not in FINE for d in (self.port.trace.dtype, *(e.dtype for e in port)))
-        error = min(
+        return min(
             best_fit(fits, _concatenated(order, 0), expected)[1] for order in (parts, parts[::-1])
         )
-        return error < (EQUAL if coarse else EQUAL_FINE)
 
     def _parts(self, reference: Event, cut: Cut) -> list[NDArray[Any]]:
         value = self.reference.read(reference)

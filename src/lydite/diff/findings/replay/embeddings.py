@@ -63,7 +63,8 @@ def added_positions(e: Evidence) -> Finding | None:
     added = (port - reference).astype(np.float64)
     table = added.mean(0)
     left = float(np.linalg.norm(added - table))
-    varies = float(np.linalg.norm(reference - reference.mean(0))) > 0.1 * e.norms[0]
+    where = np.linalg.norm(table, axis=-1) > 0.1 * np.sqrt(np.square(table).sum(-1).max())
+    varies = float(np.linalg.norm((reference - reference.mean(0))[:, where])) > 0.1 * e.norms[0]
     by_place = float(np.linalg.norm(table - table.mean(0))) > 0.1 * float(np.linalg.norm(table))
     if left > e.noise() or not e.explains(left, free=table.size) or not varies or not by_place:
         return None
