@@ -68,7 +68,7 @@ def other_modulation(e: Evidence) -> Finding | None:
                     "another-value",
                     f"The port modulates {name} with the chunks of {other.name}, the reference "
                     f"with those of {table.name}.",
-                    f"Use {table.name}, computed anew in each step.",
+                    f"Use {table.name}{', computed anew in each step' * _of_a_step(other.name)}.",
                 )
                 return with_relation(e, found, *_different_terms(other.name, table.name))
             return Finding(
@@ -86,6 +86,11 @@ def _different_terms(used: str, right: str) -> tuple[str, str]:
     """Of two sums the first terms that differ."""
     terms = zip(used.split(" + "), right.split(" + "), strict=False)
     return next((pair for pair in terms if pair[0] != pair[1]), (used, right))
+
+
+def _of_a_step(name: str) -> bool:
+    """Whether a name is that of a value of another step or call."""
+    return bool(re.search(r", (step|call) \d+", name))
 
 
 def _words(name: str, chunks: tuple[str, str]) -> str:
