@@ -139,6 +139,19 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
     return x * HALVES.cos() + turned * HALVES.sin()
 
 
+def mixed_table(x: torch.Tensor) -> torch.Tensor:
+    """The two halves are turned, with a table for neighbours."""
+    turned = torch.cat((-x[..., 16:], x[..., :16]), -1)
+    angles = ANGLES.repeat_interleave(2, -1)
+    return x * angles.cos() + turned * angles.sin()
+
+
+def in_16_bits(x: torch.Tensor) -> torch.Tensor:
+    turned = torch.cat((-x[..., 16:], x[..., :16]), -1)
+    cosines, sines = (t.bfloat16().float() for t in (HALVES.cos(), HALVES.sin()))
+    return x * cosines + turned * sines
+
+
 GRID = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0))
 
 
@@ -157,6 +170,8 @@ BASE = torch.outer(torch.arange(16.0), 500000 ** (-torch.arange(0, 32, 2) / 32))
         (halves(HEADS), neighbours(HEADS), "rotation-pairs"),
         (neighbours(HEADS), halves(HEADS), "rotation-pairs"),
         (halves(HEADS), mixed(HEADS), "rotation-pairs"),
+        (halves(HEADS), mixed_table(HEADS), "rotation-pairs"),
+        (halves(HEADS), in_16_bits(HEADS), "rotation-rounded"),
         (halves(HEADS), halves(HEADS, -HALVES), "rotation-sign"),
         (halves(HEADS), HEADS, "rotation-missing"),
         (halves(HEADS), halves(HEADS, HALVES + HALVES[1]), "rotation-offset"),
@@ -166,6 +181,18 @@ BASE = torch.outer(torch.arange(16.0), 500000 ** (-torch.arange(0, 32, 2) / 32))
 )
 def test_rotations(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None:
     assert found(right, wrong, before={"net/norm_q": HEADS})[0] == cause
+
+
+def test_a_norm_of_what_is_rotated() -> None:
+    weight = torch.rand(32) + 0.5
+    right = halves(F.rms_norm(HEADS, (32,), weight, 1e-6))
+    wrong = F.rms_norm(halves(HEADS), (32,), weight, 1e-6)
+    normed = F.rms_norm(HEADS, (32,), weight, 1e-6)
+    values = [Recorded("net/norm_q", normed.numpy())]
+    e = replace(evidence(right.numpy(), wrong.numpy()), before=lambda: values)
+    own = {"weight": weight.double().numpy()}
+    e = replace(e, parameters_of=lambda name: own if name == "net/norm_q" else {})
+    assert find(e)[0].cause == "norm-after-rotation"
 
 
 def test_table_of_rotations() -> None:
