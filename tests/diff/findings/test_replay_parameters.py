@@ -409,6 +409,19 @@ def test_a_norm_after_the_rotation() -> None:
     assert cause == "norm-after-rotation" and "neighbouring numbers" in text
 
 
+def test_a_bias_that_is_missing_in_one_part_of_q_k_and_v() -> None:
+    names = [f"net.0.to_{part}" for part in "qkv"]
+    weights = {f"{name}.weight": torch.randn(16, 16) for name in names}
+    biases = {f"{name}.bias": torch.randn(16) for name in names}
+    weight, bias = (torch.cat(list(each.values())) for each in (weights, biases))
+    some = torch.cat([bias[:32], torch.zeros(16)])
+    cause, text = found(
+        F.linear(X, weight, bias), F.linear(X, weight, some), given=X, name="net.0.to_q",
+        parameters={"weight": weight[:16], "bias": bias[:16]}, others=weights | biases,
+    )  # fmt: skip
+    assert cause == "bias-missing" and "without the bias of its part v" in text
+
+
 def test_q_k_and_v_of_another_block() -> None:
     names = [f"net.{n}.to_{part}.weight" for n in (0, 1) for part in "qkv"]
     weights = {name: torch.randn(16, 16) for name in names}
