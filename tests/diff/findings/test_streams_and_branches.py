@@ -119,8 +119,8 @@ def test_a_modulated_layer_input_without_its_norm() -> None:
     scale, shift = 1 + CHUNKS[0][:, None], CHUNKS[1][:, None]
     right, wrong = (x * scale + shift for x in (NORM, X))
     before = {"net/b.m [in.0]": right, "net/norm": NORM, "net/x": X, "net/ada": TABLE}
-    outputs = (F.linear(x, WEIGHT, BIAS) for x in (right, wrong))
-    cause, text = found(*outputs, before, {"weight": WEIGHT, "bias": BIAS})
+    right, wrong = (F.linear(x, WEIGHT, BIAS) for x in (right, wrong))
+    cause, text = found(right, wrong, before, {"weight": WEIGHT, "bias": BIAS})
     assert cause == "another-input" and "port modulates net/x, the reference net/norm" in text
     assert "a layer norm lies between the two" in text
 

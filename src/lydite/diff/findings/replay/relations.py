@@ -118,14 +118,15 @@ def _parts_of_one(values: dict[str, Array], used: Array, right: Array) -> str:
 
 def _entries(whole: Array, part: Array) -> str:
     """Which entries of one axis of a value another one is, in words; empty where it is none."""
-    if whole.ndim != part.ndim or part.size < FEWEST:
+    if whole.ndim != part.ndim or part.size < FEWEST or whole.size > MAX_VALUES:
         return ""
     longer = [axis for axis in range(part.ndim) if whole.shape[axis] != part.shape[axis]]
     if len(longer) != 1 or whole.shape[longer[0]] < part.shape[longer[0]]:
         return ""
     (axis,) = longer
     count = part.shape[axis]
-    for first in range(whole.shape[axis] - count + 1):
+    begins = (whole == part.take([0], axis)).all(tuple(n for n in range(part.ndim) if n != axis))
+    for first in np.flatnonzero(begins[: whole.shape[axis] - count + 1]).tolist():
         if np.array_equal(whole.take(range(first, first + count), axis), part):
             return _named_entries(whole, axis, first, first + count - 1)
     return ""

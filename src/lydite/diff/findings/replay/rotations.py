@@ -357,9 +357,8 @@ def _compare_rotations(
     if wrong is None:
         other = next(p for p in PAIRINGS if p != pairing)
         if _rotation(x, y, other, limit) is None:
-            found = _mixed_pairs(e, name, x, y, pairing, right) or _rounded_table(
-                e, name, x, y, pairing, right
-            )
+            found = _mixed_pairs(e, name, x, y, pairing, right)
+            found = found or _rounded_table(e, name, x, y, pairing, right)
             found = found or _norm_after(e, name, x, y, pairing, right, limit)
             return found or _other_rows(name, x, y, pairing, right, limit)
         return Finding(
@@ -412,10 +411,11 @@ def _rounded_table(
     e: Evidence, name: str, x: Array, y: Array, pairing: str, table: Table
 ) -> Finding | None:
     """That the port's cosines and sines have 16 bits."""
+    usual = apart_of(y, _turned(x, pairing, pairing, table))
     for kind, dtype in NARROW.items():
         low = narrow(np.real(table), dtype) + 1j * narrow(np.imag(table), dtype)
         left = apart_of(y, _turned(x, pairing, pairing, low))
-        if left <= allowed(e):
+        if left <= min(allowed(e), usual / 4):
             return Finding(
                 "rotation-rounded",
                 f"The port rotates {name} with the reference's cosines and sines rounded to {kind} "
@@ -434,11 +434,7 @@ def _norm_after(
     if weight is None or weight.shape != x.shape[-1:] or not weight.all():
         return None
     own = _rotation(x / weight, y / weight, pairing, limit)
-    if (
-        own is None
-        or _is_one(own, limit)
-        or float(np.abs(own - table).max()) > max(2e-3, 8 * limit)
-    ):
+    if own is None or float(np.abs(own - table).max()) > max(2e-3, 8 * limit):
         return None
     return Finding(
         "norm-after-rotation",
