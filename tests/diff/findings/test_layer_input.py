@@ -112,6 +112,30 @@ def test_what_a_module_makes_of_tokens_is_no_table_of_positions(
     assert causes(linear, x + y, x, named)[:1] == [cause]
 
 
+def test_parts_of_unequal_width_joined_in_another_order() -> None:
+    parts = torch.randn(2, 12, 8), torch.randn(2, 12, 32)
+    right, wrong = (torch.cat(order, -1) for order in (parts, parts[::-1]))
+    weight = torch.randn(24, 40)
+    e = evidence(F.linear(right, weight).numpy(), F.linear(wrong, weight).numpy())
+    values = [Recorded("m [in.0]", right.numpy())]
+    known = {"weight": weight.double().numpy()}
+    e = replace(e, before=lambda: values, parameters=lambda: known)
+    (finding,) = find(e)
+    assert "joined in another order" in finding.evidence
+
+
+def test_an_input_that_the_port_recorded() -> None:
+    right, wrong = F.silu(X), X
+    e = evidence(
+        linear(right).numpy(),
+        linear(wrong).numpy(),
+        inputs={"in.0": (right.numpy(), wrong.numpy())},
+    )
+    known = {"weight": WEIGHT.double().numpy(), "bias": BIAS.double().numpy()}
+    e = replace(e, before=lambda: [Recorded("net/x", X.numpy())], parameters=lambda: known)
+    assert find(e)[0].cause == "other-activation"
+
+
 @pytest.mark.parametrize("layer", [linear, norm])
 def test_an_input_that_follows_from_nothing_recorded_names_nothing(layer: Layer) -> None:
     draw = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 12, 16))).float()

@@ -71,6 +71,54 @@ def test_each_token_has_a_time_of_its_own(own: Any, says: str) -> None:
     assert cause == "other-time" and says in text
 
 
+def joined(time: float, guidance: float, less: float = 0) -> torch.Tensor:
+    """Sinusoids of a time and a guidance beside those of the rows, as Chroma's."""
+    own = get_timestep_embedding(torch.tensor([time]), 16, True, less)
+    other = get_timestep_embedding(torch.tensor([guidance]), 16, True, 0)
+    rows = get_timestep_embedding(torch.arange(12.0), 32, True, 0)
+    return torch.cat([own.expand(12, -1), other.expand(12, -1), rows], -1)[None]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (joined(437.5, 0, less=1), "In channels 0 to 15 of 64: The port is a sinusoid of net/t"),
+        (joined(37.5, 0), "the time 37.5, the reference that of 437.5"),
+        (joined(437.5, 400), "the sinusoid of 400, the reference that of 0"),
+    ],
+)
+def test_one_of_several_sinusoids(wrong: torch.Tensor, says: str) -> None:
+    right, before = joined(437.5, 0), {"net/t": torch.tensor([437.5]), "net/ids": torch.zeros(12)}
+    assert says in found(right, wrong, before)[1]
+    noise = right.clone()
+    noise[..., :16] = torch.randn(16)
+    assert found(right, noise, before)[0] != "other-time"
+
+
+MEAN, DEVIATION = torch.randn(4), torch.rand(4) + 0.5
+LATENTS = torch.randn(1, 4, 6, 8)
+PACKED = LATENTS.reshape(1, 4, 3, 2, 4, 2).permute(0, 2, 4, 1, 3, 5).reshape(1, 12, 16)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (lambda x, m, s: x / s + m, "x / a + b (it divides where the reference multiplies"),
+        (lambda x, m, s: x * s * s + m, "a² · x + b (the variance"),
+        (lambda x, m, s: (x + m) * s, "a · x + a · b"),
+        (lambda x, m, s: x * s - m, "a · x − b"),
+    ],
+)
+@pytest.mark.parametrize("given", [LATENTS, PACKED])
+def test_latents_normalised_by_channel(own: Any, says: str, given: torch.Tensor) -> None:
+    m, s = MEAN[:, None, None], DEVIATION[:, None, None]
+    right = LATENTS * s + m
+    cause, text = found(right, own(LATENTS, m, s), {"pipeline/latents": given})
+    assert cause == "other-normalization" and says in text
+    noise = right + 0.1 * torch.randn(right.shape)
+    assert found(right, noise, {"pipeline/latents": given})[0] != "other-normalization"
+
+
 def table(scale: float = 1.0) -> torch.Tensor:
     made = get_2d_sincos_pos_embed(
         64, (4, 6), interpolation_scale=scale, base_size=4, output_type="pt"

@@ -49,6 +49,29 @@ def test_modules_that_are_not_run() -> None:
     assert "after b: run too early" in relation(around(names), "b", "a")
 
 
+def test_a_norm_without_a_weight_that_is_not_run() -> None:
+    names = {"a [in.0]": X, "a": F.layer_norm(X, (16,)), "b [in.0]": F.layer_norm(X, (16,))}
+    assert "before a: this norm is not run" in relation(around({"c": X, **names}), "c", "a")
+
+
+def test_a_norm_between_values_in_another_order_of_axes() -> None:
+    picture = torch.randn(2, 8, 5, 6)
+    last = picture.movedim(1, -1)
+    normed = F.layer_norm(last, (8,))
+    names = {"n [in.0]": last, "n": normed, "act [in.0]": normed.movedim(-1, 1)}
+    words = relation(around(names), "n [in.0] with channels first", "act [in.0]")
+    assert "before n: this norm is not run" in words
+
+
+def test_two_parts_of_one_table() -> None:
+    table = torch.randn(1, 12, 16)
+    names = {"net.table": table, "net.a [in.0]": table[:, :3], "net.b [in.0]": table[:, 10:]}
+    words = relation(around(names), "net.a [in.0]", "net.b [in.0]")
+    assert "the port's is rows 0 to 2 of net.table, the reference's rows 10 to 11" in words
+    other = around(names | {"net.b [in.0]": torch.randn(1, 2, 16)})
+    assert not relation(other, "net.a [in.0]", "net.b [in.0]")
+
+
 def test_names_that_differ_in_one_number() -> None:
     e = around({})
     assert "another layer or block, number 2, not 3" in relation(e, "net.2.x", "net.3.x")

@@ -139,6 +139,19 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
     return x * HALVES.cos() + turned * HALVES.sin()
 
 
+def mixed_table(x: torch.Tensor) -> torch.Tensor:
+    """The two halves are turned, with a table for neighbours."""
+    turned = torch.cat((-x[..., 16:], x[..., :16]), -1)
+    angles = ANGLES.repeat_interleave(2, -1)
+    return x * angles.cos() + turned * angles.sin()
+
+
+def in_16_bits(x: torch.Tensor) -> torch.Tensor:
+    turned = torch.cat((-x[..., 16:], x[..., :16]), -1)
+    cosines, sines = (t.bfloat16().float() for t in (HALVES.cos(), HALVES.sin()))
+    return x * cosines + turned * sines
+
+
 GRID = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0))
 
 
@@ -157,6 +170,8 @@ BASE = torch.outer(torch.arange(16.0), 500000 ** (-torch.arange(0, 32, 2) / 32))
         (halves(HEADS), neighbours(HEADS), "rotation-pairs"),
         (neighbours(HEADS), halves(HEADS), "rotation-pairs"),
         (halves(HEADS), mixed(HEADS), "rotation-pairs"),
+        (halves(HEADS), mixed_table(HEADS), "rotation-pairs"),
+        (halves(HEADS), in_16_bits(HEADS), "rotation-rounded"),
         (halves(HEADS), halves(HEADS, -HALVES), "rotation-sign"),
         (halves(HEADS), HEADS, "rotation-missing"),
         (halves(HEADS), halves(HEADS, HALVES + HALVES[1]), "rotation-offset"),
@@ -166,6 +181,18 @@ BASE = torch.outer(torch.arange(16.0), 500000 ** (-torch.arange(0, 32, 2) / 32))
 )
 def test_rotations(right: torch.Tensor, wrong: torch.Tensor, cause: str) -> None:
     assert found(right, wrong, before={"net/norm_q": HEADS})[0] == cause
+
+
+def test_a_norm_of_what_is_rotated() -> None:
+    weight = torch.rand(32) + 0.5
+    right = halves(F.rms_norm(HEADS, (32,), weight, 1e-6))
+    wrong = F.rms_norm(halves(HEADS), (32,), weight, 1e-6)
+    normed = F.rms_norm(HEADS, (32,), weight, 1e-6)
+    values = [Recorded("net/norm_q", normed.numpy())]
+    e = replace(evidence(right.numpy(), wrong.numpy()), before=lambda: values)
+    own = {"weight": weight.double().numpy()}
+    e = replace(e, parameters_of=lambda name: own if name == "net/norm_q" else {})
+    assert find(e)[0].cause == "norm-after-rotation"
 
 
 def test_table_of_rotations() -> None:
@@ -380,6 +407,19 @@ def test_a_norm_after_the_rotation() -> None:
     right, wrong = (F.rms_norm(v, (16,), weight, 1e-6) for v in (x, turned))
     cause, text = found(right, wrong, given=x, parameters={"weight": weight})
     assert cause == "norm-after-rotation" and "neighbouring numbers" in text
+
+
+def test_a_bias_that_is_missing_in_one_part_of_q_k_and_v() -> None:
+    names = [f"net.0.to_{part}" for part in "qkv"]
+    weights = {f"{name}.weight": torch.randn(16, 16) for name in names}
+    biases = {f"{name}.bias": torch.randn(16) for name in names}
+    weight, bias = (torch.cat(list(each.values())) for each in (weights, biases))
+    some = torch.cat([bias[:32], torch.zeros(16)])
+    cause, text = found(
+        F.linear(X, weight, bias), F.linear(X, weight, some), given=X, name="net.0.to_q",
+        parameters={"weight": weight[:16], "bias": bias[:16]}, others=weights | biases,
+    )  # fmt: skip
+    assert cause == "bias-missing" and "without the bias of its part v" in text
 
 
 def test_q_k_and_v_of_another_block() -> None:

@@ -54,6 +54,12 @@ def test_axes_of_positions(wrong: Array, cause: str, says: str) -> None:
     assert found is not None and found.cause == cause and says in found.evidence, found
 
 
+def test_another_base_where_positions_are_far_from_each_other() -> None:
+    ids = np.concatenate((np.full((8, 1), 65.0), np.full((8, 1), 33.0), np.zeros((4, 1))))
+    found = compare_angles("q", table(ids, (2,), 256.0), table(ids, (2,)))
+    assert found is not None and "its base is 1e+04, the reference's 256" in found.evidence, found
+
+
 @pytest.mark.parametrize(
     ("rates", "says"),
     [

@@ -54,6 +54,7 @@ def gated(gate: torch.Tensor, y: torch.Tensor = Y) -> torch.Tensor:
         (gated(CHUNKS[2].tanh()), "other-gate", "tanh(chunk 2"),
         (gated(torch.ones(2, 16)), "gate-missing", "the reference net/x + tanh(chunk 1"),
         (gated(CHUNKS[1].tanh(), Z), "other-sum", "net/z"),
+        (gated(CHUNKS[1].tanh(), F.silu(Y)), "activation-extra", "· silu(net/y) to net/x"),
         (gated(CHUNKS[1].tanh()) - X, "residual-missing", "the reference net/x +"),
         (gated(CHUNKS[1].tanh()) - X + Z, "other-sum", "its residual is net/z, not net/x"),
     ],
@@ -62,6 +63,16 @@ def test_gates_through_tanh(wrong: torch.Tensor, cause: str, says: str) -> None:
     before = {"net/y": Y, "net/z": Z, "net/x": X, "net/ada": TABLE}
     result = found(gated(CHUNKS[1].tanh()), wrong, before)
     assert result[0] == cause and says in result[1]
+
+
+def test_a_gate_that_is_wrong_in_the_port_itself() -> None:
+    gates = {"net/norm [out.1]": CHUNKS[1], "net/norm [out.3]": CHUNKS[3]}
+    values = [Recorded("net/y", Y.numpy()), Recorded("net/x", X.numpy())]
+    own = CHUNKS[1].numpy()  # what the port has as both
+    values += [Recorded(name, gate.numpy(), lambda: own) for name, gate in gates.items()]
+    e = evidence(gated(CHUNKS[3]).numpy(), gated(CHUNKS[1]).numpy())
+    finding = find(replace(e, name="net/b.m", before=lambda: values))[0]
+    assert finding.cause == "other-gate" and "net/norm [out.1]" in finding.evidence
 
 
 def modulated(scale: int | None, shift: int | None = None, one: float = 1.0) -> torch.Tensor:
@@ -102,6 +113,16 @@ def test_what_is_modulated() -> None:
     assert cause == "another-input" and "tokens 0 to 11 of net/long" in text
     cause, text = found(X * scale + shift, NORM * scale + shift, before)
     assert cause == "norm-extra" and "a layer norm of net/x" in text
+
+
+def test_a_modulated_layer_input_without_its_norm() -> None:
+    scale, shift = 1 + CHUNKS[0][:, None], CHUNKS[1][:, None]
+    right, wrong = (x * scale + shift for x in (NORM, X))
+    before = {"net/b.m [in.0]": right, "net/norm": NORM, "net/x": X, "net/ada": TABLE}
+    right, wrong = (F.linear(x, WEIGHT, BIAS) for x in (right, wrong))
+    cause, text = found(right, wrong, before, {"weight": WEIGHT, "bias": BIAS})
+    assert cause == "another-input" and "port modulates net/x, the reference net/norm" in text
+    assert "a layer norm lies between the two" in text
 
 
 def test_a_norm_is_computed_from_what_comes_before_all_norms() -> None:

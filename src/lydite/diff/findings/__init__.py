@@ -57,6 +57,7 @@ from lydite.diff.findings.replay.layer_input import wrong_input
 from lydite.diff.findings.replay.linear import other_linear, other_weight
 from lydite.diff.findings.replay.linear_attention import other_linear_attention
 from lydite.diff.findings.replay.modulation import other_modulation
+from lydite.diff.findings.replay.normalization import other_normalization
 from lydite.diff.findings.replay.norms_and_activations import (
     extra_norm,
     other_activation,
@@ -64,6 +65,7 @@ from lydite.diff.findings.replay.norms_and_activations import (
 )
 from lydite.diff.findings.replay.pictures import other_range
 from lydite.diff.findings.replay.positions import (
+    other_joined_sinusoid,
     other_position_table,
     other_sinusoid,
 )
@@ -160,6 +162,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     other_step,
     other_guidance,
     other_sinusoid,
+    other_joined_sinusoid,
     other_resize,
     other_patches,
     other_position_table,
@@ -172,6 +175,7 @@ REPLAYED: tuple[Hypothesis, ...] = (
     added_positions,
     rearranged_branch,
     extra_norm,
+    other_normalization,
     dropout,
 )
 

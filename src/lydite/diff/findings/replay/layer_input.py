@@ -41,6 +41,7 @@ MAX_SEARCH = 20  # steps in the search for a factor
 MAX_REPLACED = 16  # values that are tried in the place of a joined one
 MAX_PIECES = 64  # of fused projections
 MAX_TERMS = 12  # recorded values that a sum may consist of
+UNEQUAL = (5, 6, 7)  # parts of a width of which the first few are one joined value
 MAX_PROJECTIONS = 6  # values before a layer of which two or three may be one projection
 NEAR = 40  # values before a layer among which these are
 AS_IT_IS = "in their order"
@@ -50,7 +51,7 @@ UNKNOWN = "what the reference does between the two is missing in the port, or co
 def wrong_input(e: Evidence) -> Finding | None:
     """The layer gives the port's output from another input than the reference's."""
     layer = linear_layer(e) or convolution(e) or norm_layer(e)
-    if layer is None or e.inputs:
+    if layer is None or (e.inputs and _is_right(layer.source, fit_tolerance(e))):
         return None
     x = layer.source.x
     if apart_of(layer.output.values[0], layer.apply(x)) > allowed(layer.output):
@@ -73,6 +74,11 @@ def wrong_input(e: Evidence) -> Finding | None:
             text = f"This {what} gives the port's value from another input. {found.evidence}"
             return Finding(found.cause, text, found.fix)
     return None
+
+
+def _is_right(source: Source, limit: float) -> bool:
+    """Whether the port has the reference's value."""
+    return apart_of(source.x, source.own) <= limit * float(np.linalg.norm(source.x))
 
 
 def _as_tokens(e: Evidence) -> Evidence:
@@ -373,6 +379,11 @@ def _rearrangements(x: Array) -> Iterator[Candidate]:
                 if order != tuple(range(parts)):
                     moved = np.concatenate([chunks[n] for n in order], axis)
                     yield Candidate(f"with the parts {list(order)} of axis {axis}", moved)
+        for parts in (n for n in UNEQUAL if size % n == 0 and axis == x.ndim - 1):
+            for first in range(1, parts):
+                words = f"with the first {first} of {parts} parts of axis {axis} behind the others"
+                moved = np.roll(x, -first * (size // parts), axis)
+                yield Candidate(f"{words}: joined in another order", moved)
         for rows in (n for n in range(2, size // 2 + 1) if size % n == 0):
             split = x.reshape(*x.shape[:axis], rows, size // rows, *x.shape[axis + 1 :])
             turned = split.swapaxes(axis, axis + 1).reshape(x.shape)

@@ -177,6 +177,11 @@ def _other_parts(
                 )
                 rows = rows + np.concatenate([np.split(bias, count)[n] for n in order])
             yield Candidate(f"{words}: not {', '.join(parts)}", rows)
+    for left_out in range(count if bias is not None else 0):
+        some = np.array(bias, copy=True).reshape(count, -1)
+        some[left_out] = 0
+        value = x @ weight.T + some.reshape(-1)
+        yield Candidate(f"without the bias of its part {parts[left_out]}", value)
 
 
 def _others_fused(
@@ -212,6 +217,8 @@ def told(layer: Replayed) -> Finding | None:
     cause, fix = FIXES.get(told.wrong.partition(": ")[0], ("", ""))
     if not cause and told.wrong.startswith("with the parameters of"):
         cause, fix = "another-parameter", "Load the module's own parameters."
+    if not cause and told.wrong.startswith("without the bias of its part"):
+        cause, fix = "bias-missing", "Add the bias of each of q, k and v that has one."
     if not cause and "quantized to" in told.wrong:
         cause, fix = "quantized", "Load the weight in the reference's precision."
     if not cause and "of its weight in another order" in told.wrong:

@@ -68,7 +68,7 @@ def other_modulation(e: Evidence) -> Finding | None:
                     "another-value",
                     f"The port modulates {name} with the chunks of {other.name}, the reference "
                     f"with those of {table.name}.",
-                    f"Use {table.name}, computed anew in each step.",
+                    f"Use {table.name}{', computed anew in each step' * _of_a_step(other.name)}.",
                 )
                 return with_relation(e, found, *_different_terms(other.name, table.name))
             return Finding(
@@ -86,6 +86,11 @@ def _different_terms(used: str, right: str) -> tuple[str, str]:
     """Of two sums the first terms that differ."""
     terms = zip(used.split(" + "), right.split(" + "), strict=False)
     return next((pair for pair in terms if pair[0] != pair[1]), (used, right))
+
+
+def _of_a_step(name: str) -> bool:
+    """Whether a name is that of a value of another step or call."""
+    return bool(re.search(r", (step|call) \d+", name))
 
 
 def _words(name: str, chunks: tuple[str, str]) -> str:
@@ -251,7 +256,7 @@ def other_modulated_input(e: Evidence) -> Finding | None:
             [(t, _named_chunks(fit, t.parts, limit, lacking=True)) for t in tables] if fit else []
         )
         right = next(((t, names) for t, names in named if names and names[0] != NOTHING), None)
-        if right is None:
+        if right is None or fit is None:
             continue
         table, (scale, shift) = right
         usual = f"{_words(source.name, (scale, shift))}, with the chunks of {table.name}"
@@ -274,8 +279,25 @@ def other_modulated_input(e: Evidence) -> Finding | None:
             )
             other = told.wrong.partition(", with the chunks of ")[2] or table.name
             return with_relation(e, found, *_different_terms(other, table.name))
-        return None
+        return _other_value_modulated(e, source, values, fit)
     return None
+
+
+def _other_value_modulated(
+    e: Evidence, right: Source, values: list[Source], fit: tuple[Array, Array]
+) -> Finding | None:
+    """The layer takes another recorded value with the right scale and shift: a norm is missing."""
+    scale, shift = (part[:, None] for part in fit)
+    tried = [Candidate(s.name, s.x * scale + shift) for s in values if s.name != right.name]
+    told = told_apart(e, [Candidate(right.name, e.values[0]), *tried], reference_is=right.name)
+    if told is None:
+        return None
+    found = Finding(
+        "another-input",
+        f"The port modulates {told.wrong}, the reference {right.name}; {told.leaves}.",
+        f"Modulate {right.name}.",
+    )
+    return with_relation(e, found, told.wrong, right.name)
 
 
 def _modulated(

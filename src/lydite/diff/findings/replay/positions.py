@@ -1,6 +1,7 @@
 """Positions: sinusoids of timesteps, and tables that are added."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, product
 from math import isqrt, pi
 
@@ -23,6 +24,7 @@ MAX_TOKENS = 4096  # of a table whose rows are looked for in another one
 FEW_TIMES = 64  # of a run, or of a batch
 COLUMNS = 64  # of them compared
 ORDERS = ("cosines first", "sines first")
+TURNS = (0, 1, -1)  # of the slowest frequency that are tried
 
 
 def other_sinusoid(e: Evidence) -> Finding | None:
@@ -49,12 +51,51 @@ def other_sinusoid(e: Evidence) -> Finding | None:
     return next(filter(None, (_other_time(e, *time, times) for time in times)), None)
 
 
+def other_joined_sinusoid(e: Evidence) -> Finding | None:
+    """Sinusoids of several times side by side, of which one, the same in all rows, is wrong."""
+    if not e.same_shape or e.kind != "activation" or not 2 <= e.port.ndim <= 3:
+        return None
+    right, wrong = (value.reshape(-1, value.shape[-1]) for value in e.values)
+    near, width = 2 * FEW * e.rounding, right.shape[1]
+    differ = np.flatnonzero(np.abs(right - wrong).max(0) > near)
+    for size in (width // n for n in range(width // 8, 0, -1) if width % n == 0):
+        first = int(differ[0]) // size * size if len(differ) else width
+        if size % 2 or first == width or int(differ[-1]) >= first + size:
+            continue
+        part = slice(first, first + size)
+        rows = right[:, part], wrong[:, part]
+        if max(float(np.abs(value - value[:1]).max()) for value in rows) > near:
+            continue
+        reference, port = (value[:1] for value in rows)
+        inner = replace(e, reference=reference, port=port, dims=None, ruled_out=[])
+        found = other_sinusoid(inner) or _times_shown(inner)
+        if found is not None:
+            where = f"In channels {first} to {first + size - 1} of {width}: " * (size < width)
+            return Finding(found.cause, where + found.evidence, found.fix)
+    return None
+
+
+def _times_shown(e: Evidence) -> Finding | None:
+    """That both are sinusoids of times that are not recorded, but which they show."""
+    for order, shift, period in product(ORDERS, (0, 1), (1e4, 1e3)):
+        right, own = (times_of(v.astype(np.float64), period, shift, order) for v in e.values)
+        if right is not None and own is not None and not np.allclose(right, own, 1e-4, 1e-4):
+            return Finding(
+                "other-time",
+                f"The port is the sinusoid of {own[0]:.6g}, the reference that of {right[0]:.6g}.",
+                f"Give the embedding {right[0]:.6g} here: a time, a guidance or another condition.",
+            )
+    return None
+
+
 def _other_time(
     e: Evidence, name: str, time: Array, times: list[tuple[str, Array]]
 ) -> Finding | None:
     """That the port is the reference's sinusoid of another time, which the sinusoid shows."""
     count, width = e.port.shape
     rows = np.resize(time[:count] if time.size >= count else time[:1], count)
+    if not rows.any():  # any value that begins with a zero would be it
+        return None
     for unit, period, shift, order in product((1.0, 1000.0), (1e4, 1e3), (0, 1), ORDERS):
         if apart_of(e.values[0], sinusoid(unit * rows, width, period, shift, order)) > allowed(e):
             continue
@@ -162,12 +203,31 @@ def times_of(value: Array, period: float, shift: int, order: str) -> Array | Non
     cosines, sines = parts if order == "cosines first" else parts[::-1]
     angles = np.arctan2(sines, cosines)
     rates = _rates(value.shape[1], period, shift)
-    times = angles[:, -1] / rates[-1]
-    for n in reversed(range(half - 1)):  # each frequency tells more digits than the one below
+    size = float(np.linalg.norm(value))
+    times, left = np.zeros(len(value)), np.full(len(value), np.inf)
+    for turn in TURNS:  # of the slowest frequency
+        tried = _unwound(angles, rates, turn)
+        apart = np.linalg.norm(
+            value - sinusoid(tried, value.shape[1], period, shift, order), axis=1
+        )
+        is_nearer = (apart < left / 10) & (left > 1e-5 * size)
+        # Frequencies that divide each other show several times: the whole one.
+        is_nearer |= (apart < 10 * left) & _is_whole(tried) & ~_is_whole(times)
+        times, left = np.where(is_nearer, tried, times), np.where(is_nearer, apart, left)
+    return times if float(np.linalg.norm(left)) <= 1e-3 * size else None
+
+
+def _is_whole(times: Array) -> Array:
+    return np.abs(times - np.round(times)) < 1e-3
+
+
+def _unwound(angles: Array, rates: Array, turn: int) -> Array:
+    """The times with these angles: each frequency tells more digits than the one below."""
+    times = (angles[:, -1] + 2 * pi * turn) / rates[-1]
+    for n in reversed(range(len(rates) - 1)):
         turns = np.round((times * rates[n] - angles[:, n]) / (2 * pi))
         times = (angles[:, n] + 2 * pi * turns) / rates[n]
-    left = apart_of(value, sinusoid(times, value.shape[1], period, shift, order))
-    return times if left <= 1e-3 * float(np.linalg.norm(value)) else None
+    return times
 
 
 def other_position_table(e: Evidence) -> Finding | None:

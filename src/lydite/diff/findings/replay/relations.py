@@ -8,7 +8,14 @@ import numpy as np
 
 from lydite.diff.findings.evidence import FEW, Array, Evidence, comparable
 from lydite.diff.findings.replay.between import missing_operation
-from lydite.diff.findings.replay.variants import MAX_SOURCES, MAX_VALUES, apart_of, mark
+from lydite.diff.findings.replay.norm_forms import norms
+from lydite.diff.findings.replay.variants import (
+    MAX_SOURCES,
+    MAX_VALUES,
+    apart_of,
+    fit_tolerance,
+    mark,
+)
 from lydite.diff.result import Finding
 
 FEWEST = 16  # numbers of a value that may be a factor
@@ -42,9 +49,10 @@ def relation(e: Evidence, used: str, right: str) -> str:
         return of_names(used, right)
     text, modules = "", list[str]()
     recorded = values[AXES.sub("", used)], values[AXES.sub("", right)]
-    for start, end in ((a, b), recorded):
+    for start, end in ((a, b), recorded, (recorded[0], _in_recorded_axes(used, b))):
         if modules := _modules_between(values, start, end):
-            text = f"the port's is the value before {_run(modules)}: this {_kind(e, modules[-1])} "
+            kind = _kind(e, values, modules[-1])
+            text = f"the port's is the value before {_run(modules)}: this {kind} "
             text += "is not run (skipped), or it is an earlier one's"
         elif modules := _modules_between(values, end, start):
             text = f"the port's is the value after {_run(modules)}: run too early, or a later "
@@ -52,7 +60,7 @@ def relation(e: Evidence, used: str, right: str) -> str:
         if modules:
             break
     if a.shape != b.shape or a.size > MAX_VALUES:
-        return text or of_names(used, right)
+        return text or of_names(used, right) or _parts_of_one(values, a, b)
     named = text or of_names(used, right)
     with np.errstate(all="ignore"):  # an activation of another value may overflow
         operation = "" if named and not modules else _operation(e, values, a, b)
@@ -67,13 +75,61 @@ def _in_its_axes(values: dict[str, Array], name: str) -> Array | None:
     return np.moveaxis(value, 1, -1) if words[1] == "last" else np.moveaxis(value, -1, 1)
 
 
-def _kind(e: Evidence, module: str) -> str:
-    """What a module is, by its name and its weight."""
+def _in_recorded_axes(name: str, value: Array) -> Array:
+    """A value in the order of axes that the value of a name had before it was moved."""
+    words = AXES.search(name)
+    if words is None or value.ndim < 3:
+        return value
+    return np.moveaxis(value, -1, 1) if words[1] == "last" else np.moveaxis(value, 1, -1)
+
+
+def _kind(e: Evidence, values: dict[str, Array], module: str) -> str:
+    """What a module is, by its name, its weight, or what it makes of its input."""
     if module.rpartition(".")[2].isdigit():
         return "block"
     weight = e.parameters_of(module).get("weight")
-    kinds = {1: "norm", 2: "linear layer"}
-    return "layer" if weight is None else kinds.get(weight.ndim, "convolution")
+    if weight is None:
+        return "norm" if _is_norm(e, values, module) else "layer"
+    return {1: "norm", 2: "linear layer"}.get(weight.ndim, "convolution")
+
+
+def _is_norm(e: Evidence, values: dict[str, Array], module: str) -> bool:
+    """Whether a module returns a norm, without a weight, of what it takes."""
+    named = ((*_split(name), value) for name, value in values.items())
+    own = [(slot, value) for path, slot, value in named if path == module]
+    results = [value for slot, value in own if slot == "out"]
+    taken = [value.astype(np.float64) for slot, value in own if slot.startswith("in")]
+    return any(
+        apart_of(y, norm.value) <= fit_tolerance(e) * float(np.linalg.norm(y))
+        for x in taken
+        for y in results
+        for norm in norms(x, -1)
+    )
+
+
+def _parts_of_one(values: dict[str, Array], used: Array, right: Array) -> str:
+    """That both are neighbouring entries of one recorded value, and which ones."""
+    for name, whole in values.items():
+        parts = [_entries(whole, part) for part in (used, right)]
+        if all(parts) and parts[0] != parts[1]:
+            return f"the port's is {parts[0]} of {name}, the reference's {parts[1]}"
+    return ""
+
+
+def _entries(whole: Array, part: Array) -> str:
+    """Which entries of one axis of a value another one is, in words; empty where it is none."""
+    if whole.ndim != part.ndim or part.size < FEWEST or whole.size > MAX_VALUES:
+        return ""
+    longer = [axis for axis in range(part.ndim) if whole.shape[axis] != part.shape[axis]]
+    if len(longer) != 1 or whole.shape[longer[0]] < part.shape[longer[0]]:
+        return ""
+    (axis,) = longer
+    count = part.shape[axis]
+    begins = (whole == part.take([0], axis)).all(tuple(n for n in range(part.ndim) if n != axis))
+    for first in np.flatnonzero(begins[: whole.shape[axis] - count + 1]).tolist():
+        if np.array_equal(whole.take(range(first, first + count), axis), part):
+            return _named_entries(whole, axis, first, first + count - 1)
+    return ""
 
 
 def of_names(used: str, right: str) -> str:
@@ -127,6 +183,12 @@ def _modules_between(values: dict[str, Array], start: Array, end: Array) -> list
                     seen.add(result)
                     queue.append((result, (*path, module)))
     return []
+
+
+def _named_entries(value: Array, axis: int, first: int, last: int) -> str:
+    """Entries of an axis in words: those of the last but one are rows."""
+    what = "rows" if axis == value.ndim - 2 else f"entries of axis {axis},"
+    return f"{what} {first} to {last}"
 
 
 def _operation(e: Evidence, values: dict[str, Array], used: Array, right: Array) -> str:

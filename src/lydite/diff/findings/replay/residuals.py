@@ -11,6 +11,7 @@ from lydite.diff.findings.evidence import FEW, Array, Evidence
 from lydite.diff.findings.parts import parts_reordered
 from lydite.diff.findings.rearranged import flipped, memory_order, split_swapped, transposed
 from lydite.diff.findings.replay.modulation import Table, chunk_tables
+from lydite.diff.findings.replay.norm_forms import NONE, VARIANTS
 from lydite.diff.findings.replay.relations import with_relation
 from lydite.diff.findings.replay.variants import (
     GLANCE,
@@ -43,7 +44,8 @@ def other_residual(e: Evidence) -> Finding | None:
         gate = _factors(y.x, reference - x.x, limit)
         if gate is None:
             continue
-        right = _gate_name(gate, gates_of(tables, gate), limit)
+        named = gates_of(tables, gate)
+        right = _gate_name(gate, named, limit)
         if right in ("0", None):  # the value is x itself
             continue
         own = gates_of(tables, gate, own=True)
@@ -52,6 +54,8 @@ def other_residual(e: Evidence) -> Finding | None:
         for base, name in ((x.own, x.name), (np.zeros_like(x.own), "")):
             used = _factors(y.own, port - base, limit)
             wrong = _gate_name(used, own, limit) if used is not None else None
+            if wrong == right and name and used is not None:  # the port's own gate may be another
+                wrong = _gate_name(used, named, limit)
             if wrong is None or (right == wrong and name):
                 continue
             # The stream is older than the branch that is computed from it.
@@ -79,6 +83,11 @@ def other_residual(e: Evidence) -> Finding | None:
                 text = f"The port is {words}, the reference {x.name} + {term}{why}."
                 found = Finding("other-sum", text, fix)
                 return with_relation(e, found, used.name, lost_one.name)
+        for label, f in VARIANTS.items():
+            if label != NONE and apart_of(port, x.own + scaled * f(y.own)) <= allowed(e):
+                used = _term(right, f"{label}({y.name})")
+                text = f"The port adds {used} to {x.name}, the reference {term}."
+                return Finding("activation-extra", text, f"{fix[:-1]}, without an activation.")
     return _missing_term(e, values, tables, limit) or _other_term(e, values)
 
 

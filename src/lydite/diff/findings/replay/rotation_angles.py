@@ -69,7 +69,8 @@ def compare_angles(name: str, right: Array, wrong: Array) -> Finding | None:
             if np.abs(places - axis.places).max() > SAME:
                 moved.append((axis, places))
             continue
-        rates = [_rate(column, axis.places, close) for column in columns.T]
+        both = zip(columns.T, axis.rates, strict=True)
+        rates = [_rate(column, axis.places, close, float(rate)) for column, rate in both]
         known = np.array([np.nan if rate is None else rate for rate in rates])
         if not np.isnan(known).any():
             turning.append((axis, known))
@@ -202,10 +203,15 @@ def _whole(column: Array, rate: float, close: float) -> Array | None:
     return tried[apart.argmax(1)].astype(float) if apart.any(1).all() else None
 
 
-def _rate(column: Array, places: Array, close: float) -> float | None:
-    """The frequency with which a pair turns at these positions; None where there is none."""
+def _rate(column: Array, places: Array, close: float, usual: float | None = None) -> float | None:
+    """The frequency with which a pair turns at these positions; None where there is none.
+
+    Positions far from each other have many: the usual one, if it is one of them.
+    """
     if float(np.abs(column - 1).max()) < close / 8:
         return 0.0
+    if usual is not None and np.abs(np.exp(1j * usual * places) - column).max() < close:
+        return usual
     by = np.diff(places)
     turns = column[1:] * column[:-1].conj()
     unit = np.flatnonzero(np.abs(np.abs(by) - 1) < SAME)

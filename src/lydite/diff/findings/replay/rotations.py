@@ -10,7 +10,7 @@ import numpy as np
 
 from lydite.diff.findings.evidence import Array, Evidence
 from lydite.diff.findings.replay.norms_and_activations import other_norm
-from lydite.diff.findings.replay.rotation_angles import BASES, compare_angles
+from lydite.diff.findings.replay.rotation_angles import BASES, NARROW, compare_angles, narrow
 from lydite.diff.findings.replay.variants import (
     Candidate,
     Source,
@@ -357,14 +357,10 @@ def _compare_rotations(
     if wrong is None:
         other = next(p for p in PAIRINGS if p != pairing)
         if _rotation(x, y, other, limit) is None:
-            if apart_of(y, _of_mixed_pairs(x, pairing, right)) <= allowed(e):
-                return Finding(
-                    "rotation-pairs",
-                    f"The port turns pairs of {other} of {name} with a table for pairs of "
-                    f"{pairing}; the reference rotates pairs of {pairing}.",
-                    f"Take pairs of {pairing} (rotate_half), as the cosines and sines have them.",
-                )
-            return _other_rows(name, x, y, pairing, right, limit)
+            found = _mixed_pairs(e, name, x, y, pairing, right)
+            found = found or _rounded_table(e, name, x, y, pairing, right)
+            found = found or _norm_after(e, name, x, y, pairing, right, limit)
+            return found or _other_rows(name, x, y, pairing, right, limit)
         return Finding(
             "rotation-pairs",
             f"The port rotates pairs of {other} of {name}, the reference pairs of {pairing}.",
@@ -379,17 +375,74 @@ def _compare_rotations(
     return _compare_tables(name, right, wrong, max(2e-3, 8 * limit))
 
 
-def _of_mixed_pairs(x: Array, pairing: str, table: Table) -> Array:
-    """x · cos + turned x · sin, where cosines are in the order of one pairing, x of the other."""
+def _mixed_pairs(
+    e: Evidence, name: str, x: Array, y: Array, pairing: str, table: Table
+) -> Finding | None:
+    """That cosines and sines are in the order of one pairing, and the numbers turned of another."""
+    other = next(p for p in PAIRINGS if p != pairing)
+    for turned, ordered in ((other, pairing), (pairing, other)):
+        if apart_of(y, _turned(x, turned, ordered, table)) <= allowed(e):
+            return Finding(
+                "rotation-pairs",
+                f"The port turns pairs of {turned} of {name} with a table for pairs of "
+                f"{ordered}; the reference rotates pairs of {pairing}.",
+                f"Take pairs of {pairing} (rotate_half), and repeat each cosine and sine for these "
+                "pairs.",
+            )
+    return None
+
+
+def _turned(x: Array, pairing: str, ordered: str, table: Table) -> Array:
+    """x · cos + turned x · sin, with the numbers of each pair in the table in an order."""
     c, s = np.real(table), np.imag(table)
-    half = x.shape[-1] // 2
-    if pairing == PAIRINGS[0]:
+    if ordered == PAIRINGS[0]:
         c, s = (np.repeat(part, 2, -1) for part in (c, s))
-        turned = np.concatenate([-x[..., half:], x[..., :half]], -1)
     else:
         c, s = (np.concatenate([part, part], -1) for part in (c, s))
+    half = x.shape[-1] // 2
+    if pairing == PAIRINGS[0]:
         turned = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+    else:
+        turned = np.concatenate([-x[..., half:], x[..., :half]], -1)
     return x * c[None, :, None] + turned * s[None, :, None]
+
+
+def _rounded_table(
+    e: Evidence, name: str, x: Array, y: Array, pairing: str, table: Table
+) -> Finding | None:
+    """That the port's cosines and sines have 16 bits."""
+    usual = apart_of(y, _turned(x, pairing, pairing, table))
+    for kind, dtype in NARROW.items():
+        low = narrow(np.real(table), dtype) + 1j * narrow(np.imag(table), dtype)
+        left = apart_of(y, _turned(x, pairing, pairing, low))
+        if left <= min(allowed(e), usual / 4):
+            return Finding(
+                "rotation-rounded",
+                f"The port rotates {name} with the reference's cosines and sines rounded to {kind} "
+                f"(lower precision); {e.leaves(left)}.",
+                "Keep the cosines and sines of RoPE in float32, and rotate in float32.",
+            )
+    return None
+
+
+def _norm_after(
+    e: Evidence, name: str, x: Array, y: Array, pairing: str, table: Table, limit: float
+) -> Finding | None:
+    """That the port rotates before the norm: by the same angles, but for the norm's weight."""
+    module = re.split(r" \[|, (?:call|step) ", name)[0]
+    weight = e.parameters_of(module).get("weight")
+    if weight is None or weight.shape != x.shape[-1:] or not weight.all():
+        return None
+    own = _rotation(x / weight, y / weight, pairing, limit)
+    if own is None or float(np.abs(own - table).max()) > max(2e-3, 8 * limit):
+        return None
+    return Finding(
+        "norm-after-rotation",
+        f"The port rotates pairs of {pairing} before the norm {module} and norms the result, the "
+        "reference rotates after the norm.",
+        "Apply the norm first, then the rotation (RoPE): the weight of the norm is not the same "
+        "for the two numbers of a pair.",
+    )
 
 
 def _compare_tables(name: str, right: Table, wrong: Table, close: float) -> Finding | None:
