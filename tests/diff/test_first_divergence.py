@@ -64,8 +64,23 @@ def test_the_first_wrong_row_is_the_bug() -> None:
 def test_a_value_a_little_above_an_estimated_limit(overs: Any, first: int | None) -> None:
     assert judge(rows(*overs), estimated=True).first == first
     assert judge(rows(*overs)).first == 0  # above a measured one
-    # In 16 bits a second run does not show how a port rounds inside of the reference's operations.
-    assert judge([replace(one, dtype="bf16") for one in rows(*overs)]).first == first
+
+
+@pytest.mark.parametrize(("over", "first"), [(1.9, None), (2.1, 0)])
+def test_a_value_a_little_above_a_measured_limit(over: float, first: int | None) -> None:
+    """In 16 bits a second run does not show how a port rounds inside of an operation."""
+    assert judge(rows(over, 0, 0)).first == 0
+    assert judge([replace(one, dtype="bf16") for one in rows(over, 0, 0)]).first == first
+
+
+@pytest.mark.parametrize(
+    ("overs", "leads", "first"),
+    [((9e5, 0, 0), True, None), ((9e5, 0, 0), False, 0), ((9e5, 0, 9e5), True, 0)],
+)
+def test_a_value_that_leads_to_right_ones_is_no_bug(
+    overs: Any, leads: bool, first: int | None
+) -> None:
+    assert judge(rows(*overs), leads_to_right=leads).first == first
 
 
 @pytest.mark.parametrize(("site", "first"), [("attention", 1), ("other", 0)])

@@ -74,6 +74,7 @@ def first_divergence(
     is_used: Test = lambda _: True,
     is_whole: Test = lambda _: True,
     is_reordered: Test = lambda _: False,
+    leads_to_right: Test = lambda _: False,
     port_order: Sequence[int] | None = None,
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
@@ -84,7 +85,8 @@ def first_divergence(
     counterpart is computed before the value's inputs, `is_anchored` whether the values it was
     computed from agree, `spoils` whether what is computed from it is wrong, `is_used` whether
     something that is computed from it is compared, `is_whole` whether all that its module returns
-    is compared, `is_reordered` whether it has the right channels in another order. With `estimated`
+    is compared, `is_reordered` whether it has the right channels in another order,
+    `leads_to_right` whether a later value that agrees is computed from it. With `estimated`
     limits, and in 16 bits, where a port may round between operations that the reference computes as
     one, a value a little above its limit is ignored when no later value is; so is a small error
     where not all that comes in is known. `port_order` has the number of each row's event in the
@@ -118,6 +120,7 @@ def first_divergence(
             _is_lost_in_rounding(row)
             or is_impossible(index)
             or (agrees_after and (row.error is None or is_misplaced(index)))
+            or (_rest_of_step_agrees(rows, index, is_doubled) and leads_to_right(index))
             or (may_be_too_low(index) and _is_marginal(rows, index, margin))
             or is_false_guess(index, agrees_after)
             or _is_overtaken(rows, index, is_guessed, estimated=estimated)
@@ -214,8 +217,7 @@ def _is_marginal(rows: Sequence[Row], index: int, margin: float) -> bool:
         return False
     compared = [other for other in later if other.error is not None]
     return bool(compared) and not any(
-        other.wrong
-        and (other.error is None or other.error > margin * (other.limit or 0.0))
+        other.wrong and (other.error is None or other.error > margin * (other.limit or 0.0))
         for other in later
     )
 
@@ -349,6 +351,13 @@ def _all_agree_after(rows: Sequence[Row], index: int, is_doubled: Test) -> bool:
     later = (at for at in range(index + 1, len(rows)) if not is_doubled(at))
     following = [rows[at] for at in later if rows[at].site != rows[index].site]
     return any(other.agrees for other in following) and not any(other.wrong for other in following)
+
+
+def _rest_of_step_agrees(rows: Sequence[Row], index: int, is_doubled: Test) -> bool:
+    """Whether what was compared after this value in its step agrees, up to the step's end."""
+    step = [at for at in range(index + 1, len(rows)) if rows[at].step == rows[index].step]
+    following = [rows[at] for at in step if not is_doubled(at)]
+    return any(row.agrees for row in following) and not any(row.wrong for row in following)
 
 
 def doubled_rows(rows: Sequence[Row], pairs: Sequence[Pair]) -> set[int]:

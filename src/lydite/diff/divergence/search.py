@@ -39,6 +39,7 @@ from lydite.trace.events import Event
 
 IN_ORDER = 0.8  # of neighbouring pairs that a port computes in the reference's order
 OF_CHUNKS = ("scale-shift-exchanged", "other-chunks", "other-gate", "another-value")
+SOON = 8  # values that agree after a wrong one, which may be computed from it
 SAME_ERROR = 0.999  # cosine between the errors of two values
 
 
@@ -112,6 +113,7 @@ class DivergenceSearch:
             is_used=is_used,
             is_whole=lambda index: self._is_whole(self.pairs[index].event),
             is_reordered=self._is_reordered,
+            leads_to_right=self._leads_to_right,
             port_order=self._port_order(),
         )
         first = divergence.first
@@ -127,6 +129,25 @@ class DivergenceSearch:
             if rows[index].name not in names:
                 self.remarks.append(ignored_text(rows[index], rows[index + 1 :]))
         return divergence
+
+    def _leads_to_right(self, index: int) -> bool:
+        """Whether one of the next values that agree is computed from this one.
+
+        Then the port computes the right value too, and has another one under this name.
+        """
+        event = self.pairs[index].event
+        later = [at for at in range(index + 1, len(self.rows)) if self.rows[at].agrees][:SOON]
+        known = {
+            e.i
+            for row, pair in zip(self.rows, self.pairs, strict=True)
+            if row.agrees
+            for e in pair.reference
+        }
+        for at in later:
+            way = self.traces.flow.upstream(self.pairs[at].event, known)
+            if event.i in {e.i for e in way.passed}:
+                return True
+        return False
 
     def _is_guess(self, index: int) -> bool:
         """Whether a pair may be none: a guess, or values of different shapes with other names.
