@@ -162,15 +162,27 @@ def first_divergence(
 def _was_ignored(rows: Sequence[Row], index: int, ignored: Collection[int]) -> bool:
     """Whether the same value of an earlier call is no bug, and is as far from its counterpart.
 
-    A port that has a value in a form of its own has it so at every step and in every call.
+    A port that has a value in a form of its own has it so at every step, in every call, and one of
+    another shape in every block.
     """
     row = rows[index]
     return any(
-        (rows[at].site, rows[at].slot) == (row.site, row.slot)
-        and (rows[at].step, rows[at].call) < (row.step, row.call)
-        and _is_as_wrong(rows[at], row)
+        _is_as_wrong(rows[at], row)
+        and (
+            (rows[at].site, rows[at].slot) == (row.site, row.slot)
+            if (rows[at].step, rows[at].call) < (row.step, row.call)
+            else row.error is None and _has_role(rows[at], row)
+        )
         for at in ignored
     )
+
+
+def _has_role(one: Row, other: Row) -> bool:
+    """Whether two values have one last word in both traces, as those of two blocks."""
+    words = [
+        [row.site.rpartition(".")[2], row.port_site.rpartition(".")[2]] for row in (one, other)
+    ]
+    return words[0] == words[1] and one.slot == other.slot
 
 
 def _is_as_wrong(one: Row, other: Row) -> bool:

@@ -19,7 +19,6 @@ from lydite.diff.pairing.blocks import NUMBER, last_word, numbered_variants
 from lydite.diff.pairing.name_matching import close_stats, module_of
 from lydite.diff.pairing.pair_names import NamePairs
 from lydite.diff.pairing.paired_events import BY_NAME
-from lydite.diff.pairing.similarity import name_similarity
 from lydite.trace.events import Event, Site, WeightInfo
 
 SIMILAR = 0.05  # relative difference of the statistics of two values that may be equal
@@ -85,7 +84,8 @@ def by_words_of_earlier_blocks(names: NamePairs) -> None:
             continue
         wanted, slot = known.setdefault(word, own)
         other = Site(site.name.removesuffix(own[0]) + wanted, slot)
-        is_alike = name_similarity(word, wanted) > name_similarity(word, own[0])
+        last = re.split("[._/]", word)[-1]
+        is_alike = last in re.split("[._]", wanted) and last not in re.split("[._]", own[0])
         if other != site and is_alike and _is_another(names, name, other):
             changed[name] = other
     for name in changed:
@@ -224,7 +224,8 @@ def _are_near_and_equal(
     names: NamePairs, one: Event, beside: Event, reference: Event, port: Event
 ) -> bool:
     """Whether `one` lies near another value of its side, and the two sides' values are equal."""
-    is_near = one.step == beside.step and abs(one.i - beside.i) <= NEARBY
+    is_near = abs(one.i - beside.i) <= NEARBY or prod(one.shape) != prod(beside.shape)
+    is_near = is_near and one.step == beside.step
     comparer = names.comparer
     return (
         is_near

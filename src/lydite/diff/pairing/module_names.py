@@ -124,6 +124,8 @@ def by_containers(names: NamePairs) -> None:
     for name, module in around.items():
         rename = names.found.get(name)
         inside = rename is None or rename.ref[0].name.startswith(f"{module.name}.")
+        if rename is not None and rename.how == "equal" and name not in names.copies:
+            continue  # a norm whose modulated value has a name inside of its own
         if inside and module.site in names.free():
             names.found[name] = Rename((module.site,), how="siblings")
 
