@@ -85,6 +85,11 @@ class DataFlow:
         passed.sort(key=lambda other: other.i)
         return Upstream(tuple(nearest), tuple(passed), is_open)
 
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the trace has what modules were given: else all values are recorded by hand."""
+        return bool(self._inputs)
+
     def results(self, event: Event) -> list[Event]:
         """What the modules returned that take this value, in order of execution."""
         later = (other for other in self._same.get(event.hash or "", ()) if other.i > event.i)

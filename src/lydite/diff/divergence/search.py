@@ -133,9 +133,12 @@ class DivergenceSearch:
     def _leads_to_right(self, index: int) -> bool:
         """Whether one of the next values that agree is computed from this one.
 
-        Then the port computes the right value too, and has another one under this name.
+        Then the port computes the right value too, and has another one under this name. The trace
+        has to show all that it is computed from.
         """
         event = self.pairs[index].event
+        if not np.isfinite(self.rows[index].error or inf) or not self.traces.flow.has_inputs:
+            return False
         later = [at for at in range(index + 1, len(self.rows)) if self.rows[at].agrees][:SOON]
         known = {
             e.i
@@ -145,7 +148,7 @@ class DivergenceSearch:
         }
         for at in later:
             way = self.traces.flow.upstream(self.pairs[at].event, known)
-            if event.i in {e.i for e in way.passed}:
+            if not way.is_open and event.i in {e.i for e in way.passed}:
                 return True
         return False
 
