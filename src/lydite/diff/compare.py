@@ -156,7 +156,7 @@ class _Comparer:
         self.search.turned = {module_of(name) for name, _ in self.turned}
         divergence = self.search.run()
         self.remarks += self.search.remarks
-        self._accept_units(rows)
+        self._accept_other_times(rows)
         for failed in self.failed:
             # Weights may be stored more coarsely, or not be used: they have to show in a value.
             if failed.gate.name != "weights" or divergence.first is not None or not rows:
@@ -207,8 +207,8 @@ class _Comparer:
         self.gates += [result.gate for result in results]
         self.failed = [result for result in results if not result.gate.passed]
 
-    def _accept_units(self, rows: Sequence[Row]) -> None:
-        """Pass a schedule in another unit, where what the network makes of its times is right."""
+    def _accept_other_times(self, rows: Sequence[Row]) -> None:
+        """Pass a schedule in another form, where what the network makes of its times is right."""
         compared = {
             event.i: (row, pair)
             for row, pair in zip(rows, self.pairs, strict=True)
@@ -223,12 +223,12 @@ class _Comparer:
         for failed in [failed for failed in self.failed if failed.gate.name == "schedule"]:
             result = failed
             while result.pair is not None:
-                factor = preconditions.unit_of_times(result.pair, self.traces, is_right)
-                if factor is None:
+                form = preconditions.other_form_of_times(result.pair, self.traces, is_right)
+                if form is None:
                     break
                 self.remarks.append(
-                    f"{result.pair.port_event.name} is {factor:g} × the reference's; what the "
-                    "network computes from its times agrees: another unit"
+                    f"{result.pair.port_event.name} is {form}; what the network computes from its "
+                    "times agrees: another form, not a bug"
                 )
                 pairs.remove(result.pair)
                 result = preconditions.check_schedule(

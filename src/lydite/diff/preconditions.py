@@ -106,42 +106,50 @@ def check_schedule(pairs: Sequence[Pair], reference: Trace, port: Trace) -> Gate
     return _passed("schedule", compared, chosen, "table")
 
 
-def unit_of_times(
+def other_form_of_times(
     pair: Pair, traces: Comparison, is_right: Callable[[Event], bool]
-) -> float | None:
-    """The factor between two tables of times, where the network's use of them shows it to be right.
+) -> str | None:
+    """How a table of times follows from the reference's, where the network's use shows it is right.
 
-    A port may list its times from 1 to 0 and multiply them by 1000 where it embeds them. Then what
-    the reference computes from a time alone `is_right` in the port: its numbers, in any order.
+    A port may list its times from 1 to 0 and multiply them by 1000 where it embeds them, or count
+    them from noise to picture. Then what the reference computes from a time alone `is_right` in the
+    port at each step: its numbers, in any order.
     """
     tables = _tables(pair, traces.reference, traces.port)
     if tables is None:
         return None
     expected, table = _of_one_length(*(each.astype(np.float64) for each in tables))
-    if expected.shape != table.shape or not expected.any():
+    if expected.shape != table.shape or not expected.any() or not np.isfinite(table).all():
         return None
-    factor = float(table @ expected / (expected @ expected))
-    if not factor or not np.allclose(table, factor * expected, rtol=TABLE_TOLERANCE):
+    factor, offset = float(table @ expected / (expected @ expected)), 0.0
+    if len(expected) > 2 and not np.allclose(table, factor * expected, rtol=TABLE_TOLERANCE):
+        factor, offset = (float(number) for number in np.polyfit(expected, table, 1))
+    size = TABLE_TOLERANCE * float(np.abs(table).max())
+    if not factor or not np.allclose(table, factor * expected + offset, rtol=0, atol=size):
         return None
-    compared: dict[str, list[bool]] = defaultdict(list)
+    times = np.unique([*expected, *table])
+    right: dict[str, list[bool]] = defaultdict(list)
+    known: dict[str, set[float]] = defaultdict(set)
     for event in traces.reference.events:
-        if _is_time(event, traces.reference, expected):
+        if (time := _given_time(event, traces.reference, times[times != 0])) is not None:
             for output in traces.flow.outputs(event):
-                compared[output.name].append(is_right(output))
-    return factor if any(map(all, compared.values())) else None
+                right[output.name].append(is_right(output))
+                known[output.name].add(time)
+    steps = {event.step for event in traces.reference.events}
+    if not any(all(right[name]) and len(known[name]) >= min(2, len(steps)) for name in right):
+        return None
+    return f"{factor:g} × the reference's" + (f" + {offset:g}" if offset else "")
 
 
-def _is_time(event: Event, reference: Trace, table: NDArray[Any]) -> bool:
-    """Whether a module was given an entry of a table of times, and nothing else."""
+def _given_time(event: Event, reference: Trace, times: NDArray[Any]) -> float | None:
+    """The one of these times that a module was given, and nothing else."""
     if not event.slot.startswith("in") or prod(event.shape) > MAX_TIMES:
-        return False
+        return None
     if not reference.has_values(event):
-        return False
+        return None
     values = reference.read(event).reshape(-1).astype(np.float64)
-    times = table[table != 0]
-    return bool(values.size and len(times)) and any(
-        np.allclose(values, time, rtol=TABLE_TOLERANCE) for time in times
-    )
+    found = (t for t in times if values.size and np.allclose(values, t, rtol=TABLE_TOLERANCE))
+    return next(found, None)
 
 
 def check_inputs(pairs: Sequence[Pair], reference: Trace, port: Trace) -> GateResult:

@@ -11,7 +11,12 @@ from math import prod
 from lydite.diff.measure.axes import is_packed, possible_fits
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.exchanged import without_exchanges
-from lydite.diff.pairing.name_matching import match_spelling, match_weights, module_renames
+from lydite.diff.pairing.name_matching import (
+    close_stats,
+    match_spelling,
+    match_weights,
+    module_renames,
+)
 from lydite.diff.pairing.pair_names import WEAK, NamePairs, compatible
 from lydite.diff.pairing.similarity import is_input
 from lydite.trace.events import Event, Site
@@ -124,10 +129,20 @@ def by_containers(names: NamePairs) -> None:
     for name, module in around.items():
         rename = names.found.get(name)
         inside = rename is None or rename.ref[0].name.startswith(f"{module.name}.")
-        if rename is not None and rename.how == "equal" and name not in names.copies:
+        if rename is not None and rename.how == "equal" and not _has_value_of_part(names, name):
             continue  # a norm whose modulated value has a name inside of its own
         if inside and module.site in names.free():
             names.found[name] = Rename((module.site,), how="siblings")
+
+
+def _has_value_of_part(names: NamePairs, name: str) -> bool:
+    """Whether a name has the value of a part of it, in any axis order."""
+    stats, own = names.comparer.port.stats, names.port_events[name]
+    right = stats(own)
+    parts = (e for n, e in names.port_events.items() if n.startswith((f"{name}.", f"{name}/")))
+    return right is not None and any(
+        (other := stats(part)) is not None and close_stats(other, right, 1e-5) for part in parts
+    )
 
 
 def _module_around(names: NamePairs, name: str) -> Event | None:
