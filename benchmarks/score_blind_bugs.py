@@ -51,7 +51,7 @@ ROUNDS = {
     14: ("wan_t2v", "cogview4"),
     15: ("hunyuandit", "gemma2text", "flux2_bfl", "cascade_prior"),
     17: ("kandinsky5", "ltx_vae", "hidream", "kandinsky3"),
-    18: ("lumina_next",),
+    18: ("lumina_next", "bria_mlx"),
 }
 PORTS = tuple(port for ports in ROUNDS.values() for port in ports)
 PORTS_WITH_MORE = ("chroma", "lumina2", "hunyuanvideo", "zimage", "fluxkontext", "qwenimage")
