@@ -73,6 +73,15 @@ def test_a_value_a_little_above_a_measured_limit(over: float, first: int | None)
     assert judge([replace(one, dtype="bf16") for one in rows(over, 0, 0)]).first == first
 
 
+@pytest.mark.parametrize(("name", "first"), [("b.1.gate", None), ("b.1.other", 5)])
+def test_another_shape_in_each_block_is_a_form_of_the_ports_own(
+    name: str, first: int | None
+) -> None:
+    """The one of the first block is ignored: what follows agrees."""
+    found = rows(row(None, "b.0.gate"), 0, 0, 0, 0, row(None, name), 9e5)
+    assert judge(found).first == (6 if first is None else first)
+
+
 @pytest.mark.parametrize(
     ("overs", "leads", "first"),
     [((9e5, 0, 0), True, None), ((9e5, 0, 0), False, 0), ((9e5, 0, 9e5), True, 0)],

@@ -285,6 +285,17 @@ def test_blocks_counted_from_the_other_end_are_no_difference(tmp_path: Path) -> 
     assert weights_gate(tmp_path, BLOCKS, ours).gate.word == "ok"
 
 
+@pytest.mark.parametrize(("last", "passed"), [("up.3.embed.weight", True), (None, False)])
+def test_modules_in_one_list_may_have_names_of_each_other(
+    last: str | None, passed: bool, tmp_path: Path
+) -> None:
+    """What the reference calls `mid` is the port's first block; with a value lost it is a bug."""
+    a, b, c = (np.random.default_rng(i).standard_normal((4, 3 + i)).astype("f4") for i in range(3))
+    theirs = {"mid.embed.weight": a, "up.0.embed.weight": b, "up.1.embed.weight": c}
+    ours = {"up.0.embed.weight": a, "up.1.embed.weight": b} | ({last: c} if last else {})
+    assert weights_gate(tmp_path, theirs, ours).gate.passed == passed
+
+
 @pytest.mark.parametrize(
     "names", [("up.1.q.weight", "up.1.k.weight"), ("up.0.q.weight", "up.1.q.weight")]
 )
@@ -381,6 +392,7 @@ TIMES, EMBEDDED = (900.0, 600.0, 300.0), np.random.default_rng(5).standard_norma
         ((0.9, 0.6, 0.3), EMBEDDED[..., ::-1], WRONG, "net/time_embed"),  # in another order
         ((0.9, 0.5, 0.3), EMBEDDED, X, "pipeline/timesteps"),  # no multiple
         ((0.0, 0.0, 0.0), EMBEDDED, X, "pipeline/timesteps"),
+        ((float("nan"), 0.6, 0.3), EMBEDDED, X, "pipeline/timesteps"),
     ],
 )
 def test_times_may_have_another_unit_where_their_embedding_agrees(
@@ -392,6 +404,19 @@ def test_times_may_have_another_unit_where_their_embedding_agrees(
     assert (found.verdict, found.site) == ("diverge" if site else "agree", site)
     said = any("0.001 × the reference's" in remark for remark in found.remarks)
     assert said == (site != "pipeline/timesteps")
+
+
+@pytest.mark.parametrize(("last", "agrees"), [(0.6, True), (0.7, False)])
+def test_times_may_be_counted_from_noise_to_picture(
+    last: float, agrees: bool, tmp_path: Path
+) -> None:
+    sigmas = (1.0, 0.85, 0.4)
+    reference = record_times(tmp_path / "ref", sigmas, sigmas, EMBEDDED, X)
+    times = (0.0, 0.15, last)
+    port = record_times(tmp_path / "port", times, times, EMBEDDED, X)
+    found = compare(reference, port)
+    assert found.verdict == ("agree" if agrees else "diverge")
+    assert any("-1 × the reference's + 1" in remark for remark in found.remarks) == agrees
 
 
 def test_an_embedding_of_more_than_the_time_shows_no_unit(tmp_path: Path) -> None:

@@ -121,11 +121,8 @@ def other_form_of_times(
     expected, table = _of_one_length(*(each.astype(np.float64) for each in tables))
     if expected.shape != table.shape or not expected.any() or not np.isfinite(table).all():
         return None
-    factor, offset = float(table @ expected / (expected @ expected)), 0.0
-    if len(expected) > 2 and not np.allclose(table, factor * expected, rtol=TABLE_TOLERANCE):
-        factor, offset = (float(number) for number in np.polyfit(expected, table, 1))
-    size = TABLE_TOLERANCE * float(np.abs(table).max())
-    if not factor or not np.allclose(table, factor * expected + offset, rtol=0, atol=size):
+    form = next(filter(None, (_affine(expected, each) for each in (table, table[::-1]))), None)
+    if form is None:
         return None
     times = np.unique([*expected, *table])
     right: dict[str, list[bool]] = defaultdict(list)
@@ -136,7 +133,17 @@ def other_form_of_times(
                 right[output.name].append(is_right(output))
                 known[output.name].add(time)
     steps = {event.step for event in traces.reference.events}
-    if not any(all(right[name]) and len(known[name]) >= min(2, len(steps)) for name in right):
+    is_used = any(all(right[name]) and len(known[name]) >= min(2, len(steps)) for name in right)
+    return form if is_used else None
+
+
+def _affine(expected: NDArray[Any], table: NDArray[Any]) -> str | None:
+    """The factor and the number by which a table follows from another; of two entries no number."""
+    factor, offset = float(table @ expected / (expected @ expected)), 0.0
+    if len(expected) > 2 and not np.allclose(table, factor * expected, rtol=TABLE_TOLERANCE):
+        factor, offset = (float(number) for number in np.polyfit(expected, table, 1))
+    size = TABLE_TOLERANCE * float(np.abs(table).max())
+    if not factor or not np.allclose(table, factor * expected + offset, rtol=0, atol=size):
         return None
     return f"{factor:g} × the reference's" + (f" + {offset:g}" if offset else "")
 
