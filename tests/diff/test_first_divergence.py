@@ -10,6 +10,7 @@ import pytest
 
 from lydite.diff.divergence.first import (
     Divergence,
+    RowTests,
     doubled_rows,
     first_divergence,
     first_isolated,
@@ -39,7 +40,7 @@ def judge(found: Sequence[Row], *, misplaced: bool = False, **tests: Any) -> Div
         key: (lambda _, value=value: value) for key, value in tests.items() if key != "estimated"
     }
     estimated = tests.get("estimated", False)
-    return first_divergence(found, lambda _: misplaced, estimated=estimated, **known)
+    return first_divergence(found, RowTests(lambda _: misplaced, **known), estimated=estimated)
 
 
 def test_the_first_wrong_row_is_the_bug() -> None:
@@ -96,9 +97,7 @@ def test_a_value_that_leads_to_right_ones_is_no_bug(
 def test_what_one_call_returns_is_in_the_ports_order(site: str, first: int) -> None:
     """Also where its pairs are guesses: the reference lists the output before the probabilities."""
     found = rows(row(9e5, "attention"), row(9e5, site, slot="out.1"), row(9e5, "after"))
-    judged = first_divergence(
-        found, lambda _: False, is_guessed=lambda at: at < 2, port_order=[1, 0, 2]
-    )
+    judged = first_divergence(found, RowTests(is_guessed=lambda at: at < 2), port_order=[1, 0, 2])
     assert judged.first == first
 
 
@@ -220,7 +219,7 @@ def test_a_value_in_a_form_of_its_own_is_so_at_every_step(
     own = row(5e3, "own")
     later = replace(own, step=1, **changes) if "step" not in changes else replace(own, **changes)
     found = [own, *(row(0, name) for name in "bcde"), later, row(9e5, "bug", step=1)]
-    judged = first_divergence(found, lambda at: at == 0)
+    judged = first_divergence(found, RowTests(lambda at: at == 0))
     assert (0 in judged.ignored, judged.first) == (True, first)
 
 
@@ -228,11 +227,13 @@ def test_a_value_in_a_form_of_its_own_is_no_jump() -> None:
     own, small = row(5e4, "own"), row(20, "latents")
     agreeing = [row(0, name) for name in "bcde"]
     found = [own, *agreeing, small, replace(own, step=1), row(30, "patch", step=1)]
-    assert first_divergence(found, lambda at: at == 0).first == 5
+    assert first_divergence(found, RowTests(lambda at: at == 0)).first == 5
     found[6] = replace(own, site="other", step=1)
-    assert first_divergence(found, lambda at: at == 0).first == 5  # nor is one that does not last
+    assert (
+        first_divergence(found, RowTests(lambda at: at == 0)).first == 5
+    )  # nor is one that does not last
     found[7] = row(5e4, "patch", step=1)
-    assert first_divergence(found, lambda at: at == 0).first == 6
+    assert first_divergence(found, RowTests(lambda at: at == 0)).first == 6
 
 
 def test_what_is_left_of_an_error_in_the_module_around_it() -> None:
@@ -285,7 +286,7 @@ def test_a_guess_is_no_pair_where_all_later_values_agree() -> None:
     assert judge(found, **tests).first == 0
     at_second = {"is_doubled": lambda at: at == 1, "is_guessed": lambda _: True}
     never = {"is_mispaired": lambda _: False, "spoils": lambda _: True}
-    assert first_divergence(found, lambda _: False, **at_second, **never).first is None
+    assert first_divergence(found, RowTests(**at_second, **never)).first is None
     assert judge(found[1:], **tests).first is None and judge(found[:1], **tests).first == 0
 
 
@@ -293,8 +294,8 @@ def test_another_shape_of_a_guess_does_not_explain_a_small_error() -> None:
     found = rows(20, 500_000, None)
     assert judge(found[:1] + found[2:]).first == 1
     guessed = {"is_guessed": lambda at: at == 1, "is_mispaired": lambda _: False}
-    assert first_divergence(found[:1] + found[2:], lambda _: False, **guessed).first == 0
-    assert first_divergence(found[:2], lambda _: False, **guessed).first == 1
+    assert first_divergence(found[:1] + found[2:], RowTests(**guessed)).first == 0
+    assert first_divergence(found[:2], RowTests(**guessed)).first == 1
 
 
 def test_wrong_rows_whose_value_the_port_has_under_another_name() -> None:
@@ -327,7 +328,7 @@ def test_values_that_are_not_computed_from_a_guess_show_nothing_about_it() -> No
 
 def test_a_counterpart_that_comes_before_the_inputs_is_none() -> None:
     found = rows(500, 500)
-    at_first = first_divergence(found, lambda _: False, is_impossible=lambda at: at == 0)
+    at_first = first_divergence(found, RowTests(is_impossible=lambda at: at == 0))
     assert (at_first.first, at_first.ignored) == (1, (0,))
 
 
@@ -351,7 +352,7 @@ def test_the_call_that_the_port_runs_first_is_named() -> None:
     """Also of a guess: it is the same value as the first wrong one in the reference's order."""
     found = rows(row(9e5, "a"), row(9e5, "b"), row(9e5, "a", call=1), row(9e5, "b", call=1))
     judged = first_divergence(
-        found, lambda _: False, is_guessed=lambda at: at % 2 == 0, port_order=[2, 3, 0, 1]
+        found, RowTests(is_guessed=lambda at: at % 2 == 0), port_order=[2, 3, 0, 1]
     )
     assert judged.first == 2
 

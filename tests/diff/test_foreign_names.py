@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.divergence.first import first_divergence
+from lydite.diff.divergence.first import RowTests, first_divergence
 from lydite.diff.divergence.write_injection import isolate
 from lydite.diff.pairing.blocks import BlockMap, LastWords, ScopeRules
 from lydite.diff.pairing.name_matching import StepsFromNames, match_weights, module_renames
@@ -211,7 +211,7 @@ def test_an_estimated_limit_has_a_margin(times: float, estimated: bool, first: i
         return Row(name, name, "out", 0, 0, "activation", (4,), "f32", **about, wrong=error > 1e-6)
 
     rows = [row("net/a", 0.0), row("net/b", times * 1e-6), row("net/c", 1e-7)]
-    assert first_divergence(rows, lambda _: False, estimated=estimated).first == first
+    assert first_divergence(rows, RowTests(), estimated=estimated).first == first
 
 
 def test_the_wrong_part_of_a_joined_value_is_named(tmp_path: Path) -> None:
@@ -296,13 +296,13 @@ def rows_of(*errors: float) -> list[Row]:
 def test_the_error_that_explains_what_follows_is_the_bug(
     errors: tuple[float, ...], first: int
 ) -> None:
-    assert first_divergence(rows_of(*errors), lambda _: False).first == first
+    assert first_divergence(rows_of(*errors), RowTests()).first == first
 
 
 def test_a_guessed_pair_is_no_bug_while_what_follows_agrees() -> None:
     rows = rows_of(1e-7, 0.5, 1e-7, 1e-7, 1e-7, 1e-7)
-    assert first_divergence(rows, lambda _: False).first == 1
-    assert first_divergence(rows, lambda _: False, is_guessed=lambda at: at == 1).first is None
+    assert first_divergence(rows, RowTests()).first == 1
+    assert first_divergence(rows, RowTests(is_guessed=lambda at: at == 1)).first is None
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_an_estimate_decides_only_what_is_far_from_it(
     rows = [replace(row, dtype=dtype, peak=peak * error) for row in rows_of(error)]
     for anchored in (True, False):
         found = first_divergence(
-            rows, lambda _: False, estimated=True, is_anchored=lambda _, known=anchored: known
+            rows, RowTests(is_anchored=lambda _, known=anchored: known), estimated=True
         )
         assert (found.first, found.undecided) == (0, undecided and not anchored)
 
@@ -452,7 +452,7 @@ def test_little_above_an_estimated_limit_is_not_the_cause_of_a_jump(
     estimated: bool, first: int
 ) -> None:
     rows = rows_of(1e-7, 2e-6, 1e-4, 2e-4)
-    assert first_divergence(rows, lambda _: False, estimated=estimated).first == first
+    assert first_divergence(rows, RowTests(), estimated=estimated).first == first
 
 
 def test_tables_of_one_length_are_counterparts(tmp_path: Path) -> None:

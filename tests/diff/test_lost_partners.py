@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lydite.diff.compare import compare
-from lydite.diff.divergence.first import first_divergence
+from lydite.diff.divergence.first import RowTests, first_divergence
 from lydite.diff.measure.distance import correlation, relative_error, wide
 from lydite.diff.preconditions import check_weights
 from lydite.diff.result import Row
@@ -120,7 +120,7 @@ def test_the_output_of_a_module_comes_after_the_values_inside_it() -> None:
         Row(site, site, slot, 0, 0, "activation", (2, 8), "f32", float(bad), 1e-7, 1e-6, bad)
         for (site, slot), bad in zip(order, wrong, strict=True)
     ]
-    assert first_divergence(rows, lambda _: True).first == 1
+    assert first_divergence(rows, RowTests(lambda _: True)).first == 1
 
 
 @pytest.mark.parametrize(("inside", "first"), [(0.5, 3), (5e-4, 0)])
@@ -133,7 +133,7 @@ def test_what_a_module_does_not_return_is_not_the_cause_of_what_follows(
         Row(site, site, "out", 0, 0, "activation", (2, 8), "f32", error, 1e-7, 1e-6, error > 1e-6)
         for site, error in errors.items()
     ]
-    assert first_divergence(rows, lambda _: False).first == first
+    assert first_divergence(rows, RowTests()).first == first
 
 
 def test_of_transposed_matrices_only_a_square_one_can_be_forgotten(tmp_path: Path) -> None:

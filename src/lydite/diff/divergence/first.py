@@ -60,103 +60,129 @@ class Divergence:
 Test = Callable[[int], bool]  # of a row by its index
 
 
+@dataclass(frozen=True)
+class RowTests:
+    """What is asked of a wrong row, by its index."""
+
+    is_misplaced: Test = lambda _: False  # its value was recorded at another point
+    is_guessed: Test = lambda _: False  # its pair is a guess
+    is_mispaired: Test | None = None  # its guess is false; without it, where it is misplaced
+    is_doubled: Test = lambda _: False  # the port has the counterpart's value under another name
+    is_impossible: Test = lambda _: False  # the counterpart is computed before the value's inputs
+    is_anchored: Test = lambda _: True  # the values that it was computed from agree
+    spoils: Test = lambda _: False  # what is computed from it is wrong
+    is_used: Test = lambda _: True  # something that is computed from it is compared
+    is_whole: Test = lambda _: True  # all that its module returns is compared
+    is_reordered: Test = lambda _: False  # it has the right channels in another order
+    leads_to_right: Test = lambda _: False  # a later value that agrees is computed from it
+
+
 def first_divergence(
     rows: Sequence[Row],
-    is_misplaced: Test,
+    tests: RowTests,
     *,
     estimated: bool = False,
-    is_guessed: Test = lambda _: False,
-    is_mispaired: Test | None = None,
-    is_doubled: Test = lambda _: False,
-    is_impossible: Test = lambda _: False,
-    is_anchored: Test = lambda _: True,
-    spoils: Test = lambda _: False,
-    is_used: Test = lambda _: True,
-    is_whole: Test = lambda _: True,
-    is_reordered: Test = lambda _: False,
-    leads_to_right: Test = lambda _: False,
     port_order: Sequence[int] | None = None,
 ) -> Divergence:
     """The first wrong row in order of execution that is not ignored.
 
-    `is_misplaced` tells whether a row's value was recorded at another point, `is_guessed`
-    whether its pair is a guess, `is_mispaired` whether a guess is false, `is_doubled` whether
-    the port has the counterpart's value under another name as well, `is_impossible` whether the
-    counterpart is computed before the value's inputs, `is_anchored` whether the values it was
-    computed from agree, `spoils` whether what is computed from it is wrong, `is_used` whether
-    something that is computed from it is compared, `is_whole` whether all that its module returns
-    is compared, `is_reordered` whether it has the right channels in another order,
-    `leads_to_right` whether a later value that agrees is computed from it. With `estimated`
-    limits, and in 16 bits, where a port may round between operations that the reference computes as
-    one, a value a little above its limit is ignored when no later value is; so is a small error
-    where not all that comes in is known. `port_order` has the number of each row's event in the
-    port: of two wrong values that the sides compute in another order, neither is computed from the
-    other, and the port's first is named.
+    With `estimated` limits, and in 16 bits, where a port may round between operations that the
+    reference computes as one, a value a little above its limit is ignored when no later value is;
+    so is a small error where not all that comes in is known. `port_order` has the number of each
+    row's event in the port: of two wrong values that the sides compute in another order, neither is
+    computed from the other, and the port's first is named.
     """
     ignored: list[int] = []
-    margin = ESTIMATE_MARGIN if estimated else MEASURED_MARGIN
-    is_mispaired = is_mispaired or is_misplaced
-
-    def is_false_guess(index: int, agrees_after: bool) -> bool:
-        return is_guessed(index) and (
-            (agrees_after and is_used(index))
-            or (is_doubled(index) and not spoils(index))
-            or _all_agree_after(rows, index, is_doubled)
-            or is_mispaired(index)
-        )
-
-    def shows_all(index: int, at: int) -> bool:
-        return is_whole(at) or (is_guessed(index) and rows[at].slot == "out")
-
-    def may_be_too_low(index: int) -> bool:
-        """Whether the limit may be: a port may subtract large values, and the reference not."""
-        row = rows[index]
-        return estimated or row.dtype not in FINE or (_is_small(row) and not is_anchored(index))
-
-    def is_ignored(index: int) -> bool:
-        row = rows[index]
-        agrees_after = not spoils(index) and _agrees_after(rows, index, is_doubled)
-        return (
-            _is_lost_in_rounding(row)
-            or is_impossible(index)
-            or (agrees_after and (row.error is None or is_misplaced(index)))
-            or (_rest_of_step_agrees(rows, index, is_doubled) and leads_to_right(index))
-            or (may_be_too_low(index) and _is_marginal(rows, index, margin))
-            or is_false_guess(index, agrees_after)
-            or _is_overtaken(rows, index, is_guessed, estimated=estimated)
-            or _was_ignored(rows, index, ignored)
-            or _outer_module_agrees(rows, index, lambda at: shows_all(index, at), is_reordered)
-        )
-
+    judge = _Judge(rows, tests, estimated)
     for index, row in enumerate(rows):
         if not row.wrong:
             continue
-        if is_ignored(index):
+        if judge.is_ignored(index, ignored):
             ignored.append(index)
             continue
-        small, first_of_reference = estimated or _is_small(rows[index]), index
+        unsure = judge.is_unsure(index)
+        first = index
+        if port_order is not None and not unsure:
+            others = (at for at in judge.beside(index) if port_order[at] < port_order[index])
+            earlier = [at for at in others if not judge.is_ignored(at, ignored)]
+            first = min((*earlier, index), key=lambda at: port_order[at])
+        return Divergence(first, tuple(ignored), unsure, None if first == index else index)
+    return Divergence(None, tuple(ignored))
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Whether a wrong row is the bug."""
+
+    rows: Sequence[Row]
+    tests: RowTests
+    estimated: bool
+
+    def is_ignored(self, index: int, ignored: Collection[int]) -> bool:
+        """Whether a wrong row is not the bug; `ignored` rows before it are not either."""
+        rows, tests, row = self.rows, self.tests, self.rows[index]
+        agrees_after = not tests.spoils(index) and _agrees_after(rows, index, tests.is_doubled)
+        rest_agrees = _rest_of_step_agrees(rows, index, tests.is_doubled)
+        return (
+            _is_lost_in_rounding(row)
+            or tests.is_impossible(index)
+            or (agrees_after and (row.error is None or tests.is_misplaced(index)))
+            or (rest_agrees and tests.leads_to_right(index))
+            or (self._may_be_too_low(index) and _is_marginal(rows, index, self._margin))
+            or (tests.is_guessed(index) and self._is_false_guess(index, agrees_after))
+            or _is_overtaken(rows, index, tests.is_guessed, estimated=self.estimated)
+            or _was_ignored(rows, index, ignored)
+            or _outer_module_agrees(
+                rows, index, lambda at: self._shows_all(index, at), tests.is_reordered
+            )
+        )
+
+    def is_unsure(self, index: int) -> bool:
+        """Whether the first wrong value, and all after it, may be rounding."""
+        rows, tests = self.rows, self.tests
         # Two values that have nothing in common may be no counterparts.
         certain = [
             rows[at]
             for at in range(index, len(rows))
-            if not is_guessed(at) or (rows[at].error or inf) <= RELATED
+            if not tests.is_guessed(at) or (rows[at].error or inf) <= RELATED
         ]
         near = all(_may_be_rounding(other) for other in certain if other.wrong)
-        unsure = small and near and not is_anchored(index)
-        if port_order is not None and not unsure:
-            earlier = [
-                at
-                for at in range(index + 1, len(rows))
-                if rows[at].wrong
-                and (rows[at].step, rows[at].scope) == (row.step, row.scope)
-                and port_order[at] < port_order[index]
-                and (is_guessed(index) or not is_guessed(at) or _is_same(rows[at], row))
-                and not is_ignored(at)
-            ]
-            index = min((*earlier, index), key=lambda at: port_order[at])
-        instead_of = None if index == first_of_reference else first_of_reference
-        return Divergence(index, tuple(ignored), unsure, instead_of)
-    return Divergence(None, tuple(ignored))
+        small = self.estimated or _is_small(rows[index])
+        return small and near and not tests.is_anchored(index)
+
+    def beside(self, index: int) -> list[int]:
+        """Later wrong rows of the same step and component, which the port may compute first."""
+        rows, row, is_guessed = self.rows, self.rows[index], self.tests.is_guessed
+        return [
+            at
+            for at in range(index + 1, len(rows))
+            if rows[at].wrong
+            and (rows[at].step, rows[at].scope) == (row.step, row.scope)
+            and (is_guessed(index) or not is_guessed(at) or _is_same(rows[at], row))
+        ]
+
+    @property
+    def _margin(self) -> float:
+        return ESTIMATE_MARGIN if self.estimated else MEASURED_MARGIN
+
+    def _may_be_too_low(self, index: int) -> bool:
+        """Whether the limit may be: a port may subtract large values, and the reference not."""
+        row = self.rows[index]
+        is_small = _is_small(row) and not self.tests.is_anchored(index)
+        return self.estimated or row.dtype not in FINE or is_small
+
+    def _is_false_guess(self, index: int, agrees_after: bool) -> bool:
+        tests = self.tests
+        return (
+            (agrees_after and tests.is_used(index))
+            or (tests.is_doubled(index) and not tests.spoils(index))
+            or _all_agree_after(self.rows, index, tests.is_doubled)
+            or (tests.is_mispaired or tests.is_misplaced)(index)
+        )
+
+    def _shows_all(self, index: int, at: int) -> bool:
+        is_first = self.tests.is_guessed(index) and self.rows[at].slot == "out"
+        return self.tests.is_whole(at) or is_first
 
 
 def _was_ignored(rows: Sequence[Row], index: int, ignored: Collection[int]) -> bool:

@@ -14,6 +14,7 @@ from lydite.diff.divergence.earlier import EarlierValues, same_role
 from lydite.diff.divergence.first import (
     CLOSED_MARGIN,
     Divergence,
+    RowTests,
     doubled_rows,
     first_divergence,
     first_isolated,
@@ -98,23 +99,25 @@ class DivergenceSearch:
         def is_used(index: int) -> bool:
             return compared_results(index) != []
 
-        divergence = first_divergence(
-            rows,
-            lambda index: is_misplaced(index, inside=self.pairs[index].how not in BY_NAME),
-            estimated=self.traces.is_estimated,
+        tests = RowTests(
+            is_misplaced=lambda index: is_misplaced(
+                index, inside=self.pairs[index].how not in BY_NAME
+            ),
             is_guessed=lambda index: index in doubled or self._is_guess(index),
-            is_doubled=lambda index: index in doubled,
-            is_impossible=lambda index: self._is_before_inputs(index, inputs),
             is_mispaired=lambda index: (
                 self._has_own_order(index) or is_misplaced(index, self._taken(self.pairs[index]))
             ),
+            is_doubled=lambda index: index in doubled,
+            is_impossible=lambda index: self._is_before_inputs(index, inputs),
             is_anchored=self._is_anchored,
             spoils=spoils,
             is_used=is_used,
             is_whole=lambda index: self._is_whole(self.pairs[index].event),
             is_reordered=self._is_reordered,
             leads_to_right=self._leads_to_right,
-            port_order=self._port_order(),
+        )
+        divergence = first_divergence(
+            rows, tests, estimated=self.traces.is_estimated, port_order=self._port_order()
         )
         first = divergence.first
         if first is not None and (own := self._wrong_by_itself(first)) is not None:
