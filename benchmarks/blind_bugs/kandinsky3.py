@@ -376,7 +376,7 @@ def schedule(bug: str | None) -> tuple[Array, Array]:
     return times.astype(np.int64), alphas
 
 
-def ddim(x: Array, predicted: Array, now: np.float32, after: np.float32, net: UNet) -> Array:
+def ddim(x: Array, predicted: Array, now: Any, after: np.float32, net: UNet) -> Array:
     """From the product of alphas `now` to `after`."""
     r, one = net.r, np.float32(1)
     start = r(r(x - r(np.sqrt(one - now) * predicted)) / np.sqrt(now))
