@@ -12,7 +12,7 @@ from lydite.diff.measure.aligned import Layouts, align_values
 from lydite.diff.measure.distance import wide
 from lydite.diff.name_map import Rename
 from lydite.diff.pairing.pair_traces import pair_traces
-from lydite.diff.pairing.paired_events import Pair, Pairing
+from lydite.diff.pairing.paired_events import Pair, Pairing, pair_events
 from lydite.diff.prompt_order import views
 from lydite.diff.result import Row, Verdict
 from lydite.trace.events import Event, Site, Stats
@@ -40,7 +40,11 @@ class Sides:
         if verdict.verdict == "cannot-compare" and verdict.site is None:  # not comparable at all
             return cls(reference, port, Pairing((), (), ()))
         reference, port, _ = views(reference, port)
-        pairing = pair_traces(reference, port, renames)
+        try:
+            pairing = pair_traces(reference, port, renames)
+        except LyditeError:  # values that cannot be read: the names of the verdict
+            names = {row.port_site: Rename((Site(row.site),)) for row in verdict.rows}
+            return cls(reference, port, pair_events(reference, port, names, ()))
         known = {(pair.event.name, pair.port_event.name) for pair in pairing.pairs}
         names = [(row.site, row.port_site) for row in verdict.rows]
         names += [(verdict.site, verdict.port_site)] if verdict.site and verdict.port_site else []
